@@ -7,6 +7,7 @@ from . import policy as policy
 from . import scorers as scorers
 from . import selection as selection
 from . import serving as serving
+from .credit import token_credit as token_credit
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
 from .models.descriptions import LabelDescriptions as LabelDescriptions

@@ -85,6 +85,11 @@ class RewardBatch:
             max(part.seconds for part in parts),
         )
 
+    def __getitem__(self, rows: slice | npt.NDArray[np.intp]) -> RewardBatch:
+        """Return the rewards of some samples."""
+        components = {name: values[rows] for name, values in self.components.items()}
+        return RewardBatch(self.total[rows], components, self.failed[rows], self.seconds)
+
     def statistics(self) -> dict[str, float]:
         """Return `fail_rate`, in [0, 1], and mean and standard deviation of total and components.
 

@@ -84,6 +84,50 @@ def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.nan_to_num((squares * count / (count - 1).clamp(min=1)).sqrt())
 
 
+def decoupled_rewards(
+    components: Tensor, weights: Tensor, groups: Tensor, epsilon: float = 1e-4
+) -> Tensor:
+    """Normalise each component within its group by itself, and sum (GDPO, Liu et al. 2026), (n,).
+
+    Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε). The batch
+    normalisation that follows (eq. 6) is `batch_baseline_advantages` over `batch_deviation`. A
+    sample that lacks a component is NaN, and excluded from the statistics of all components.
+
+    Args:
+        components: r, shape (n, k).
+        weights: w, shape (k,).
+        groups: Shape (n,).
+        epsilon: ε, added to each deviation.
+
+    Examples:
+        >>> r = torch.tensor([[0.0, 10.0], [1.0, 30.0], [1.0, torch.nan]])
+        >>> decoupled_rewards(r, torch.tensor([1.0, 1.0]), torch.tensor([0, 0, 0]), epsilon=0.0)
+        tensor([-1.4142,  1.4142,     nan])
+    """
+    missing = components.isnan().any(dim=1)
+    valid = components.masked_fill(missing[:, None], torch.nan)
+    normalised = [
+        weight
+        * group_centred_advantages(column, groups)
+        / (group_deviation(column, groups) + epsilon)
+        for weight, column in zip(weights, valid.unbind(dim=1), strict=True)
+    ]
+    return torch.stack(normalised).sum(dim=0).masked_fill(missing, torch.nan)
+
+
+def zero_signal(values: Tensor, groups: Tensor) -> Tensor:
+    """Return True for the samples of a group in which the valid values don't differ, bool, (n,).
+
+    A deviation of at most 1e-8 counts as 0, as in TRL, and so does that of fewer than two valid
+    values. DAPO (Yu et al. 2025, section 3.2) leaves such groups out: all their advantages are 0.
+
+    Examples:
+        >>> zero_signal(torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
+        tensor([ True,  True, False, False])
+    """
+    return group_deviation(values, groups) <= 1e-8
+
+
 def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return the standard deviation of all valid rewards, repeated for each sample, shape (n,).
 

@@ -15,6 +15,8 @@ OBJECTIVE = {
     "loss_type": "algorithm",
     "importance_sampling_level": "ratio",
     "scale_rewards": "scale",
+    "dynamic_sampling": "filter_groups='total'",
+    "max_num_gen_batches": "max_refills=max_num_gen_batches - 1",
 }
 GENERATION = {
     "group_size": "num_generations",

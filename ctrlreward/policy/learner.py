@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from ctrlreward.policy.objectives import (
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, policy_output
 from ctrlreward.policy.value import Critic, ValueHead, estimate_advantages
+from ctrlreward.scorers.base import Scores
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,15 @@ class Learner:
         rewards: Tensor,
         greedy: Tensor | None = None,
         output: PolicyOutput | None = None,
+        credit: Sequence[Scores] | None = None,
     ) -> Experience:
         """Compute advantages and everything else that stays fixed during the updates.
 
         Baselines and deviations are those of the completions of all ranks. Completions of one
         prompt are consecutive in the rollout. `rewards` are NaN where a sample failed, shape (n,);
         `greedy`, shape (prompts,), are those of greedy completions, if they are the baseline.
-        `output` is of the policy that sampled; None if it is the current policy.
+        `output` is of the policy that sampled; None if it is the current policy. `credit` are the
+        rewards of each completion's tokens, for values; None gives them at the last token.
         """
         choices, mask = self.objective.choices, rollout.mask
         with reference_policy(self.policy):
@@ -74,8 +77,11 @@ class Learner:
             advantages = completion_advantages(choices, all_rewards, groups, all_greedy)[own]
         else:
             whiten = choices.scale == "batch"
+            tokens = torch.zeros_like(mask)
+            for row, given in zip(tokens, credit or (), strict=False):
+                row[: len(given)] = torch.from_numpy(given)
             advantages, estimates = estimate_advantages(
-                self.critic, rewards.to(mask.device), output.values, mask, whiten
+                self.critic, rewards.to(mask.device), output.values, mask, whiten, tokens
             )
         if self.objective.mask_truncated_completions:
             mask = mask * rollout.ended[:, None]

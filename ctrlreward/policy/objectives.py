@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from torch import Tensor
 
-from ctrlreward.arguments import checked_keywords, one_of
+from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.credit import check_credit
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import share_of_mean
@@ -18,6 +19,7 @@ from ctrlreward.policy.keywords import OBJECTIVE
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
+from ctrlreward.reward import AnyReward
 
 Algorithm = Literal[
     "grpo", "rloo", "reinforce", "dr_grpo", "dapo", "gspo", "reinforce++", "self_critical", "ppo"
@@ -28,6 +30,8 @@ Ratio = Literal["token", "sequence", "none"]
 Aggregation = Literal["sequence", "token", "constant", "sum"]
 KLEstimator = Literal["k1", "k2", "k3"]
 Reference = Literal["start", "base"]
+MultiObjective = Literal["sum_then_normalize", "normalize_then_sum"]
+Credit = Literal["sequence", "token"]
 
 NO_CLIP = (1.0, math.inf)
 
@@ -93,6 +97,11 @@ class Choices:
             )
 
 
+_OPTIONS = {
+    "reference": Reference,
+    "multi_objective_aggregation": MultiObjective,
+    "credit": Credit,
+}
 _NAMES = {name: get_args(h) for name, h in get_type_hints(Choices).items() if name != "clip"}
 
 ALGORITHMS: dict[Algorithm, Choices] = {
@@ -149,10 +158,23 @@ class Objective:
             would undo what the adapter has learned.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
+        multi_objective_aggregation: What the advantages of several weighted components are made of,
+            as in TRL: their sum, with baseline and scale as above (`"sum_then_normalize"`), or the
+            weighted sum of components that are normalised each by itself within the group, and
+            then over the batch (`"normalize_then_sum"`, GDPO, Liu et al. 2026, eqs. 4 to 6). The
+            latter takes an algorithm with baseline and scale `"group"`, such as `"grpo"`.
+        filter_groups: Score whose deviation among the completions of a prompt is their signal:
+            `"total"`, or a component of the reward, before any shaping. Groups without signal are
+            dropped and replaced by those of other prompts of the training set (dynamic sampling of
+            DAPO, Yu et al. 2025, eq. 11). None keeps all groups.
+        max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Nothing is learned from
+            the rewards of groups that are still without signal after them.
+        credit: Where a completion's reward is given: at its last token (`"sequence"`), or spread
+            over its tokens by `token_credit` (`"token"`), which takes the baseline `"value"`.
 
     Raises:
-        ValueError: An unknown algorithm or choice, choices that cannot be combined, or clip
-            bounds out of range.
+        ValueError: An unknown algorithm or choice, choices that cannot be combined, or a number
+            out of range.
 
     Example:
         >>> Objective("dapo").choices.clip
@@ -169,31 +191,97 @@ class Objective:
     beta: float = 0.05
     mask_truncated_completions: bool = False
     reference: Reference = "start"
+    multi_objective_aggregation: MultiObjective = "sum_then_normalize"
+    filter_groups: str | None = None
+    max_refills: int = 2
+    credit: Credit = "sequence"
 
     def __post_init__(self) -> None:
         one_of("objective.algorithm", self.algorithm, ALGORITHMS)
-        one_of("objective.reference", self.reference, get_args(Reference))
+        for name, options in _OPTIONS.items():
+            one_of(f"objective.{name}", getattr(self, name), get_args(options))
+        positive("objective.max_refills", self.max_refills)
         for name, names in _NAMES.items():
             choice = getattr(self, name)
             if choice is not None:
                 one_of(f"objective.{name}", choice, names)
-        _ = self.choices  # raises if they cannot be combined
+        chosen = self._chosen  # raises if they cannot be combined
+        if self.decoupled and (chosen.baseline, chosen.scale) != ("group", "group"):
+            raise ValueError(
+                "objective.multi_objective_aggregation = 'normalize_then_sum' normalises within "
+                "groups, must have baseline and scale 'group', as 'grpo' and 'dapo', got "
+                f"{chosen.baseline!r} and {chosen.scale!r}"
+            )
+        if self.filter_groups is not None and not self.compares:
+            raise ValueError(
+                f"objective.filter_groups = {self.filter_groups!r} drops groups whose advantages "
+                f"are 0, and with the baseline {chosen.baseline!r} they are not: must have the "
+                "baseline 'group' or 'leave_one_out', as 'grpo' and 'rloo'"
+            )
+        if self.credit == "token" and chosen.baseline != "value":
+            raise ValueError(
+                "objective.credit = 'token' gives each token a reward, and "
+                f"{self.algorithm!r} compares whole completions: must be 'ppo' (baseline 'value'), "
+                "or credit 'sequence'"
+            )
 
     @cached_property
     def choices(self) -> Choices:
-        """The algorithm's choices, with the given ones in their place."""
+        """The algorithm's choices, with the given ones in their place.
+
+        What is decoupled has been normalised within the groups: what is left is the batch.
+        """
+        chosen = self._chosen
+        return replace(chosen, baseline="batch", scale="batch") if self.decoupled else chosen
+
+    @property
+    def decoupled(self) -> bool:
+        """True if the components are normalised each by itself."""
+        return self.multi_objective_aggregation == "normalize_then_sum"
+
+    @property
+    def compares(self) -> bool:
+        """True if the completions of a prompt are compared with each other."""
+        return self._chosen.baseline in ("group", "leave_one_out")
+
+    @property
+    def _chosen(self) -> Choices:
         given: dict[str, Any] = {name: getattr(self, name) for name in (*_NAMES, "clip")}
         changes = {name: choice for name, choice in given.items() if choice is not None}
         return replace(ALGORITHMS[self.algorithm], **changes)
 
 
+def check_reward(objective: Objective, reward: AnyReward) -> None:
+    """Raise if the objective cannot learn from a reward's components."""
+    if objective.decoupled and reward.weights is None:
+        raise ValueError(
+            "objective.multi_objective_aggregation = 'normalize_then_sum' sums the weighted "
+            "components of a reward, and this one has another aggregate: must be 'weighted'"
+        )
+    scores = ("total", *reward.components)
+    if objective.filter_groups is not None:
+        one_of("objective.filter_groups", objective.filter_groups, scores)
+    if objective.credit == "token":
+        check_credit(reward)
+
+
 def check_sampling(objective: Objective, num_generations: int, optimizer: OptimizerConfig) -> None:
     """Raise if the objective cannot learn from the sampled groups or with these updates."""
     choices = objective.choices
-    if num_generations < 2 and choices.baseline in ("group", "leave_one_out"):
+    if num_generations < 2 and objective.compares:
         raise ValueError(
             f"generation.num_generations = {num_generations}: {objective.algorithm} compares the "
             "completions of a prompt, give 2 or more"
+        )
+    if objective.filter_groups is not None and optimizer.overlap:
+        raise ValueError(
+            "objective.filter_groups needs the rewards of a rollout before the next is sampled, "
+            "and optimizer.overlap = True has them a step later: give one of the two"
+        )
+    if objective.credit == "token" and optimizer.overlap:
+        raise ValueError(
+            "objective.credit = 'token' is scored in the training thread: it takes no "
+            "optimizer.overlap = True"
         )
     if choices.ratio == "none" and optimizer.off_policy:
         reason = f"{optimizer.per_rollout} updates per rollout need"

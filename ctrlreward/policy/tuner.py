@@ -8,6 +8,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from peft import LoraConfig
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.completion import unclear_input
+from ctrlreward.credit import token_credit
+from ctrlreward.functional.advantages import decoupled_rewards
 from ctrlreward.functional.policy import explained_variance
 from ctrlreward.lightning_package import (
     Callback,
@@ -32,12 +35,13 @@ from ctrlreward.policy.chat import check_beginnings
 from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
-from ctrlreward.policy.objectives import Experience, Objective, check_sampling
+from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, step_optimizer
 from ctrlreward.policy.prompt_batches import Prompt, read_batch
-from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout
+from ctrlreward.policy.refill import Scored, drawn_batch, refill, unfit_loader
+from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
 from ctrlreward.policy.value import Critic, ValueHead
-from ctrlreward.ranks import fail_together, on_every_rank, rank_and_ranks
+from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
@@ -71,14 +75,20 @@ def instead() -> dict[str, str]:
 class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
-    `samples` have all columns; `wait_for_scores` returns the rewards, or raises the scorer's
-    exception; `seconds` is the duration of sampling.
+    `samples` have all columns; `wait_for_scores` returns the rewards and, if they are spread over
+    the tokens, those of each token, or raises the scorer's exception; `seconds` is the duration of
+    sampling.
     """
 
     samples: Samples
     rollout: Rollout
-    wait_for_scores: Callable[[], RewardBatch]
+    wait_for_scores: Callable[[], tuple[RewardBatch, list[Scores] | None]]
     seconds: float
+
+    def scored(self) -> Scored:
+        """Wait for the rewards."""
+        rewards, credit = self.wait_for_scores()
+        return Scored(self.samples, self.rollout, rewards, self.seconds, credit)
 
 
 class PendingExperience(NamedTuple):
@@ -131,12 +141,16 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     rollout.
 
     Logs `reward/<name>` and `reward/<name>_std` of the total, of each component and, if
-    `shape_rewards` is set, of the shaped reward (`shaped`); `reward/fail_rate`; `policy/loss`,
+    `shape_rewards` is set, of the shaped reward (`shaped`); `reward/fail_rate`;
+    `reward/zero_signal`, the share of prompts whose completions all have the same reward (or the
+    same value of `objective.filter_groups`), before any are replaced; `policy/loss`,
     `policy/kl` and `policy/entropy` (nats per token), `policy/ratio` to the policy that sampled,
     `policy/clip_fraction` (share of tokens), `policy/update_kl` from the policy that sampled (nats
     per token); with a value head `policy/value_loss` and `policy/explained_variance` (at most 1);
     `rollout/length` (tokens), `rollout/truncated` (share of completions without an end token),
-    `rollout/tokens_per_second`; `time/rollout_share` and `time/reward_share`, the shares of the
+    `rollout/tokens_per_second`; with `objective.filter_groups` also `rollout/refills`, the extra
+    sampling rounds, and `rollout/unfilled`, the share of prompts that are without signal after
+    them; `time/rollout_share` and `time/reward_share`, the shares of the
     step's wall time (up to Lightning's backward pass or the last manual update) spent on sampling
     and on waiting for rewards. Policy metrics are means over the updates of a rollout.
 
@@ -193,6 +207,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         check_sampling(objective, generation.num_generations, optimizer)
         super().__init__(model, generation, optimizer, lora)
         self.reward = as_reward(reward)
+        check_reward(objective, self.reward)
         self.objective = objective
         self.critic = critic
         self.beta = objective.beta
@@ -252,13 +267,32 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def on_train_start(self) -> None:
-        """Check that the trainer iterates over prompts, not over the letters of one."""
+        """Check that the trainer iterates over prompts, not over the letters of one.
+
+        Raises:
+            MisconfigurationException: It does; or the objective can't draw further prompts, or has
+                no use for shaped rewards.
+        """
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(
                 self,
                 f"the train_dataloaders {shortened(given)} hold strings, whose letters Lightning "
                 "would take for batches: use trainer.fit(tuner, DataLoader(prompts, batch_size=8))",
+            )
+        unfit = unfit_loader(given) if self.objective.filter_groups is not None else None
+        if unfit is not None:
+            raise misconfigured(
+                self,
+                "objective.filter_groups draws further prompts from the training set, must be a "
+                f"DataLoader of a list or a datasets.Dataset, got {unfit}",
+            )
+        if self.objective.decoupled and self.shape_rewards is not None:
+            raise misconfigured(
+                self,
+                "RewardShaping shapes the total of a reward, and objective."
+                "multi_objective_aggregation = 'normalize_then_sum' learns from its components: "
+                "use 'sum_then_normalize', or no RewardShaping",
             )
 
     def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
@@ -276,48 +310,55 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             pending, self._waiting = self._waiting, pending
         if pending is None:
             return None
-        sampled, wait_started = pending.sampled, time.perf_counter()
-        batches = on_every_rank(sampled.wait_for_scores)
-        waited = time.perf_counter() - wait_started
-        of_all_ranks, scored = RewardBatch.concat(batches), batches[rank_and_ranks()[0]]
+        wait_started = time.perf_counter()
+        scored, lacking, extra = fail_together(partial(self._filled, pending.sampled))
+        of_all_ranks = RewardBatch.concat(on_every_rank(lambda: scored.rewards))
+        waited = time.perf_counter() - wait_started - (scored.seconds - pending.sampled.seconds)
         if of_all_ranks.failed.all():
             raise RuntimeError(
                 f"all {len(of_all_ranks.total)} samples of this step got NaN as reward: there is "
                 "nothing to learn from; see the scorers' warnings for the reason"
             )
-        self.last_rollout = (sampled.samples, scored)
-        rewards = self._shape(sampled, scored, baseline=False)
+        self.last_rollout = (scored.samples, scored.rewards)
+        rewards = self._shape(scored, baseline=False)
+        if self.objective.filter_groups is not None:
+            without = lacking.repeat_interleave(self.generation.num_generations)
+            rewards = rewards.masked_fill(without, torch.nan)
         greedy = None
         if pending.greedy is not None:
-            greedy_scored = fail_together(pending.greedy.wait_for_scores)
-            greedy = self._shape(pending.greedy, greedy_scored, baseline=True)
-        experience = self.learner.experience(sampled.rollout, rewards, greedy, pending.output)
+            greedy = self._shape(fail_together(pending.greedy.scored), baseline=True)
+        experience = self.learner.experience(
+            scored.rollout, rewards, greedy, pending.output, scored.credit
+        )
         terms = self._learn(experience)
-        self._log_step(sampled, of_all_ranks, rewards, terms, waited, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._log_step(scored, of_all_ranks, rewards, terms, extra, waited, seconds)
         return terms["loss"]
 
     def _log_step(
         self,
-        sampled: PendingRollout,
+        scored: Scored,
         of_all_ranks: RewardBatch,
         rewards: Tensor,
         terms: Mapping[str, Tensor],
+        extra: Mapping[str, float],
         waited: float,
         seconds: float,
     ) -> None:
         """Log the metrics of a step."""
         values = {f"reward/{name}": value for name, value in of_all_ranks.statistics().items()}
+        values |= extra
         if self.shape_rewards is not None:
             shaped, _ = gather_values(rewards)
             valid = shaped[~shaped.isnan()]
             values["reward/shaped"] = float(valid.mean())
             values["reward/shaped_std"] = float(valid.std(correction=0))
         values |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
-        mask = sampled.rollout.mask
+        mask = scored.rollout.mask
         values["rollout/length"] = float(mask.sum(dim=1).mean())
-        values["rollout/truncated"] = 1 - float(sampled.rollout.ended.float().mean())
-        values["rollout/tokens_per_second"] = float(mask.sum()) / sampled.seconds
-        values["time/rollout_share"] = sampled.seconds / seconds
+        values["rollout/truncated"] = 1 - float(scored.rollout.ended.float().mean())
+        values["rollout/tokens_per_second"] = float(mask.sum()) / scored.seconds
+        values["time/rollout_share"] = scored.seconds / seconds
         values["time/reward_share"] = waited / seconds
         for name, value in values.items():
             shown = name == "reward/total"
@@ -337,15 +378,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self._waiting = None
         self.reward.release()
 
-    def _collect(self, batch: object) -> PendingExperience:
-        """Sample completions of a batch and start scoring them."""
-        self.configure_model()
+    def _read(self, batch: object) -> tuple[Samples, Sequence[Prompt]]:
+        """Return the prompts of a batch, as samples and as the policy reads them."""
         options = self.generation
         read = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
         error = unclear_input(self, read.samples)
         if error:
             raise ValueError(error)
-        prompts, inputs = read.samples.as_prompts(), read.inputs
+        prompts = read.samples.as_prompts()
         if options.chat:
             check_beginnings(prompts)
         if not self._ignored.issuperset(read.ignored):  # said once
@@ -354,14 +394,24 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 f"PolicyTuner ignores the columns {', '.join(read.ignored)} of the batches: "
                 f"rewards read {', '.join(JSON_KEYS.values())}"
             )
-        rows = [i for i in range(len(prompts)) for _ in range(options.num_generations)]
-        sampled = self._start(prompts[rows], [inputs[row] for row in rows])
+        return prompts, read.inputs
+
+    def _collect(self, batch: object) -> PendingExperience:
+        """Sample completions of a batch and start scoring them."""
+        self.configure_model()
+        prompts, inputs = self._read(batch)
+        sampled = self._start_groups(prompts, inputs)
         greedy = None
         if self.objective.choices.baseline == "greedy":
             greedy = self._start(prompts, inputs, temperature=0.0)
         # With overlap the policy will have changed when the rewards arrive.
         output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
         return PendingExperience(sampled, greedy, output)
+
+    def _start_groups(self, prompts: Samples, inputs: Sequence[Prompt]) -> PendingRollout:
+        """Sample `num_generations` completions of each prompt, and start scoring them."""
+        rows = [i for i in range(len(prompts)) for _ in range(self.generation.num_generations)]
+        return self._start(prompts[rows], [inputs[row] for row in rows])
 
     def _start(
         self, prompts: Samples, inputs: Sequence[Prompt], temperature: float | None = None
@@ -371,15 +421,62 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         rollout = self._sample(inputs, temperature)
         seconds = time.perf_counter() - started
         samples, reward = prompts.completed(rollout.completions), self.reward
+        if self.objective.credit == "token":
+            prefixes = prompts.require("prefixes", "token_credit")
+            offsets = completion_offsets(self.tokenizer, rollout, [len(p) for p in prefixes])
+            return PendingRollout(
+                samples, rollout, partial(token_credit, reward, samples, offsets), seconds
+            )
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
-        return PendingRollout(samples, rollout, score, seconds)
+        return PendingRollout(samples, rollout, lambda: (score(), None), seconds)
 
-    def _shape(self, pending: PendingRollout, scored: RewardBatch, baseline: bool) -> Tensor:
-        total = scored.total
+    def _filled(self, sampled: PendingRollout) -> tuple[Scored, Tensor, dict[str, float]]:
+        """Wait for the rewards, and replace groups without signal if the objective says so.
+
+        Returns the completions, True for each group that has no signal, and what to log.
+        """
+        scored, size = sampled.scored(), self.generation.num_generations
+        if size == 1:
+            return scored, torch.zeros(len(scored.samples), dtype=torch.bool), {}
+        score = self.objective.filter_groups
+        lacks_signal = partial(Scored.lacks_signal, score=score or "total", size=size)
+        lacking = lacks_signal(scored)
+        extra = {"reward/zero_signal": float(lacking.float().mean())}
+        if score is None:
+            return scored, lacking, extra
+        padding, left = self.tokenizer.pad_token_id, not self.policy.config.is_encoder_decoder
+        most = self.objective.max_refills
+        scored, lacking, rounds = refill(
+            scored, lacks_signal, self._more_groups, most, padding, left
+        )
+        extra["rollout/unfilled"] = float(lacking.float().mean())
+        return scored, lacking, {**extra, "rollout/refills": float(rounds)}
+
+    def _more_groups(self, n: int) -> Scored:
+        """Sample and score the groups of n prompts of the training set, drawn at random."""
+        samples: list[Samples] = []
+        inputs: list[Prompt] = []
+        while len(inputs) < n:
+            read = self._read(drawn_batch(self.trainer.train_dataloader, n))
+            samples.append(read[0])
+            inputs += read[1]
+        return self._start_groups(Samples.concat(samples)[:n], inputs[:n]).scored()
+
+    def _shape(self, scored: Scored, baseline: bool) -> Tensor:
+        """Return the rewards to learn from, shape (n,); NaN where a sample failed."""
+        rewards = scored.rewards
+        if self.objective.decoupled:
+            weights: Mapping[str, float] = self.reward.weights or {}
+            table = np.stack([rewards.components[name] for name in weights], axis=1)
+            table = np.where(rewards.failed[:, None], np.nan, table)
+            groups = torch.arange(len(table)) // self.generation.num_generations
+            each = torch.tensor(list(weights.values()))
+            return decoupled_rewards(torch.from_numpy(table), each, groups).float()
+        total = rewards.total
         if self.shape_rewards is not None:
-            lengths = pending.rollout.mask.sum(dim=1)
-            total = self.shape_rewards(pending.samples, scored, lengths, baseline)
+            lengths = scored.rollout.mask.sum(dim=1)
+            total = self.shape_rewards(scored.samples, rewards, lengths, baseline)
         return torch.from_numpy(total).float()
 
     def _learn(self, experience: Experience) -> dict[str, Tensor]:

@@ -82,18 +82,21 @@ class Estimates:
 
 
 def estimate_advantages(
-    critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, whiten: bool
+    critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, whiten: bool, credit: Tensor
 ) -> tuple[Tensor, Estimates]:
-    """Compute the advantage and the return of each token; the reward is given at the last token.
+    """Compute the advantage and the return of each token.
 
-    The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded from
-    whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
+    `credit` is the part of the reward that is given at each token; the rest of it is given at the
+    last. The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
+    from whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
     others (n, tokens).
     """
     valid = mask * ~rewards.isnan()[:, None]
-    at_end = formulas.rewards_at_end(torch.nan_to_num(rewards), mask)
+    credit = torch.nan_to_num(credit)
+    rest = torch.nan_to_num(rewards) - credit.sum(dim=1)
+    given = credit + formulas.rewards_at_end(rest, mask)
     advantages = formulas.generalised_advantages(
-        at_end, values, valid, critic.gamma, critic.gae_lambda
+        given, values, valid, critic.gamma, critic.gae_lambda
     )
     estimates = Estimates(values, advantages + values, valid)
     if whiten:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
@@ -28,7 +28,7 @@ from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import read_stop_words
 
@@ -192,6 +192,34 @@ _NO_TOKENS = TokenAlignment((), np.zeros(0))
 _Job: TypeAlias = tuple[str, str, int, int]
 
 
+# Direction in which the text itself is aligned, by the names of the scores that it is part of.
+_OF_TEXT: Mapping[str, str] = {
+    name: direction
+    for aspect_name, aspect in ASPECTS.items()
+    for direction, columns in aspect.directions.items()
+    if columns.text == "texts"
+    for name in (aspect_name, direction)
+}
+
+
+def _folded(aspects: Iterable[str], found: Iterable[Aligned], n: int) -> dict[str, Scores]:
+    """Return the scores of aspects and of their directions, each of shape (n,)."""
+    parts: dict[str, list[list[float]]] = {
+        d: [[] for _ in range(n)] for a in aspects for d in ASPECTS[a].directions
+    }
+    for aligned in found:
+        parts[aligned.direction][aligned.sample].append(aligned.score)
+    scores = {
+        direction: np.array([np.mean(values) for values in rows], dtype=np.float64)
+        for direction, rows in parts.items()
+    }
+    for name in aspects:
+        aspect = ASPECTS[name]
+        if aspect.fold is not None:
+            scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
+    return scores
+
+
 @checked_keywords(**NEIGHBOURS)
 class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     """Aspects of a text, by the alignment of its tokens with the input it was generated from.
@@ -317,20 +345,37 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         The sum over a text of stop words only is 0: such a text carries no information.
         """
         aspects = self._wanted(names)
-        parts: dict[str, list[list[float]]] = {
-            d: [[] for _ in range(len(samples))] for a in aspects for d in ASPECTS[a].directions
-        }
-        for aligned in self._align_each(samples, aspects):
-            parts[aligned.direction][aligned.sample].append(aligned.score)
-        scores = {
-            direction: np.array([np.mean(values) for values in rows], dtype=np.float64)
-            for direction, rows in parts.items()
-        }
-        for name in aspects:
-            aspect = ASPECTS[name]
-            if aspect.fold is not None:
-                scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
-        return scores
+        return _folded(aspects, self._align_each(samples, aspects), len(samples))
+
+    @property
+    def credited(self) -> Collection[str]:
+        """All scores but the directions that align another text, such as the source."""
+        return [name for name in self.specs if name in _OF_TEXT]
+
+    def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
+        """Split scores over the tokens of each text, in proportion to their alignment.
+
+        This is the alignment vector (Deng et al. 2021, definition 3.1): of a mean over n tokens
+        each has 1/n of its alignment, of a sum all of it. What is folded from two directions is
+        split like the direction of the text.
+        """
+        aspects = self._wanted(names)
+        found = list(self._align_each(samples, aspects))
+        scores = _folded(aspects, found, len(samples))
+        credits = {name: [NO_CREDIT] * len(samples) for name in names}
+        for name in names:
+            for one in found:
+                score, text = scores[name][one.sample], samples.texts[one.sample]
+                if one.direction != _OF_TEXT[name] or np.isnan(score):
+                    continue
+                ends = np.array([end for _, end in one.alignment.spans])
+                values = one.alignment.values * one.counted
+                total = values.sum()
+                share = score / total if total else 0.0
+                credits[name][one.sample] = Credit(
+                    ends + len(text) - len(text.lstrip()), values * share
+                )
+        return credits
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,21 @@ class CorpusFold:
     fold: Callable[..., float]
 
 
+class Credit(NamedTuple):
+    """The score of one text, split over its parts, such as tokens or sentences.
+
+    Attributes:
+        ends: Index after the last character of each part, shape (parts,).
+        values: Share of each part, shape (parts,); they sum to the score, NaN if it failed.
+    """
+
+    ends: npt.NDArray[np.int64]
+    values: Scores
+
+
+NO_CREDIT = Credit(np.zeros(1, np.int64), np.array([np.nan]))  # of a sample that failed
+
+
 class Scorer(ABC):
     """A formula that turns `Samples` into named scores.
 
@@ -124,6 +139,9 @@ class Scorer(ABC):
     # True if all samples of a group share one value. One prompt's part in it is then its jackknife
     # value: that of all prompts against that without this one.
     of_groups: bool = False
+
+    # Names of the scores that `credit_samples` splits.
+    credited: Collection[str] = ()
 
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
@@ -221,6 +239,12 @@ class Scorer(ABC):
         as a generator, it yields the requests to its model, which are merged with the requests of
         other scorers to the same model (`engine.sharing`). A pointwise scorer gets no sample twice.
         """
+
+    def credit_samples(
+        self, samples: Samples, names: Collection[str]
+    ) -> Mapping[str, list[Credit]] | Requests[Mapping[str, list[Credit]]]:
+        """Split the scores in `names`, all of them in `credited`, over the parts of each text."""
+        raise NotImplementedError(f"{type(self).__name__} splits no score over a text")
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that samples must have, each with the name of what needs it.

@@ -29,8 +29,8 @@ from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
 from ctrlreward.models.tasks import Blank
 from ctrlreward.models.tokenization import first_tokens
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
+from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
@@ -371,6 +371,42 @@ class CTRLEval(ModelScorer[Infiller]):
                     label = targets[i] if aspect == "attribute_relevance" else None
                     evaluated.append(Evaluated(i, aspect, label, blanks, scores, weights))
         return results
+
+    @property
+    def credited(self) -> Collection[str]:
+        """Coherence, by sentence."""
+        return [aspect for aspect in self.aspects if aspect == "coherence"]
+
+    def credit_samples(
+        self, samples: Samples, names: Collection[str]
+    ) -> Requests[dict[str, list[Credit]]]:
+        """Split coherence over the sentences: the weighted score of each, at its end.
+
+        Raises:
+            ValueError: The sentence splitter has changed a sentence.
+        """
+
+        def split(found: Evaluated) -> Credit:
+            if not len(found.scores):
+                return NO_CREDIT
+            ends, text = [0], samples.texts[found.sample]
+            for blank in found.blanks:
+                start = text.find(blank.targets[0], ends[-1])
+                if start < 0:
+                    raise ValueError(
+                        f"the sentence {shortened(blank.targets[0])} is not in "
+                        f"texts[{found.sample}] = {shortened(text)}: the sentence_splitter must "
+                        "leave sentences as they are"
+                    )
+                ends.append(start + len(blank.targets[0]))
+            weights = normalize_weights(found.weights)
+            values = weights * np.where(weights > 0, found.scores, 0.0)  # 0 · -inf would be NaN
+            return Credit(np.array(ends[1:]), values)
+
+        evaluated: list[Evaluated] = []
+        yield from self.score_samples(samples, ["coherence"], evaluated)
+        credits = [split(found) for found in evaluated]
+        return dict.fromkeys(names, credits)
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]

@@ -102,6 +102,7 @@ def test_logs_the_documented_metrics(tuner, share) -> None:
     assert set(logged) == {
         *rewards,
         "reward/fail_rate",
+        "reward/zero_signal",
         "policy/kl",
         "policy/entropy",
         "policy/loss",
@@ -116,7 +117,7 @@ def test_logs_the_documented_metrics(tuner, share) -> None:
     }
     for name in logged:  # every one is documented
         start, end = name.split("/")
-        word = name if start != "reward" or end == "fail_rate" else "reward/<name>"
+        word = name if start != "reward" or end in ("fail_rate", "zero_signal") else "reward/<name>"
         assert word in PolicyTuner.__doc__
     assert logged["policy/loss"] == pytest.approx(loss.item())
     assert 0 < logged["rollout/length"] <= 6

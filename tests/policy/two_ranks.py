@@ -38,6 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "batch baseline": {"algorithm": "reinforce++"},
     "token mean, parts": {"algorithm": "dapo", "num_iterations": 2, "microbatch_size": 3},
     "greedy": {"algorithm": "self_critical"},
+    "decoupled": {"algorithm": "dapo", "multi_objective_aggregation": "normalize_then_sum"},
     "values": {"algorithm": "ppo"},
     "overlap": {"algorithm": "dapo", "overlap": True},
     "checkpointed layers": {"algorithm": "grpo", "gradient_checkpointing": True},

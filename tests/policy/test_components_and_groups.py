@@ -1,0 +1,426 @@
+"""Components that are normalised each by itself (GDPO), and groups without signal (DAPO).
+
+Compared with TRL 1.16, by a step of its trainer on given rewards, and with verl 0.9.1.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning_choice import (
+    MisconfigurationException,
+    Objective,
+    OptimizerConfig,
+    PolicyTuner,
+    RewardShaping,
+    pl,
+)
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from trainer_clients import VERL, Importer
+from transformers import AutoTokenizer
+
+from ctrlreward import Reward, Samples
+from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
+from ctrlreward.policy.objectives import completion_advantages
+from ctrlreward.policy.refill import joined_rollouts
+from ctrlreward.policy.rollouts import Rollout, log_probs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAN = math.nan
+DECOUPLED = Objective(multi_objective_aggregation="normalize_then_sum")
+WEIGHTS = (1.0, 0.5)
+# Two components on different scales, of three groups of four; the last group has no signal.
+TABLE = [
+    *([1.0, 10.0], [2.0, 40.0], [4.0, 20.0], [0.0, 10.0]),
+    *([3.0, 7.0], [3.0, -7.0], [1.0, 0.5], [0.0, 7.0]),
+    *([0.1, 0.2], [0.1, 0.2], [0.1, 0.2], [0.1, 0.2]),
+]
+MISSING = [[NAN, 10.0], *TABLE[1:]]
+
+
+def advantages(table: list[list[float]], objective: Objective = DECOUPLED) -> Tensor:
+    """Ours, of groups of four; a sample that lacks a component has failed."""
+    scores, groups = torch.tensor(table, dtype=torch.float64), torch.arange(len(table)) // 4
+    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    decoupled = decoupled_rewards(scores, weights, groups)
+    rewards = decoupled if objective.decoupled else scores @ weights
+    return completion_advantages(objective.choices, rewards, groups, None)
+
+
+# TRL
+
+
+@pytest.fixture
+def of_trl(tiny_llama: Callable[[str], str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that makes one step of TRL's trainer on a table of rewards."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+
+    def run(table: list[list[float]], **options: Any) -> dict[str, Any]:
+        folder = tiny_llama("abcdef")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.pad_token = tokenizer.eos_token
+
+        def column(k: int) -> Callable[..., list[float | None]]:
+            values = [None if math.isnan(row[k]) else row[k] for row in table]
+            function = lambda completions, **_: values  # noqa: E731
+            function.__name__ = f"column_{k}"
+            return function
+
+        trainer = trl.GRPOTrainer(
+            folder,
+            reward_funcs=[column(0), column(1)],
+            args=trl.GRPOConfig(
+                output_dir=str(tmp_path),
+                max_steps=1,
+                logging_steps=1,
+                per_device_train_batch_size=len(table),
+                num_generations=4,
+                max_completion_length=3,
+                reward_weights=list(WEIGHTS),
+                report_to="none",
+                use_cpu=True,
+                bf16=False,
+                disable_tqdm=True,
+                save_strategy="no",
+                **options,
+            ),
+            train_dataset=Dataset.from_dict({"prompt": ["ab", "cd", "ef"] * 4}),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        return {
+            "advantages": torch.tensor(list(trainer._logs["advantages"]), dtype=torch.float64),
+            "zero": trainer.state.log_history[0]["frac_reward_zero_std"],
+        }
+
+    return run
+
+
+def test_decoupled_advantages_are_trls(of_trl: Callable[..., dict[str, Any]]) -> None:
+    theirs = of_trl(TABLE, multi_objective_aggregation="normalize_then_sum")["advantages"]
+    torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-5, atol=1e-5)
+    assert theirs[:8].abs().min() > 0.01
+    summed = advantages(TABLE, Objective())
+    assert (summed - theirs).abs().max() > 0.3  # the wider component rules the sum
+
+
+def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]]) -> None:
+    totals = torch.tensor(TABLE, dtype=torch.float64) @ torch.tensor(WEIGHTS, dtype=torch.float64)
+    ours = zero_signal(totals, torch.arange(12) // 4).double().mean().item()
+    assert ours == pytest.approx(of_trl(TABLE)["zero"], abs=1e-6) == pytest.approx(1 / 3)
+
+
+def test_trl_takes_a_missing_component_for_0(of_trl: Callable[..., dict[str, Any]]) -> None:
+    """And learns from it: the sample, fourth of its group, seems the worst of all."""
+    theirs = of_trl(MISSING)["advantages"]
+    zero = advantages([[0.0, 10.0], *MISSING[1:]], Objective())
+    torch.testing.assert_close(theirs, zero, rtol=1e-4, atol=1e-4)
+    ours = advantages(MISSING, Objective())
+    assert theirs[0] < -0.5
+    assert ours[0] == 0
+    assert ours[1:4].sum().item() == pytest.approx(0, abs=1e-9)
+
+
+# verl
+
+
+@pytest.fixture
+def verl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Importer]:
+    found = Importer(VERL, monkeypatch)
+    found.absent("omegaconf", "tensordict", "transfer_queue", "verl.trainer.config")
+    found.absent("verl.utils.import_utils", "verl.workers.config", "verl.utils.device")
+    found.absent("verl.utils.skip")
+    groupwise = found.module("utils.groupwise")
+    for name in ("as_torch_index", "group_mean_std"):
+        setattr(sys.modules["verl.utils"], name, getattr(groupwise, name))
+    yield found
+    found.forget()
+
+
+def of_verl(verl: Importer, table: list[list[float]]) -> Tensor:
+    """Advantages of completions of one token, since verl weights a completion by its tokens."""
+    scores, n = np.array(table, dtype=np.float32), len(table)
+    found, _ = verl.module("trainer.ppo.core_algos").compute_gdpo_outcome_advantage(
+        torch.zeros(n, 1),
+        torch.ones(n, 1),
+        np.arange(n) // 4,
+        config={"gdpo_reward_keys": ["r", "q"], "gdpo_reward_weights": list(WEIGHTS)},
+        non_tensor_batch={"r": scores[:, 0], "q": scores[:, 1]},
+        batch={"prompts": torch.zeros(n, 1), "attention_mask": torch.ones(n, 2).long()},
+    )
+    return found[:, 0].double()
+
+
+def test_decoupled_advantages_are_verls(verl: Importer) -> None:
+    """Up to the number that is added to a deviation, 1e-6 there."""
+    theirs = of_verl(verl, TABLE)
+    torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_missing_component_makes_all_of_verls_advantages_nan(verl: Importer) -> None:
+    assert of_verl(verl, MISSING).isnan().all()
+    ours = advantages(MISSING)
+    assert ours[0] == 0
+    # The others learn what they would without the sample.
+    scores, groups = torch.tensor(MISSING[1:]).double(), torch.arange(1, 12) // 4
+    rest = decoupled_rewards(scores, torch.tensor(WEIGHTS).double(), groups)
+    alone = completion_advantages(DECOUPLED.choices, rest, groups, None)
+    torch.testing.assert_close(ours[1:], alone)
+    assert ours[1:8].abs().min() > 0.01
+
+
+def test_groups_without_signal_are_those_that_verl_evicts(verl: Importer) -> None:
+    """Where they differ, verl keeps what has no signal: equal fractions, and a missing reward."""
+    replay = verl.module("trainer.ppo.v1.replay_buffer")
+    groups = [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [1.0, NAN, 1.0]]
+    rows = {f"{g}_{i}": value for g, row in enumerate(groups) for i, value in enumerate(row)}
+    buffer = SimpleNamespace(
+        filter_groups_metric="acc",
+        finished_keys={"train": {str(g) for g in range(len(groups))}},
+        partitions={"train": rows},
+        _dapo_classification_cache=defaultdict(dict),
+    )
+    replay.tq.kv_batch_get = lambda keys, **_: {
+        "extra_fields": [{"reward_extra_info": {"acc": rows[key]}} for key in keys]
+    }
+    evicted, counts = replay.ReplayBuffer._dapo_filtered_keys(buffer, "train")
+    flat = torch.tensor([*rows.values()], dtype=torch.float64)
+    ours = zero_signal(flat, torch.arange(15) // 3)[::3]
+    assert evicted == {"0", "2"}
+    assert isinstance(counts, Counter)
+    assert ours.tolist() == [True, False, True, True, True]
+
+
+# The formula, by loops
+
+rows_of_two = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        *[st.one_of(st.integers(-8, 8).map(lambda k: k / 4), st.just(NAN))] * 2,
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(rows_of_two)
+def test_decoupled_rewards_equal_the_loops(rows: list[tuple[int, float, float]]) -> None:
+    expected = []
+    for group, *row in rows:
+        mine = [r for g, *r in rows if g == group and not any(map(math.isnan, r))]
+        if any(map(math.isnan, row)):
+            expected.append(NAN)
+            continue
+        total = 0.0
+        for value, weight, column in zip(row, WEIGHTS, zip(*mine, strict=True), strict=True):
+            spread = statistics.stdev(column) if len(column) > 1 else 0.0
+            total += weight * (value - statistics.fmean(column)) / (spread + 1e-4)
+        expected.append(total)
+    table = torch.tensor([row for _, *row in rows], dtype=torch.float64)
+    groups = torch.tensor([group for group, *_ in rows])
+    got = decoupled_rewards(table, torch.tensor(WEIGHTS, dtype=torch.float64), groups)
+    assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+# In a step
+
+
+def logged(module: PolicyTuner) -> dict[str, float]:
+    values: dict[str, float] = {}
+    module.log = lambda name, value, **_: values.__setitem__(name, value)  # type: ignore[method-assign]
+    return values
+
+
+def learned(module: PolicyTuner) -> list[Any]:
+    """Record the experience of each update."""
+    kept: list[Any] = []
+    learn = module._learn
+    module._learn = lambda experience: kept.append(experience) or learn(experience)  # type: ignore
+    return kept
+
+
+def test_a_step_learns_from_decoupled_components(tuner, share) -> None:
+    reward = Reward({"share": (share["share"], 2.0), "length": (share["length"], -0.01)})
+    module = tuner(reward=reward, multi_objective_aggregation="normalize_then_sum")
+    experiences, values = learned(module), logged(module)
+    module.configure_model()
+    torch.manual_seed(0)
+    module.training_step(Samples(["ab", "cd", "f"]), 0)
+    batch = module.last_rollout[1]
+    table = np.stack([batch.components["share"], batch.components["length"]], axis=1)
+    failed = torch.from_numpy(batch.failed)
+    assert 0 < failed.sum() < 12  # empty completions
+    assert values["reward/fail_rate"] == pytest.approx(failed.double().mean().item())
+    groups, weights = torch.arange(12) // 4, torch.tensor([2.0, -0.01])
+    expected = torch.zeros(12, dtype=torch.float64)
+    kept = torch.from_numpy(table)[~failed]
+    for row, weight in zip(kept.T, weights, strict=True):
+        for group in range(3):
+            mine = groups[~failed] == group
+            spread = row[mine].std() if mine.sum() > 1 else 0.0
+            part = weight * (row[mine] - row[mine].mean()) / (spread + 1e-4)
+            expected[(groups == group) & ~failed] += part
+    spread = expected[~failed].std()
+    expected[~failed] = (expected[~failed] - expected[~failed].mean()) / (spread + 1e-4)
+    torch.testing.assert_close(experiences[0].advantages.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def failing_at_c(texts: list[str], prefixes: list[str]) -> list[float]:
+    """All fail at the prompts with c."""
+    rows = zip(style(texts), prefixes, strict=True)
+    return [0.0 if "c" in prefix else 1 + length for length, prefix in rows]
+
+
+def style(texts: list[str]) -> list[float]:
+    return [float(len(text)) + text.count("b") / 7 for text in texts]
+
+
+def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: Any) -> Any:
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_steps=steps,
+        callbacks=options.pop("callbacks", []),
+    )
+    trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))  # type: ignore
+    return trainer
+
+
+@pytest.mark.lightning
+def test_groups_that_all_fail_are_replaced_although_their_style_differs(tuner) -> None:
+    """By the deviation of the total, or with normalised components, they would be learned from."""
+    reward = Reward({"right": failing_at_c, "style": (style, 0.1)})
+    prompts = ["c", "cd", "ab", "ca", "ba", "e", "f", "ad"]
+    for rule in (None, "total", "right"):
+        module = tuner(reward=reward, filter_groups=rule, max_refills=6)
+        experiences = learned(module)
+        trainer = trained(module, prompts)
+        metrics, (samples, scores) = trainer.callback_metrics, module.last_rollout
+        assert len(samples) == len(scores.total) == len(experiences[0].mask) == 16
+        firsts = list(samples.prefixes[::4])
+        if rule == "right":
+            assert not any("c" in prefix for prefix in firsts)
+            assert metrics["reward/zero_signal"] >= 0.75
+            assert metrics["rollout/unfilled"] == 0
+            assert 1 <= metrics["rollout/refills"] <= 6
+            assert firsts[2] == "ab"  # has a signal, and stays in its place
+        else:
+            assert firsts == prompts[:4]
+            assert metrics["reward/zero_signal"] == 0
+            assert ("rollout/refills" in metrics) == (rule is not None)
+            assert (experiences[0].advantages[:4] != 0).any()
+
+
+def test_nothing_is_learned_from_what_is_left_without_signal(tuner) -> None:
+    reward = Reward({"right": failing_at_c, "style": (style, 0.1)})
+    module = tuner(reward=reward, filter_groups="right", max_refills=1)
+    experiences = learned(module)
+    metrics = trained(module, ["c", "cd", "ca", "dc"]).callback_metrics
+    assert (experiences[0].advantages == 0).all()
+    assert metrics["rollout/unfilled"] == metrics["reward/zero_signal"] == 1
+    assert metrics["rollout/refills"] == 1
+    assert metrics["reward/fail_rate"] < 1
+
+
+def test_a_refilled_run_repeats_itself(tuner) -> None:
+    """The prompts are drawn with the batch's own random numbers."""
+    runs = []
+    for _ in range(2):
+        module = tuner(reward=failing_at_c, filter_groups="total")
+        trained(module, ["c", "cd", "ab", "ca", "ba"], steps=2)
+        runs.append(module.last_rollout[0].texts)
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bart"])
+def test_joined_rollouts_have_the_log_probabilities_of_their_parts(
+    family: str, tuner, tiny_seq2seq
+) -> None:
+    module = tuner() if family == "llama" else tuner(model=tiny_seq2seq(family))
+    module.configure_model()
+    torch.manual_seed(1)
+    short, long = module._sample(["a", "b"]), module._sample(["abcde", "fedca", "ab"])
+    new = int(short.mask.sum(dim=1).max())
+    end = short.ids.shape[1] - short.mask.shape[1] + new
+    ids, attention = short.ids[:, :end], short.attention[:, :end]
+    short = Rollout(short.completions, ids, attention, short.mask[:, :new], short.ended)
+    left, padding = family == "llama", module.tokenizer.pad_token_id
+    joined = joined_rollouts([short, long], padding, left)
+    assert joined.completions == short.completions + long.completions
+    parts = [log_probs(module.policy, part, 1.0) for part in (short, long)]
+    whole = log_probs(module.policy, joined, 1.0)
+    for rows, part in zip((whole[:2], whole[2:]), parts, strict=True):
+        torch.testing.assert_close(rows[:, : part.shape[1]], part, rtol=1e-4, atol=1e-5)
+        assert (rows[:, part.shape[1] :] == 0).all()
+    assert joined.ids[:2].ne(padding).sum() <= short.attention.sum()
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"algorithm": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
+            "must have baseline and scale 'group', as 'grpo' and 'dapo', got 'leave_one_out'",
+        ),
+        (
+            {"multi_objective_aggregation": "gdpo"},
+            "objective.multi_objective_aggregation = 'gdpo': give one of sum_then_normalize, norm",
+        ),
+        (
+            {"algorithm": "reinforce", "filter_groups": "total"},
+            "with the baseline 'batch' they are not: must have the baseline 'group' or",
+        ),
+        ({"filter_groups": "total", "max_refills": 0}, "objective.max_refills = 0: give a positiv"),
+    ],
+)
+def test_bad_choices(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Objective(**options)
+
+
+def test_what_the_reward_or_the_optimizer_does_not_allow(tuner, share) -> None:
+    with pytest.raises(ValueError, match=r"filter_groups = 'shares': give one of total, share"):
+        tuner(filter_groups="shares")
+    lowest = Reward({"share": share["share"]}, aggregate="min")
+    with pytest.raises(ValueError, match="has another aggregate: must be 'weighted'"):
+        tuner(reward=lowest, multi_objective_aggregation="normalize_then_sum")
+    with pytest.raises(ValueError, match="filter_groups needs the rewards of a rollout"):
+        tuner(filter_groups="total", optimizer=OptimizerConfig(overlap=True))
+    with pytest.raises(TypeError, match=r"filter_groups='total'"):
+        PolicyTuner("m", share["share"], dynamic_sampling=True)  # type: ignore[call-arg]
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            yield "ab"
+
+
+def test_what_training_does_not_allow(tuner) -> None:
+    with pytest.raises(MisconfigurationException, match="DataLoader of a Endless, which has no le"):
+        trained(tuner(filter_groups="total"), Endless())  # type: ignore[arg-type]
+    module = tuner(multi_objective_aggregation="normalize_then_sum")
+    with pytest.raises(MisconfigurationException, match="RewardShaping shapes the total of a rewa"):
+        trained(module, ["ab"] * 4, callbacks=[RewardShaping(clip=(-1.0, 1.0))])
