@@ -21,7 +21,7 @@ from ctrlreward.functional.shaping import distance_outside
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
-from ctrlreward.reward import Reward, geometric_mean, lowest
+from ctrlreward.reward import Reward, geometric_mean
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CompositeScorer, CTRLEval, Distinct, Perplexity, ScoreSpec, Task
 from ctrlreward.scorers.base import Component, Scorer, Scores
@@ -144,8 +144,12 @@ class SeveralRelevances(CompositeScorer):
             f"{name}_relevance": scores["attribute_relevance"]
             for name, scores in zip(self.scorers, each, strict=True)
         }
-        folds = {"geometric_mean": geometric_mean, "min": lowest, "mean": _mean}
+        folds = {"geometric_mean": geometric_mean, "min": _lowest, "mean": _mean}
         return {"attribute_relevance": folds[self.fold](relevances), **relevances}
+
+
+def _lowest(scores: Mapping[str, Scores]) -> Scores:
+    return np.min([*scores.values()], axis=0)
 
 
 def _mean(scores: Mapping[str, Scores]) -> Scores:
