@@ -512,7 +512,10 @@ def test_labels_and_classifiers_are_checked(
         ),
         ({"class_path": "ctrlreward.LabelDescription"}, "(did you mean 'LabelDescriptions'?)"),
         (
-            {"class_path": "ctrlreward.LabelDescriptions", "init_args": {"description": {}}},
+            {
+                "class_path": "ctrlreward.LabelDescriptions",
+                "init_args": {"description": {"negative": ["bad"]}},
+            },
             "classifiers.description is not an option (did you mean 'descriptions'?)",
         ),
     ],
