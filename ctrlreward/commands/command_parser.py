@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
+from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.score import SCORERS, SCORERS_HINT
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
@@ -44,6 +45,8 @@ class CommandParser(ArgumentParser):
             unknown = re.search(r"import path string: (\S+)", message)
             meant = did_you_mean(unknown[1], SCORERS, str) if unknown else ""
             message += f"{meant}\n{SCORERS_HINT}"
+        elif 'Parser key "classifiers"' in message:
+            message = one_line(message, ())
         elif 'Parser key "columns"' in message:
             message += "\nname one column at a time: --columns.text=COLUMN"
         super().error(message, ex)

@@ -503,6 +503,34 @@ def test_labels_and_classifiers_are_checked(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("classifier", "message"),
+    [
+        (
+            {"class_path": "LabelDescriptions"},
+            "expected a dot import path string: LabelDescriptions",
+        ),
+        ({"class_path": "ctrlreward.LabelDescription"}, "(did you mean 'LabelDescriptions'?)"),
+        (
+            {
+                "class_path": "ctrlreward.LabelDescriptions",
+                "init_args": {"description": {"negative": ["bad"]}},
+            },
+            "classifiers.description is not an option (did you mean 'descriptions'?)",
+        ),
+    ],
+)
+def test_a_mistake_in_a_classifier_of_a_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], classifier: object, message: str
+) -> None:
+    file = tmp_path / "evaluation.yaml"
+    file.write_text(json.dumps({"classifiers": {"sentiment": classifier}}))
+    with pytest.raises(SystemExit):
+        main(["evaluate", "gpt2", "--config", str(file), "--output", str(tmp_path / "a")])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert line.endswith(message)
+
+
 def test_another_seed_in_the_same_folder_is_an_error(
     evaluated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
