@@ -41,7 +41,7 @@ from ctrlreward.run_folder import (
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_samples
-from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, RunRules, StopRule
+from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Validation, describe
 from ctrlreward.tables.run_results import read_run
 
@@ -60,6 +60,7 @@ _KL = re.compile(r"(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?$")
 _DRIFT = re.compile(
     r"entropy|fail_rate|truncated|zero_std|zero_signal|(rollout|completions?|response)\S*length"
 )
+_UNCLEAR = re.compile(r"perplexity|length|words|loss|kl\b")  # whose direction must be declared
 _RULES = {"RewardCheckpoint": BestRule, "RewardEarlyStopping": StopRule, "ProxyGuard": AlarmRule,
           "ParetoCheckpoint": ParetoRule}  # fmt: skip
 _GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → those of its rule
@@ -120,7 +121,6 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
                        "nor before.jsonl and after.jsonl")  # fmt: skip
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)
     phrases = _phrases(main, selection) if main else []
-    shares = [budget // len(sets)] * len(sets)
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -128,7 +128,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "source": stored.source,
         "origin": origin,
         "missing": missing,
-        "verdict": _verdict(selection, summary, phrases, main),
+        "verdict": _verdict(selection, summary, phrases),
         "summary": summary,
         "results": _results(summary),
         "modes": dict(stored.modes),
@@ -136,7 +136,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "marks": _marks(selection),
         "charts": _charts(selection),
         "front": _front(selection),
-        "texts": [_shown(*pair, selection) for pair in zip(sets, shares, strict=True)],
+        "texts": [_shown(each, budget // len(sets), selection) for each in sets],
         "phrases": phrases,
         "correlations": _correlations(main) if main else None,
         "config": _text(folder / "config.yaml"),
@@ -266,12 +266,17 @@ def _rules(
         found |= {type(rule).__name__: rule for rule in asked}
         origin = "rules of the command line"
     if "BestRule" not in found and "ParetoRule" not in found:
-        scored = [key for each in stored.steps for key in each.evidence if key in stored.modes]
+        scored = [key for each in stored.steps for key in each.evidence]
         scored += [key for key in ("eval_loss", "eval/loss", "val_loss") if key in stored.keys]
-        scored = [key for key in scored if "fail_rate" not in key and key != DIVERSITY]
+        scored = [k for k in scored if "fail_rate" not in k and k not in (DIVERSITY, LENGTH)]
+        scored.sort(key=lambda key: key not in stored.modes)
         if scored:
-            found["BestRule"] = BestRule(scored[0], better_mode(stored, scored[0]))
-            origin = f"no rule is recorded, so {scored[0]} selects; --maximise KEY for another"
+            mode = better_mode(stored, scored[0])
+            found["BestRule"] = BestRule(scored[0], mode)
+            origin = (
+                f"no rule is recorded: {scored[0]} selects, as better when "
+                f"{'higher' if mode == 'max' else 'lower'}; --maximise or --minimise another"
+            )
     if "AlarmRule" not in found and (alarm := _default_alarm(stored, found.get("BestRule"))):
         found["AlarmRule"] = alarm
         origin += "; alarm of the report, since the run had none"
@@ -328,9 +333,9 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
     rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
     scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
     held_out = {
-        key: stored.modes[key]
+        key: better_mode(stored, key)
         for key in scored
-        if key in stored.modes
+        if (key in stored.modes or not _UNCLEAR.search(key))
         and key.rpartition("/")[2] not in {*rewarded, "fail_rate"}
         and key not in (proxy, best.monitor if best else None)
     }
@@ -350,6 +355,7 @@ def _decisions(selection: Selection) -> dict[str, Any]:
     for row, each in zip(content["validations"], selection.decided, strict=True):
         step = each.validation.step
         row["difference"] = differences.get(step)
+        row["intervals"] = {k: v for k, v in row["intervals"].items() if _holds(each, k, v)}
         row["missed"] = [c.reason for c in each.constraints.values() if not c.met]
         row["front"] = step in selection.front
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
@@ -365,6 +371,11 @@ def _decisions(selection: Selection) -> dict[str, Any]:
     content["constraints"] = dict(rules.best.constraints) if rules.best else {}
     content["monitor"] = rules.best.monitor if rules.best else content["key"]
     return content
+
+
+def _holds(each: Decided, key: str, interval: tuple[float, float]) -> bool:
+    """Return whether an interval has its value; with few prompts, a jackknife's may be beside it."""
+    return interval[0] <= each.validation.metrics[key] <= interval[1]
 
 
 def _differences(selection: Selection) -> dict[int, dict[str, Any]]:
@@ -386,13 +397,13 @@ def _differences(selection: Selection) -> dict[int, dict[str, Any]]:
             found[step] = {
                 **difference._asdict(),
                 "distinguishable": difference.distinguishable,
-                "words": describe(difference),
+                "words": describe(difference).removeprefix("difference "),
             }
     return found
 
 
 class Alarm(NamedTuple):
-    """The first alarm of a run: its step, the held-out key that fell ("" if unknown), the reason."""
+    """First alarm of a run, the held-out key that fell ("" if unknown), and the reason."""
 
     step: int
     fell: str
@@ -436,7 +447,7 @@ def _marks(selection: Selection) -> list[dict[str, Any]]:
         each = next(each for each in selection.decided if each.validation.step == step)
         met = all(each.constraints[key].met for key in constraints if key in each.constraints)
         if met and not difference["distinguishable"]:
-            reason = f"not distinguishable from the selected step: {difference['words']}"
+            reason = f"not distinguishable from the selected step, {difference['words']}"
             marks.append({"step": step, "kind": "tie", "reason": reason})
     if selection.best is not None and selection.choice:
         reason = selection.choice.explanation
@@ -520,80 +531,68 @@ def _outcome(row: Mapping[str, Any]) -> int:
 
 
 def _verdict(
-    selection: Selection,
-    summary: Mapping[str, Any],
-    phrases: Sequence[Mapping[str, Any]],
-    main: TextSet | None,
+    selection: Selection, summary: Mapping[str, Any], phrases: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the verdict in a sentence, its tone, and what stands behind it."""
-    rows = (_results(summary) or {"rows": []})["rows"]
-    scored = [row for row in rows if row["interval"]]
-    outcome = _outcome(scored[0]) if scored else 0
-    details = [_change(row) for row in scored]
+    rows = [row for row in (_results(summary) or {"rows": []})["rows"] if row["interval"]]
+    outcome, changes = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
     best, alarm, rules = selection.best, _alarm(selection), selection.rules
-    take = "no checkpoint"
-    if best is not None:
-        path = selection.checkpoint(best)
-        take = f"Take step {best}" + (f" ({path})" if path else ", which is not on disk")
-    if not scored and best is not None and rules.best:
-        outcome, change = _selected_change(selection)
-        details += [change] if change else []
+    seen = [each.validation for each in selection.decided]
+    if not rows and best is not None and rules.best:
+        outcome, changes = _selected_change(selection)
+    fallen = [row["name"] for row in rows[1:] if _outcome(row) < 0]
+    path = selection.checkpoint(best)
+    take = f"Take step {best}" + ("" if path else ", which is not on disk")
+    if not seen and not rows:
+        logged = bool(selection.run.steps)
+        sentence = "No validation to judge this run by." if logged else "No log of a run here."
+        return {"tone": "none", "sentence": sentence, "details": []}
     if alarm:
-        step, seen = alarm.step, [each.validation for each in selection.decided]
-        then = seen[0].metrics if seen else {}
-        now = next((each.metrics for each in seen if each.step == step), {})
+        gamed = f"from step {alarm.step} on the reward was probably gamed"
+        then, now = seen[0].metrics if seen else {}, {}
+        now = next((each.metrics for each in seen if each.step == alarm.step), now)
         pair = [rules.alarm.proxy if rules.alarm else "", alarm.fell]
         moved = [
             f"{k} went from {_number(then.get(k))} to {_number(now.get(k))}" for k in pair if k
         ]
-        gamed = f"from step {step} on the reward was probably gamed"
-        gamed += ": " + ", while ".join(moved) if moved else ""
-        for phrase in phrases[:1]:
-            if phrase["grown"] >= 0.1:
-                gamed += (
-                    f". The texts fill up with “{phrase['phrase']}”, which stands in "
-                    f"{phrase['last']:.0%} of them at {phrase['at']} and in {phrase['first']:.0%} "
-                    f"at {phrase['since']}"
-                )
-        details.append(f"Alarm: {alarm.reason}.")
-        safe = best is not None and best < step
-        if safe and outcome > 0:
-            head, tone = f"It worked up to step {best}, but {gamed}.", "warn"
-        else:
-            head, tone = gamed[0].upper() + gamed[1:] + ".", "bad"
+        details = ["The policy found texts that the reward likes and a held-out score does not"
+                   + (f": {', while '.join(moved)}." if moved else ".")]  # fmt: skip
+        details += [
+            f"The phrase that grew most is “{each['phrase']}”: in {each['first']:.0%} of the texts "
+            f"at {each['since']}, in {each['last']:.0%} at {each['at']}."
+            for each in phrases[:1]
+            if each["grown"] >= 0.1
+        ]
+        details += [f"Alarm: {alarm.reason}.", *changes]
+        tone, head = "bad", f"{gamed[0].upper()}{gamed[1:]}"
         if best is None:
-            head += " No checkpoint is selected."
+            end = "There is no checkpoint to take."
+        elif best < alarm.step:
+            end = f"{take}, from before the alarm."
+            if outcome > 0 and not fallen:
+                tone, head = "warn", f"It worked up to step {best}, but {gamed}"
         else:
-            head += f" {take}, from before the alarm." if safe else (
-                f" The selected step {best} is not from before the alarm: read its texts first."
-            )  # fmt: skip
-        return {"tone": tone, "sentence": head, "details": details}
-    if not selection.decided and not scored:
-        what = "This run has no validation to judge." if selection.run.steps else (
-            "There is no log of a run here."
-        )  # fmt: skip
-        return {"tone": "none", "sentence": what, "details": details}
-    if selection.decided and best is None and rules.best:
-        met = [each for each in selection.decided if each.constraints]
-        missed = [each for each in met if any(not c.met for c in each.constraints.values())]
-        why = f"{len(missed)} of {len(met)} validations miss a constraint" if missed else (
-            f"{rules.best.monitor} has no finite value at any of {len(selection.decided)} "
-            "validations"
-        )  # fmt: skip
+            end = f"The selected step {best} is not from before the alarm: read its texts first."
+        return {"tone": tone, "sentence": f"{head}. {end}", "details": details}
+    if seen and not (rules.best or rules.pareto):
+        sentence = "No rule selects a checkpoint, and no alarm was raised: --maximise KEY selects."
+        return {"tone": "none", "sentence": sentence, "details": changes}
+    if seen and best is None:
+        missed = sum(
+            any(not c.met for c in each.constraints.values()) for each in selection.decided
+        )
+        what = rules.best.monitor if rules.best else "the score"
+        why = f"{missed} of {len(seen)} validations miss a constraint"
+        why = why if missed else f"{what} has no finite value at any of {len(seen)} validations"
         sentence = f"There is no checkpoint to take: {why}."
-        return {"tone": "bad", "sentence": sentence, "details": details}
-    fallen = [row["name"] for row in scored[1:] if _outcome(row) < 0]
+        return {"tone": "bad", "sentence": sentence, "details": changes}
+    tone, head = {1: ("good", "It worked"), 0: ("warn", "No improvement is shown"),
+                  -1: ("bad", "It got worse")}[outcome]  # fmt: skip
     if outcome > 0 and fallen:
-        sentence = f"{scored[0]['name']} improved, but {', '.join(fallen)} got worse. {take}."
-        return {"tone": "warn", "sentence": sentence, "details": details}
-    words = {1: ("good", "It worked"), 0: ("warn", "No improvement is shown"),
-             -1: ("bad", "It got worse")}  # fmt: skip
-    tone, head = words[outcome]
-    if details:
-        head += f": {details[0][0].lower() if scored else details[0][0]}{details[0][1:]}"
-    guard = " No alarm was raised." if rules.alarm else " No held-out score was watched."
-    sentence = f"{head.rstrip('.')}.{guard} {take}." if selection.decided else f"{head}."
-    return {"tone": tone, "sentence": sentence, "details": details[1:]}
+        tone, head = "warn", f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse"
+    guard = "no alarm was raised" if rules.alarm else "no held-out score was watched"
+    sentence = f"{head}, and {guard}." + (f" {take}." if seen else "")
+    return {"tone": tone, "sentence": sentence, "details": changes}
 
 
 def _change(row: Mapping[str, Any]) -> str:
@@ -606,22 +605,23 @@ def _change(row: Mapping[str, Any]) -> str:
     )
 
 
-def _selected_change(selection: Selection) -> tuple[int, str]:
+def _selected_change(selection: Selection) -> tuple[int, list[str]]:
     """Return whether the selected validation is better than the first one, by prompt."""
-    rule, best = selection.rules.best, selection.best
+    rule, seen = selection.rules.best, [each.validation for each in selection.decided]
     assert rule
-    first = selection.decided[0].validation
-    last = next(e.validation for e in selection.decided if e.validation.step == best)
-    values = [each.metrics.get(rule.monitor, nan) for each in (first, last)]
-    what = f"{rule.monitor} went from {_number(values[0])} at step {first.step} to "
-    what += f"{_number(values[1])} at step {best}"
-    pair = [Validation.of(e.step, e.metrics, e.evidence, [rule.monitor]) for e in (first, last)]
-    level = level_of_test(rule.level, len(selection.decided))
-    difference = pair[0].differs(pair[1], rule.monitor, level) if first is not last else None
+    pair = [seen[0], next(each for each in seen if each.step == selection.best)]
+    values = [each.metrics.get(rule.monitor, nan) for each in pair]
+    if pair[0] is pair[1]:
+        return 0, [f"{rule.monitor} is best at the first validation, {_number(values[0])}."]
+    what = f"{rule.monitor} went from {_number(values[0])} at step {pair[0].step} to "
+    what += f"{_number(values[1])} at step {pair[1].step}"
+    first, last = (Validation.of(e.step, e.metrics, e.evidence, [rule.monitor]) for e in pair)
+    difference = first.differs(last, rule.monitor, level_of_test(rule.level, len(seen)))
     if difference is None:
-        return 0, f"{what} (without scores by prompt, chance is not excluded)."
+        return 0, [f"{what}; without scores by prompt, chance is not excluded."]
     sign = sign_of(rule.mode) * (1 if difference.value > 0 else -1)
-    return (sign if difference.distinguishable else 0), f"{what} ({describe(difference)})."
+    outcome = int(sign) if difference.distinguishable else 0
+    return outcome, [f"{what} ({describe(difference)})."]
 
 
 def _number(value: Any, sign: str = "") -> str:
@@ -639,7 +639,8 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
     bands: dict[str, dict[int, tuple[float, float]]] = {}
     for number, each in enumerate(selection.decided, 1):
         for key in each.validation.evidence or {}:
-            if found := interval_of(selection, each, key, number):
+            found = interval_of(selection, each, key, number)
+            if found and _holds(each, key, found):
                 bands.setdefault(key, {})[each.validation.step] = found
     bounds = rules.best.constraints if rules.best else {}
     held_out = [*rules.monitored, *rules.others, *run.modes, *bands]
@@ -836,7 +837,7 @@ def _within(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
 
 def _correlations(each: TextSet) -> dict[str, Any] | None:
     """Return Pearson's r between the scores of the last texts, and their numbers of words."""
-    scores = {k: v for k, v in each.scores[-1].items() if np.nanstd(v) > 0}
+    scores = {k: v for k, v in each.scores[-1].items() if len(np.unique(v[np.isfinite(v)])) > 1}
     words = np.array([len(row) for row in each.words(-1)], float)
     columns = {**scores, "words": words}
     if len(columns) < 2 or len(words) < 3:

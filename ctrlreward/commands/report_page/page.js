@@ -51,7 +51,7 @@ addEventListener("scroll", hideTip, { passive: true });
 
 // Charts
 function ticks(low, high) {
-  const raw = (high - low) / 3 || 1;
+  const raw = (high - low) / 4 || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find((each) => each * power >= raw);
   const found = [];
@@ -94,8 +94,8 @@ function lineChart(title, series, marks = [], bounds = []) {
     const x = f.x(mark.step), at = (columns[mark.step] = (columns[mark.step] || 0) + 1) - 1;
     const words = `${NAMED[mark.kind]} at step ${mark.step}: ${mark.reason}`;
     f.svg.append(withTip(h("g", { class: `mark mark-${mark.kind}`, tabindex: "0", role: "img", "aria-label": words },
-      at ? null : h("line", { x1: x, x2: x, y1: f.top, y2: f.bottom }), h("rect", { x: x - 9, y: 0, width: 18, height: f.top, class: "hit" }),
-      h("text", { x: x + at * 13, y: f.top - 6 }, SYMBOL[mark.kind])), words));
+      at ? null : h("line", { x1: x, x2: x, y1: f.top, y2: f.bottom }), h("rect", { x: x + at * (x > f.right - 30 ? -13 : 13) - 7, y: 0, width: 14, height: f.top, class: "hit" }),
+      h("text", { x: x + at * (x > f.right - 30 ? -13 : 13), y: f.top - 6 }, SYMBOL[mark.kind])), words));
   }
   const all = series.flatMap((each) => each.points.map((p) => ({ p, name: each.name })));
   let at = -1;
@@ -170,7 +170,7 @@ function changed(before, after) { // words of `after`, and whether they are new,
   return b.map((part, i) => [part, i % 2 === 0 && part !== "" && i / 2 < 400 && !same.has(i / 2)]);
 }
 function textBox(text, before) {
-  const box = h("p", { class: "text", dir: "auto" });
+  const box = h("p", { class: "text", dir: "auto", tabindex: text.length > 600 ? 0 : null });
   let run = [];
   const flush = () => { if (run.length) box.append(h("mark", {}, run.join(""))); run = []; };
   for (const [part, isNew] of before == null ? [[text, false]] : changed(before, text)) {
