@@ -58,16 +58,22 @@ def run(arguments: list[str]) -> None:
             return
         path = Path(options.output or _folder(options.runs[0]) / _NAME)
         found = write_report(path, options.runs, options)
-    for each in found["runs"]:
+    for each in (found or {"runs": []})["runs"]:
         print(f"{each['folder']}: {each['verdict']['sentence']}")
         for what in each["missing"]:
             print(f"  missing: {what}", file=sys.stderr)
     print(path)
 
 
-def write_report(path: Path, runs: Sequence[str], options: Any = None) -> dict[str, Any]:
-    """Write the report of some runs, with the options of the command or its defaults."""
+def write_report(path: Path, runs: Sequence[str], options: Any = None) -> dict[str, Any] | None:
+    """Write the report of some runs, with the options of the command or its defaults.
+
+    Without options, as at the end of a job, nothing is written of a run that left neither a log nor
+    texts, and None is returned.
+    """
     found = contents(runs, options or _parser().parse_args([*runs]))
+    if options is None and not any(run["source"] or run["texts"] for run in found["runs"]):
+        return None
     write_whole(path, page(found))
     return found
 

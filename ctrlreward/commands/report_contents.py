@@ -374,7 +374,7 @@ def _decisions(selection: Selection) -> dict[str, Any]:
 
 
 def _holds(each: Decided, key: str, interval: tuple[float, float]) -> bool:
-    """Return whether an interval has its value; with few prompts, a jackknife's may be beside it."""
+    """Return whether an interval has its value; a jackknife's may not, with few prompts."""
     return interval[0] <= each.validation.metrics[key] <= interval[1]
 
 
@@ -799,10 +799,7 @@ def _phrases(each: TextSet, selection: Selection) -> list[dict[str, Any]]:
                           for i in range(len(text) - n + 1)})  # fmt: skip
         return found
 
-    last = len(each.labels) - 1
-    alarm = found.step if (found := _alarm(selection)) else None
-    at = each.steps.index(alarm) if alarm in each.steps else last
-    at = 1 if each.steps[0] is None else at  # after, not a text by others
+    at = 1 if each.steps[0] is None else len(each.labels) - 1  # after, not a text by others
     start, end = shares(0), shares(at)
     ranked = sorted(
         (gram for gram, count in end.items() if count >= max(3, 0.05 * len(picked))),

@@ -252,7 +252,7 @@ function textBrowser(root, run, r) {
   function body(t, at, item) {
     const last = t.columns.length - 1;
     const columns = state.all || last < 3 ? t.columns.map((_, i) => i) : [...new Set([0, t.best ?? 0, at, last])].sort((a, b) => a - b);
-    return h("div", {}, h("p", { class: "prompt", dir: "auto" }, visible(item.p)),
+    return h("div", {}, item.p.length > 90 ? h("p", { class: "prompt", dir: "auto" }, visible(item.p)) : null,
       h("div", { class: "sparks" }, ...t.components.map((name, k) => { const curve = spark(item.s.map((s) => s[k]), t.best); return curve && h("span", {}, h("small", {}, name + arrow(t.modes[k]) + " "), curve); })),
       h("div", { class: "versions", tabindex: "0", role: "group", "aria-label": "Texts side by side" }, ...columns.map((c, i) => {
         const box = h("section", { class: c === t.best ? "selected" : "" }, h("h4", {}, t.columns[c] + (c === t.best ? " ◆" : "")), textBox(item.t[c], i ? item.t[columns[i - 1]] : null),
