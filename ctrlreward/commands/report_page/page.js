@@ -23,7 +23,7 @@ function number(value) {
 }
 const arrow = (mode) => (mode === "max" ? " ↑" : mode === "min" ? " ↓" : "");
 const visible = (text) => text.replace(/[\0-\x08\x0b-\x1f]/g, (c) => String.fromCodePoint(0x2400 + c.charCodeAt(0)));
-const select = (label, options, value, change) => h("label", {}, label + " ", h("select", { onchange: (e) => change(e.target.value) },
+const select = (label, options, value, change) => h("label", {}, label + " ", h("select", { name: label, onchange: (e) => change(e.target.value) },
   ...options.map(([v, name]) => h("option", { value: v, selected: String(v) === String(value) }, name))));
 
 // What the user chose, kept when a served page reloads.
