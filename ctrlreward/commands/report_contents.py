@@ -558,8 +558,8 @@ def _verdict(
         details = ["The policy found texts that the reward likes and a held-out score does not"
                    + (f": {', while '.join(moved)}." if moved else ".")]  # fmt: skip
         details += [
-            f"The phrase that grew most is “{each['phrase']}”: in {each['first']:.0%} of the texts "
-            f"at {each['since']}, in {each['last']:.0%} at {each['at']}."
+            f"The phrase that grew most is “{each['phrase']}”: in {100 * each['first']:.0f} % of "
+            f"the texts at {each['since']}, in {100 * each['last']:.0f} % at {each['at']}."
             for each in phrases[:1]
             if each["grown"] >= 0.1
         ]
