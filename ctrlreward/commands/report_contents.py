@@ -58,7 +58,8 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _REWARDS = ("reward/total", "reward", "train/reward", "critic/score/mean", "critic/rewards/mean")
 _KL = re.compile(r"(^|/)((ref|ppo|mean)_)?kl(_mean|_loss)?$")
 _DRIFT = re.compile(
-    r"entropy|fail_rate|truncated|zero_std|zero_signal|(rollout|completions?|response)\S*length"
+    r"entropy|fail_rate|truncated|clipped_ratio|zero_std|zero_signal|mean_length|"
+    r"(rollout|response|completion)s?(/|_)length(/mean)?$"
 )
 _UNCLEAR = re.compile(r"perplexity|length|words|loss|kl\b")  # whose direction must be declared
 _RULES = {"RewardCheckpoint": BestRule, "RewardEarlyStopping": StopRule, "ProxyGuard": AlarmRule,
@@ -120,6 +121,9 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         missing.append("texts: there is neither samples/NAME/step=….jsonl of a GenerationScorer "
                        "nor before.jsonl and after.jsonl")  # fmt: skip
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)
+    logged = stored.steps[-1].step if stored.steps else 0
+    if main and logged and (main.steps[-1] or 0) > logged:
+        missing.append(f"steps after {logged}: the log ends there, its texts at {main.labels[-1]}")
     phrases = _phrases(main, selection) if main else []
     return {
         "name": folder.resolve().name,
