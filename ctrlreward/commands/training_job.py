@@ -198,7 +198,7 @@ def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
     if torch.cuda.is_available():
         hardware["gpu"] = torch.cuda.get_device_name()
     return {
-        "command": shlex.join([_COMMAND, *arguments]),
+        "command": f"{_COMMAND} {shlex.join(arguments)}",
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
         "hardware": hardware,
