@@ -526,11 +526,12 @@ def _results(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _outcome(row: Mapping[str, Any]) -> int:
     """Return 1 for an improvement beyond its interval, -1 for a decline, 0 if neither is shown."""
-    ends = row.get("interval") or (None, None)
-    if None in ends:
-        return 0
+    ends: Sequence[float | None] = row.get("interval") or ()
     sign = -1 if row.get("mode") == "min" else 1
-    low, high = sorted(sign * end for end in ends)
+    known = sorted(sign * end for end in ends if end is not None)
+    if len(known) != 2:
+        return 0
+    low, high = known
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
@@ -553,8 +554,8 @@ def _verdict(
         return {"tone": "none", "sentence": sentence, "details": []}
     if alarm:
         gamed = f"from step {alarm.step} on the reward was probably gamed"
-        then, now = seen[0].metrics if seen else {}, {}
-        now = next((each.metrics for each in seen if each.step == alarm.step), now)
+        known = {each.step: each.metrics for each in seen}
+        then, now = known[seen[0].step] if seen else {}, known.get(alarm.step, {})
         pair = [rules.alarm.proxy if rules.alarm else "", alarm.fell]
         moved = [
             f"{k} went from {_number(then.get(k))} to {_number(now.get(k))}" for k in pair if k
@@ -667,10 +668,9 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
             "bounds": list(bounds.get(key, ())),
         })  # fmt: skip
     order = ("reward", "score", "KL", "drift", "other")
-    first = list(dict.fromkeys(held_out))
-    places = {key: place for place, key in enumerate(first)}
+    rank = {key: place for place, key in enumerate(dict.fromkeys(held_out))}
     return sorted(
-        charts, key=lambda each: (order.index(each["group"]), places.get(each["key"], len(first)))
+        charts, key=lambda each: (order.index(each["group"]), rank.get(each["key"], len(rank)))
     )
 
 
