@@ -26,6 +26,7 @@ COMMANDS = {
     "probe": ("commands.probe", "find out how a reward can be gamed, before training"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
     "select": ("commands.select", "select the checkpoint of a run, from any trainer's logs"),
+    "report": ("commands.report", "write what happened in a run as an HTML page"),
     "trajectories": (
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",

@@ -62,6 +62,9 @@ def wheel(wheel_file: Path) -> ZipFile:
     return ZipFile(wheel_file)
 
 
+SUFFIXES = {".py", ".pyi", ".yaml", ".json", ".tsv", ".html", ".css", ".js"}
+
+
 def names_in_the_tree() -> set[str]:
     """Return the wheel's expected names of all modules and data files in the working tree."""
     folders = {"ctrlreward": "ctrlreward"} | {name: f"ctrlreward/{name}" for name in LINKED}
@@ -69,7 +72,7 @@ def names_in_the_tree() -> set[str]:
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".pyi", ".yaml", ".json", ".tsv"} or path.name == "py.typed"
+        if path.suffix in SUFFIXES or path.name == "py.typed"
     }
 
 

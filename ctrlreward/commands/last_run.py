@@ -28,6 +28,7 @@ _OF_A_RUN = (
     *_SIGNS,
     LOCK,
     *("config.yaml", "curves.png", "before.jsonl", "after.jsonl", "samples"),
+    *("provenance.json", "report.html"),
     *("lightning_logs", "version_*", "hparams.yaml", "metrics.csv", "events.out.tfevents.*"),
     *("wandb", "mlruns"),
     *(".*.unfinished", ".*.replaced"),  # of a run that was killed; see ctrlreward/files.py

@@ -128,10 +128,10 @@ def _read(name: str, options: Any) -> StoredRun:
 
 
 def _select(stored: StoredRun, options: Any) -> Selection:
-    return _of_saved(decide(stored, run_rules(stored, options)))
+    return of_saved(decide(stored, run_rules(stored, options)))
 
 
-def _of_saved(selection: Selection) -> Selection:
+def of_saved(selection: Selection) -> Selection:
     """Select among the validations with a checkpoint, if the best one has none and another has."""
     on_disk, rules = selection.run.checkpoints, selection.rules
     if selection.best is None or selection.best in on_disk:
@@ -152,6 +152,29 @@ def decide(stored: StoredRun, rules: RunRules) -> Selection:
 def _parser() -> CommandParser:
     usage = "RUN [RUN ...] --maximise KEY [options]"
     parser = command_parser("ctrlreward select", usage, _DESCRIPTION, _EXAMPLES)
+    text = str | None
+    add_rule_options(parser)
+    parser.add_argument("--checkpoints", type=text, default=None, metavar="FOLDER",
+                        help="folder of the checkpoints, if not in the run's")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--output", type=text, default=None, metavar="FILE",
+                        help="JSON file that names the checkpoint to keep")  # fmt: skip
+    parser.add_argument(
+        "--watch", action="store_true",
+        help="read again what a running job adds, until a rule stops or Ctrl-C",
+    )  # fmt: skip
+    parser.add_argument("--interval", type=float, default=_INTERVAL_S,
+                        help="seconds between two reads of --watch")  # fmt: skip
+    parser.add_argument(
+        "--prune", action="store_true",
+        help="remove the other checkpoints, after a question; never the selected or the last one",
+    )  # fmt: skip
+    parser.add_argument("--yes", action="store_true", help="remove without a question")
+    return parser
+
+
+def add_rule_options(parser: CommandParser) -> None:
+    """Add the runs and the options of `run_rules`."""
     text = str | None
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", type=str, help="folder of a run, or the file of its log"
@@ -190,37 +213,14 @@ def _parser() -> CommandParser:
                         help="point, unless_violated or if_shown")  # fmt: skip
     parser.add_argument("--level", type=float, default=0.05,
                         help="probability of a false statement in the whole run")  # fmt: skip
-    parser.add_argument("--checkpoints", type=text, default=None, metavar="FOLDER",
-                        help="folder of the checkpoints, if not in the run's")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--output", type=text, default=None, metavar="FILE",
-                        help="JSON file that names the checkpoint to keep")  # fmt: skip
-    parser.add_argument(
-        "--watch", action="store_true",
-        help="read again what a running job adds, until a rule stops or Ctrl-C",
-    )  # fmt: skip
-    parser.add_argument("--interval", type=float, default=_INTERVAL_S,
-                        help="seconds between two reads of --watch")  # fmt: skip
-    parser.add_argument(
-        "--prune", action="store_true",
-        help="remove the other checkpoints, after a question; never the selected or the last one",
-    )  # fmt: skip
-    parser.add_argument("--yes", action="store_true", help="remove without a question")
-    return parser
 
 
 def _check(options: Any) -> None:
-    if options.maximise and options.minimise:
-        raise ValueError("--maximise and --minimise are both given: one score selects")
-    monitor = options.maximise or options.minimise
+    monitor = check_rule_options(options)
     if not (monitor or options.pareto or options.guard):
         raise ValueError(
             "no score is given: --maximise KEY, --minimise KEY or --pareto A:max,B:min"
         )
-    for name in ("subject_to", "stop", "ties_by"):
-        if getattr(options, name) and not monitor:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
     if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
         raise ValueError("--watch, --output and --checkpoints are of one RUN")
     if options.watch and options.prune:
@@ -234,6 +234,18 @@ def _check(options: Any) -> None:
 # Rules
 
 
+def check_rule_options(options: Any) -> str | None:
+    """Return the key to select by; raise a ValueError if options contradict each other."""
+    if options.maximise and options.minimise:
+        raise ValueError("--maximise and --minimise are both given: one score selects")
+    monitor: str | None = options.maximise or options.minimise
+    for name in ("subject_to", "stop", "ties_by"):
+        if getattr(options, name) and not monitor:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
+    return monitor
+
+
 def run_rules(stored: StoredRun, options: Any) -> RunRules:
     """Return the rules of the options `maximise` to `level`.
 
@@ -244,7 +256,7 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
     monitor = options.maximise or options.minimise
     if monitor:
         mode: Mode = "max" if options.maximise else "min"
-        key = _key(stored, monitor)
+        key = logged_key(stored, monitor)
         declared = stored.modes.get(key, mode)
         if declared != mode:
             better = "higher" if declared == "max" else "lower"
@@ -264,11 +276,11 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
         alarm = _alarm(stored, options)
     if options.pareto:
         pairs = [_pair(stored, part, ":", ("max", "min")) for part in options.pareto.split(",")]
-        pareto = ParetoRule({key: mode or _mode(stored, key) for key, mode in pairs})
+        pareto = ParetoRule({key: mode or better_mode(stored, key) for key, mode in pairs})
     return RunRules(best, stop, alarm, pareto)
 
 
-def _key(stored: StoredRun, given: str) -> str:
+def logged_key(stored: StoredRun, given: str) -> str:
     """Return a logged key, by its name or without the prefix of an evaluation."""
     given, keys = given.strip(), stored.keys
     for prefix in ("", "eval_", "eval/"):
@@ -279,7 +291,8 @@ def _key(stored: StoredRun, given: str) -> str:
     raise _NotLogged(f"{stored.log} has no key {given!r}{similar}{listed}")
 
 
-def _mode(stored: StoredRun, key: str) -> Mode:
+def better_mode(stored: StoredRun, key: str) -> Mode:
+    """Return the better direction of a key, as declared, else by its name."""
     return stored.modes.get(key) or ("min" if key.rsplit("/")[-1].endswith("loss") else "max")
 
 
@@ -290,8 +303,8 @@ def _pair(
     if not found or mode.strip() not in modes:
         if found and text.strip() not in stored.keys and key.strip() in stored.keys:
             one_of(f"direction of {key.strip()!r}", mode.strip(), modes)
-        return _key(stored, text), None
-    return _key(stored, key), mode.strip()
+        return logged_key(stored, text), None
+    return logged_key(stored, key), mode.strip()
 
 
 def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
@@ -307,7 +320,7 @@ def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
         except ValueError:
             raise ValueError(f"--subject-to {text!r}: {match['value']!r} is not a number") from None
         computed = match["key"] == "guard/alarm" and options.guard
-        key = match["key"] if computed else _key(stored, match["key"])
+        key = match["key"] if computed else logged_key(stored, match["key"])
         low, high = bounds.get(key, (None, None))
         bounds[key] = (value, high) if match["relation"] == ">=" else (low, value)
     return bounds
@@ -317,7 +330,7 @@ def _ties(stored: StoredRun, text: str | None) -> Any:
     if text is None or text == "earliest":
         return text
     key, mode = _pair(stored, text, ":", ("max", "min"))
-    return {key: mode or _mode(stored, key)}
+    return {key: mode or better_mode(stored, key)}
 
 
 _STOP_TYPES = {
@@ -357,8 +370,8 @@ def _alarm(stored: StoredRun, options: Any) -> AlarmRule:
     pairs = [_pair(stored, part, "=", ("max", "min", "drift")) for part in held_out.split(",")]
     return AlarmRule(
         key,
-        {name: cast(Any, given or _mode(stored, name)) for name, given in pairs},
-        cast(Mode, mode or _mode(stored, key)),
+        {name: cast(Any, given or better_mode(stored, name)) for name, given in pairs},
+        cast(Mode, mode or better_mode(stored, key)),
         level=None if options.level == 0.05 else options.level,
         reference=options.reference,
     )
@@ -404,7 +417,7 @@ def _cell(selection: Selection, each: Decided, key: str, number: int) -> str:
     if value is None:
         return "–"
     text = f"{value:.4g}"
-    interval = _interval(selection, each, key, number)
+    interval = interval_of(selection, each, key, number)
     if interval is not None:
         text += f" ({interval[0]:.4g} to {interval[1]:.4g})"
     if key in each.constraints:
@@ -412,9 +425,10 @@ def _cell(selection: Selection, each: Decided, key: str, number: int) -> str:
     return text
 
 
-def _interval(
+def interval_of(
     selection: Selection, each: Decided, key: str, number: int
 ) -> tuple[float, float] | None:
+    """Return the interval of a value at the `number`-th validation; None without prompts."""
     row = (each.validation.evidence or {}).get(key)
     if row is None or key in each.validation.stale:
         return None
@@ -508,7 +522,7 @@ def to_json(selection: Selection) -> dict[str, Any]:
     validations = []
     for number, each in enumerate(selection.decided, 1):
         metrics, step = each.validation.metrics, each.validation.step
-        intervals = {key: _interval(selection, each, key, number) for key in keys}
+        intervals = {key: interval_of(selection, each, key, number) for key in keys}
         validations.append(
             {
                 "step": step,

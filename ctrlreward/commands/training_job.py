@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -28,9 +35,14 @@ from ctrlreward.commands.config_files import (
 )
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.last_run import run_folders
+from ctrlreward.commands.report import write_report
 from ctrlreward.commands.smoke import shrink, written
 from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
 from ctrlreward.extras import import_extra
+from ctrlreward.files import write_whole
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.reward import Reward
+from ctrlreward.serving.description import describe
 
 _CONFIGS = Path(configs.__path__[0])
 _COMMAND = "ctrlreward train"
@@ -159,6 +171,8 @@ def run_job(arguments: Sequence[str]) -> None:
         if writes:
             with _one_line_errors(files):
                 held.enter_context(run_folders(trainer, resumed))
+            started = _provenance(arguments)
+            _write_provenance(trainer, started)
         try:
             trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
         except SIGTERMException as error:
@@ -167,8 +181,47 @@ def run_job(arguments: Sequence[str]) -> None:
             _fail(one_line(str(error), files))
         except subprocess.CalledProcessError as error:  # of a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
+        if writes:
+            _write_report(trainer, cli.model, started)
     if "--smoke" in arguments and trainer.is_global_zero:
         print(written(Path(trainer.default_root_dir)), file=sys.stderr)
+
+
+def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what made the run: command, time, versions and hardware."""
+    packages = ("ctrlreward", "torch", "transformers", "peft", "pytorch-lightning")
+    hardware = {"machine": platform.machine(), "system": platform.system()}
+    hardware |= {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "threads": str(torch.get_num_threads()),
+    }
+    if torch.cuda.is_available():
+        hardware["gpu"] = torch.cuda.get_device_name()
+    return {
+        "command": f"{_COMMAND} {shlex.join(arguments)}",
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
+        "hardware": hardware,
+    }
+
+
+def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_whole(Path(trainer.default_root_dir, "provenance.json"), text)
+
+
+def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:
+    """Write the run's `report.html`, and what the reward was into `provenance.json`."""
+    folder = Path(trainer.default_root_dir)
+    try:
+        if isinstance(model, PolicyTuner) and isinstance(model.reward, Reward):
+            # Not before: the job may have trained models of the reward first.
+            reward = describe(model.reward)["fingerprint_id"]
+            _write_provenance(trainer, {**provenance, "reward": reward})
+        if write_report(folder / "report.html", [str(folder)]) is not None:
+            print(f"report: {folder / 'report.html'}", file=sys.stderr)
+    except Exception as error:  # the run is done and saved: its report must not make it fail
+        print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 @contextmanager

@@ -88,4 +88,8 @@ def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
     assert {"before.jsonl", "after.jsonl", "checkpoints", "curves.png", "samples", "wandb"} <= {
         path.name for path in root.iterdir()
     }
+    assert 'class="verdict' in (root / "report.html").read_text()
+    provenance = json.loads((root / "provenance.json").read_text())
+    assert provenance["command"].startswith("ctrlreward train --config configs/")
+    assert re.fullmatch(r"\w{64}", provenance["reward"])
     assert not Path("runs").exists()
