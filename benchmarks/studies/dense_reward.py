@@ -1,6 +1,6 @@
 """Rewards by token against the reward of the sequence: steps of PPO to one level.
 
-    python benchmarks/studies/dense_reward.py [--seeds 5] [--steps 200] [--level 0.5]
+    python benchmarks/studies/dense_reward.py [--seeds 5] [--steps 80] [--level 0.4]
 
 A small random Llama writes up to eight words out of a vocabulary of words. The reward is CTC's
 consistency with a source text that the prompt stands for (MiniLM, the mean alignment of the text's
@@ -93,8 +93,8 @@ def run(model: str, reward: Alignment, credit: str, seed: int, options) -> Until
         model,
         reward,
         Objective("ppo", beta=0.0, credit=credit),
-        Generation(num_generations=8, max_completion_length=8),
-        OptimizerConfig(minibatches=2, learning_rate=1e-2),
+        Generation(num_generations=6, max_completion_length=8),
+        OptimizerConfig(minibatches=2, max_grad_norm=1.0, learning_rate=5e-3),
         lora=LoRA(16, dtype="float32"),
     )
     trainer = pl.Trainer(
@@ -114,8 +114,8 @@ def run(model: str, reward: Alignment, credit: str, seed: int, options) -> Until
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--level", type=float, default=0.5)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--level", type=float, default=0.4)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

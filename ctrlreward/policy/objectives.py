@@ -258,9 +258,9 @@ def check_reward(objective: Objective, reward: AnyReward) -> None:
             "objective.multi_objective_aggregation = 'normalize_then_sum' sums the weighted "
             "components of a reward, and this one has another aggregate: must be 'weighted'"
         )
-    scores = ("total", *reward.components)
     if objective.filter_groups is not None:
-        one_of("objective.filter_groups", objective.filter_groups, scores)
+        names = ("total", *reward.components)
+        one_of("objective.filter_groups", objective.filter_groups, names)
     if objective.credit == "token":
         check_credit(reward)
 

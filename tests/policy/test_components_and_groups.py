@@ -126,7 +126,7 @@ def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]])
 
 
 def test_trl_takes_a_missing_component_for_0(of_trl: Callable[..., dict[str, Any]]) -> None:
-    """And learns from it: the sample, fourth of its group, seems the worst of all."""
+    """And learns from it: the sample seems as bad as the worst of its group."""
     theirs = of_trl(MISSING)["advantages"]
     zero = advantages([[0.0, 10.0], *MISSING[1:]], Objective())
     torch.testing.assert_close(theirs, zero, rtol=1e-4, atol=1e-4)
