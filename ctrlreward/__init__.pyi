@@ -7,7 +7,10 @@ from . import policy as policy
 from . import scorers as scorers
 from . import selection as selection
 from . import serving as serving
+from .candidates import best_of_n as best_of_n
 from .credit import token_credit as token_credit
+from .functional.preferences import LearnedAggregate as LearnedAggregate
+from .functional.preferences import fit_aggregate as fit_aggregate
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
 from .models.descriptions import LabelDescriptions as LabelDescriptions
@@ -29,10 +32,12 @@ from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct
 from .scorers import FunctionScorer as FunctionScorer
 from .scorers import InfillingPerplexity as InfillingPerplexity
+from .scorers import Judge as Judge
 from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
 from .scorers import Perplexity as Perplexity
 from .scorers import Repetition as Repetition
+from .scorers import Rubric as Rubric
 from .scorers import Scorer as Scorer
 from .scorers import ScoreSpec as ScoreSpec
 from .scorers import Similarity as Similarity

@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
     "probe": ("commands.probe", "find out how a reward can be gamed, before training"),
+    "pairs": ("commands.pairs", "write preference pairs for DPO, by a reward"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
     "select": ("commands.select", "select the checkpoint of a run, from any trainer's logs"),
     "report": ("commands.report", "write what happened in a run as an HTML page"),

@@ -7,6 +7,7 @@ from typing import Any
 
 EXTRA_OF = {
     "bitsandbytes": "quantization",
+    "datasets": "trl",
     "fastapi": "serve",
     "gguf": "gguf",
     "krippendorff": "agreement",
@@ -20,6 +21,7 @@ EXTRA_OF = {
     "sentencex": "sentences",
     "statsmodels": "agreement",
     "tensorboard": "tensorboard",
+    "trl": "trl",
     "uvicorn": "serve",
     "vader": "lexicon",
     "wandb": "wandb",

@@ -251,7 +251,7 @@ class BestOfN(NamedTuple):
     held_out: float
 
 
-def best_of_n(proxy: Scores, held_out: Scores) -> list[BestOfN]:
+def best_of_n_curve(proxy: Scores, held_out: Scores) -> list[BestOfN]:
     """Return what the best of 1, 2, …, m completions by the proxy is worth.
 
     The expectation over all choices of n of a prompt's m completions is exact: the i-th lowest of m
@@ -262,7 +262,7 @@ def best_of_n(proxy: Scores, held_out: Scores) -> list[BestOfN]:
         held_out: Scores of the same completions, higher is better, shape (prompts, m).
 
     Examples:
-        >>> [round(each.held_out, 2) for each in best_of_n(np.eye(2), np.eye(2))]
+        >>> [round(each.held_out, 2) for each in best_of_n_curve(np.eye(2), np.eye(2))]
         [0.5, 1.0]
     """
     order = np.argsort(proxy, axis=1, kind="stable")

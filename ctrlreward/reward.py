@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from ctrlreward.arguments import did_you_mean, one_of
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
@@ -182,7 +184,9 @@ class Reward(AnyReward):
             variance). Both need one scale: `scales`, or scores that are better when higher and have
             one range. `"geometric_mean"`: of scores such as the relevance of several attributes,
             which must be 0 or more and better when higher; a low one costs most. Or a callable that
-            maps the scores by name, each of shape (n,), to totals of shape (n,).
+            maps the scores by name, each of shape (n,), to totals of shape (n,), such as what
+            `fit_aggregate` learns from preferences, or the JSON file of one,
+            `Path("learned.json")`.
         device: Device to move all scorers to; None leaves each where it is.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
             vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
@@ -230,7 +234,7 @@ class Reward(AnyReward):
     def __init__(
         self,
         components: Components,
-        aggregate: AggregateName | Aggregate = "weighted",
+        aggregate: AggregateName | Path | Aggregate = "weighted",
         device: str | None = None,
         thresholds: Thresholds | None = None,
         scales: Scales | None = None,
@@ -242,8 +246,12 @@ class Reward(AnyReward):
         self.weights: dict[str, float] | None = None
         self.thresholds: Thresholds | None = None
         self.accuracy_score: AccuracyScore | None = None
+        if isinstance(aggregate, str | Path) and str(aggregate).endswith(".json"):
+            aggregate = LearnedAggregate.load(aggregate)
+        if isinstance(aggregate, LearnedAggregate):
+            aggregate.check({n: c.spec.higher_is_better for n, c in self.components.items()})
         if not callable(aggregate):
-            one_of("aggregate", aggregate, (*get_args(AggregateName), "a callable"))
+            one_of("aggregate", str(aggregate), (*get_args(AggregateName), "a callable"))
         if thresholds is not None and aggregate != "gm":
             raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
         if scales is not None and aggregate not in _ENSEMBLES:
@@ -295,6 +303,7 @@ class Reward(AnyReward):
             self.accuracy_score, names = _gm_components(self.components)
             self.aggregate = partial(gm_of, names, self.thresholds)
         else:
+            assert callable(aggregate)
             self.aggregate = aggregate
         self.device = device
         if device is not None:

@@ -25,7 +25,7 @@ LAYERS = [
     ["scorers"],
     ["placement", "plots", "completion"],
     ["reward", "held_out"],
-    ["selection", "serving", "lightning_package", "run_folder", "probing", "credit"],
+    ["selection", "serving", "lightning_package", "run_folder", "probing", "credit", "candidates"],
     ["callbacks"],
     ["policy", "adapters", "huggingface"],
     ["lightning"],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
-from ctrlreward.probing import BestOfN, Examination, best_of_n, examine, overoptimisation
+from ctrlreward.probing import BestOfN, Examination, best_of_n_curve, examine, overoptimisation
 from ctrlreward.text.passages import passages
 
 PASSAGES = passages()[::2]
@@ -129,7 +129,7 @@ def test_a_score_that_depends_on_its_company_is_told() -> None:
 def test_best_of_n_is_the_mean_over_all_choices(m: int, prompts: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     proxy, held_out = generator.normal(size=(2, prompts, m))
-    for each in best_of_n(proxy, held_out):
+    for each in best_of_n_curve(proxy, held_out):
         choices = [
             (row[list(chosen)].max(), other[max(chosen, key=lambda i: row[i])])
             for row, other in zip(proxy, held_out, strict=True)

@@ -133,6 +133,12 @@ def scores_of_texts() -> None:
     assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3", "distinct"}
     polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
     assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
+    rubric = cr.Rubric("Is this warm? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
+    warmth: Floats = cr.Judge("smollm2-135m", scorers.Rubric(rubric.prompt, rubric.answers))[
+        "rating"
+    ](TEXTS)
+    assert scorers.Judge("m", rubric, address="http://127.0.0.1:8000/v1").devices == ()
+    assert warmth.shape == (2,)
     similarity = cr.Similarity(VECTORS)
     cosine: Floats = similarity.score(TEXTS, sources="soup")["similarity"]
     VECTORS.centred(TEXTS).save("vectors")
@@ -233,6 +239,18 @@ def rewards() -> None:
     gm = cr.Reward(parts, aggregate="gm", device="cpu", thresholds=(63, -20, 97, -37))
     assert (gm.accuracy_score, gm.thresholds) == ("accuracy", (63, -20, 97, -37))
     gm.release()
+    preferences = functional.Preferences(
+        {"words": [2.0, 3.0]}, {"words": [4.0, 4.0]}, {"words": False}
+    )
+    learned: functional.LearnedAggregate = cr.fit_aggregate(preferences, folds=2, resamples=2)
+    functional.fit_aggregate(preferences, folds=2, resamples=2).save("learned.json")
+    file = Path("learned.json")
+    assert (
+        cr.Reward(Words(), learned)(TEXTS).total.shape
+        == cr.Reward(Words(), file)(TEXTS).total.shape
+    )
+    assert cr.LearnedAggregate.load(file).curves == learned.curves
+    assert cr.best_of_n(brevity, TEXTS, labels=["bad"] * 2).samples.texts == ("cold soup",)
     pooled: cr.CorpusFold = cr.Perplexity(score_end=True).corpus_folds["perplexity"]
     assert pooled.parts == ("log_likelihood", "tokens")
     reward.release()

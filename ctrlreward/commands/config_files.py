@@ -229,9 +229,10 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
         if key not in REWARD_KEYS:
             raise file.error((key,), f"is not a key{did_you_mean(key, REWARD_KEYS)}")
     aggregate = block.get("aggregate", AGGREGATES[0])
-    if aggregate not in AGGREGATES:
+    learned = isinstance(aggregate, str) and aggregate.endswith(".json")
+    if aggregate not in AGGREGATES and not learned:
         hint = did_you_mean(aggregate, AGGREGATES)
-        names = ", ".join(AGGREGATES)
+        names = ", ".join((*AGGREGATES, "a .json file"))
         raise file.error(("aggregate",), f"must be {names}, got {aggregate!r}{hint}")
     components = block["components"]
     if not isinstance(components, Mapping) or not components:

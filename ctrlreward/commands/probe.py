@@ -20,7 +20,7 @@ from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.bootstrap import Estimate
-from ctrlreward.probing import TOTAL, Examination, best_of_n, examine, overoptimisation
+from ctrlreward.probing import TOTAL, Examination, best_of_n_curve, examine, overoptimisation
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.samples import Samples, as_samples
 from ctrlreward.scorers.base import Scores
@@ -122,7 +122,7 @@ def read_texts(path: str | None, labels: Sequence[str] | None, count: int) -> Sa
 def judge_best_of_n(
     reward: AnyReward, judge: AnyReward, samples: Samples
 ) -> tuple[list[Any], tuple[float, float]]:
-    """Return the curve of `best_of_n`, and α and β of it.
+    """Return the curve of `best_of_n_curve`, and α and β of it.
 
     Raises a ValueError unless each prompt has the same number of completions, two or more.
     """
@@ -141,7 +141,7 @@ def judge_best_of_n(
     kept = np.isfinite(totals).all(axis=(0, 2))
     if not kept.any():
         raise ValueError("each prompt has a completion without a reward")
-    curve = best_of_n(*(total[kept] for total in totals))
+    curve = best_of_n_curve(*(total[kept] for total in totals))
     return curve, overoptimisation(curve)
 
 

@@ -46,8 +46,8 @@ OPTIONS = (
 )
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
-    *("FunctionScorer", "InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity"),
-    "TransferQuality",
+    *("FunctionScorer", "InfillingPerplexity", "Judge", "LexiconSentiment", "Perplexity"),
+    *("Similarity", "TransferQuality"),
 )
 SCORERS_HINT = (
     f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "

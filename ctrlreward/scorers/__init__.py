@@ -11,6 +11,7 @@ from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
 from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
+from ctrlreward.scorers.judge import Judge, Rubric
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import Perplexity
@@ -31,11 +32,13 @@ __all__ = [
     "Distinct",
     "FunctionScorer",
     "InfillingPerplexity",
+    "Judge",
     "LexiconSentiment",
     "ModelOptions",
     "ModelScorer",
     "Perplexity",
     "Repetition",
+    "Rubric",
     "ScoreSpec",
     "Scorer",
     "Similarity",

@@ -35,7 +35,7 @@ from ctrlreward.cli import main
 from ctrlreward.commands import score
 from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.commands.training_job import TrainCLI, build
-from ctrlreward.scorers import Task
+from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -285,6 +285,8 @@ def test_yaml(block: Block, workplace: None) -> None:
         Task.load(file)
     elif {"labels", "template"} <= keys:
         parse_only(["evaluate", "smollm2-135m", "--output=a", "--config", str(file)])
+    elif "answers" in keys:
+        Rubric.load(file)
     elif "scorers" in keys:
         parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])
     elif keys == {"class_path", "init_args"} or "components" in keys:

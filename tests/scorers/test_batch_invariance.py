@@ -37,9 +37,11 @@ from ctrlreward.scorers import (
     Distinct,
     FunctionScorer,
     InfillingPerplexity,
+    Judge,
     LexiconSentiment,
     Perplexity,
     Repetition,
+    Rubric,
     Scorer,
     Similarity,
     Task,
@@ -91,6 +93,8 @@ TOPICS = Task(
     ["<gen_result> It was about <mask_token>."],
     {"positive": ["tea"], "negative": ["rain"], "x": ["y"]},
 )
+RUBRIC = Rubric("Is this {label}? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
+PAIRS = Rubric("Which?\nA: {first}\nB: {second}\n", {"A": "first", "B": "second"})
 LABELS = ("negative", "positive")
 ALIGNED: tuple[AspectName, ...] = (
     "consistency",
@@ -126,6 +130,8 @@ POINTWISE: Mapping[str, Callable[..., Scorer]] = {
     "Perplexity gpt2 truncated": lambda f, **o: Perplexity(f["gpt2"], **o),
     "Perplexity mamba": lambda f, **o: Perplexity(f["mamba"], **o),
     "InfillingPerplexity": lambda f, **o: InfillingPerplexity(f["bart"], **o),
+    "Judge": lambda f, **o: Judge(f["llama"], RUBRIC, **o),
+    "Judge of pairs": lambda f, **o: Judge(f["llama"], PAIRS, **o),
     "BARTScore": lambda f, **o: BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
     "Similarity": lambda f, **o: Similarity(f["encoder"], **o),
     "Alignment embedding": lambda f, **o: Alignment(f["encoder"], ALIGNED, **o),

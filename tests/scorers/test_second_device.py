@@ -30,7 +30,9 @@ from ctrlreward.scorers import (
     BARTScore,
     CTRLEval,
     InfillingPerplexity,
+    Judge,
     Perplexity,
+    Rubric,
     Scorer,
     Similarity,
     TransferQuality,
@@ -54,6 +56,7 @@ SAMPLES = Samples(
 )
 LABELS = {0: "negative", 1: "positive"}
 ALIGNED = {0: "aligned", 1: "hallucinated"}
+RUBRIC = Rubric("Good? {text}\nyes or no:", {"yes": 1, "no": 0})
 CAUSAL = ("llama", "bloom", "mamba")  # prefix trees, positions by a bias, padded rows
 SEQ2SEQ = ("pegasus", "t5")
 DIALOG: tuple[AspectName, ...] = (
@@ -85,6 +88,7 @@ CASES: dict[str, Build] = {
     "Perplexity mamba": lambda f, d: Perplexity(f["mamba"], device=d),
     "InfillingPerplexity llama": lambda f, d: InfillingPerplexity(f["llama"], device=d),
     "InfillingPerplexity t5": lambda f, d: InfillingPerplexity(f["t5"], device=d),
+    "Judge": lambda f, d: Judge(f["llama"], RUBRIC, device=d),
     "BARTScore": lambda f, d: BARTScore(f["bart"], ["faithfulness", "f_score"], device=d),
     "Alignment embedding": lambda f, d: Alignment(f["encoder"], DIALOG, device=d),
     "Alignment discriminative": lambda f, d: Alignment(

@@ -1,10 +1,11 @@
-"""GM's thresholds, the paper's and fitted ones, judged on preferences of held-out items."""
+"""GM's thresholds and a learned aggregate, judged on preferences of held-out items."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,15 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.terminal import plain_console
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
+from ctrlreward.functional.preferences import (
+    LearnedAggregate,
+    Preferences,
+    agreement_of_gains,
+    fit_aggregate,
+    pairwise_preferences,
+)
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm, gm_of
 from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
     PairwiseAgreement,
@@ -21,7 +30,6 @@ from ctrlreward.recipes.papers.li2018.preferences import (
     fit_gm,
     hinge_loss,
     pairwise_agreement,
-    pairwise_preferences,
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 
@@ -92,10 +100,7 @@ def fit_held_out(
         ValueError: A half of the items has no preferences, or the margin is negative.
     """
     items = rated.clusters or ()
-    order = {item: position for position, item in enumerate(dict.fromkeys(items))}
-    first_half = np.array([order[item] % 2 == 0 for item in items])
-    ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, rated.ratings["mean"])
-    halves = [np.where(half, ratings, np.nan) for half in (first_half, ~first_half)]
+    halves = _halves(rated, inputs)
     training, held_out = (_pairs(inputs, half, items, margin) for half in halves)
     t1, _, t3, t4 = GM_THRESHOLDS
     fits: dict[str, GMFit | Thresholds] = {"paper": GM_THRESHOLDS}
@@ -107,6 +112,137 @@ def fit_held_out(
     outputs = inputs[~np.isnan(halves[1])]
     judged = {name: _judge(fit, training, held_out, outputs) for name, fit in fits.items()}
     return HeldOutFits(len(training[0]), len(held_out[0]), judged)
+
+
+class JudgedAggregate(NamedTuple):
+    """An aggregate, judged on preferences of held-out items.
+
+    Attributes:
+        agreement: Share of the preferences with the higher total on the preferred side, ties
+            counted as one half, in [0, 1], with an interval over items.
+        tied: Share of the preferences with equal totals.
+        ahead: Agreement minus that of GM with all thresholds fitted, with an interval over items.
+    """
+
+    agreement: Estimate
+    tied: float
+    ahead: Estimate
+
+
+def judge_learned(
+    rated: Rated,
+    scores: Mapping[str, Floats],
+    inputs: Sequence[str],
+    fits: HeldOutFits,
+    margin: float,
+    seed: int,
+) -> tuple[dict[str, JudgedAggregate], LearnedAggregate]:
+    """Judge aggregates that `fit_aggregate` learns from every other item, and GM, on the rest.
+
+    The items, which are the source sentences, are those of `fit_held_out`: no sentence is on both
+    sides.
+
+    Args:
+        rated: The rated file, with the rating `mean` and items as clusters.
+        scores: Scores of each row by name, shape (n,); all are better when higher except the
+            perplexity.
+        inputs: Names of accuracy, similarity and perplexity.
+        fits: GM's thresholds by name, fitted to the same items.
+        margin: See `fit_held_out`.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        What is judged, by name, and the aggregate of all scores.
+    """
+    items = rated.clusters or ()
+    stacked = np.stack([*scores.values()], axis=1)
+    directions = {name: name != "perplexity" for name in scores}
+    training, held_out = (
+        Preferences.of_ratings(scores, directions, half, items, margin)
+        for half in _halves(rated, stacked)
+    )
+
+    def only(preferences: Preferences, names: Sequence[str]) -> Preferences:
+        return Preferences(
+            {name: preferences.preferred[name] for name in names},
+            {name: preferences.rejected[name] for name in names},
+            {name: directions[name] for name in names},
+            preferences.groups,
+        )
+
+    everything = fit_aggregate(training, seed=seed)
+    totals: dict[str, Callable[[Mapping[str, Floats]], Floats]] = {
+        f"GM, {name}": partial(gm_of, tuple(inputs), fits.judged[name].thresholds)
+        for name in ("paper", "all, c fitted")
+    }
+    totals[f"learned of {', '.join(inputs)}"] = fit_aggregate(only(training, inputs), seed=seed)
+    totals[f"learned of {', '.join(scores)}"] = everything
+    gains = {
+        name: total(held_out.preferred) - total(held_out.rejected) for name, total in totals.items()
+    }
+    groups = held_out.groups or ()
+    right = {name: (np.sign(gain) + 1) / 2 for name, gain in gains.items()}
+    fitted = right["GM, all, c fitted"]
+    judged = {
+        name: JudgedAggregate(
+            agreement_of_gains(gain, groups, seed=seed),
+            float((gain == 0).mean()),
+            paired_bootstrap(fitted, right[name], groups, seed=seed),
+        )
+        for name, gain in gains.items()
+    }
+    return judged, everything
+
+
+def learned_record(
+    judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate
+) -> dict[str, Any]:
+    """Return the comparison as JSON values."""
+    return {
+        "judged": {
+            name: {
+                "agreement": each.agreement._asdict(),
+                "tied": each.tied,
+                "ahead": each.ahead._asdict(),
+            }
+            for name, each in judged.items()
+        },
+        "weights": {name: w._asdict() for name, w in (learned.weights or {}).items()},
+    }
+
+
+def print_learned(
+    judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate, width: int | None
+) -> None:
+    """Print agreement with held-out preferences, and the weights of the learned aggregate."""
+    title = "Held-out preferences: agreement (ties as one half) and 95 % interval over items"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    table.add_column("aggregate", overflow="fold")
+    for heading in ("agreement", "ties", "ahead of GM, all fitted"):
+        table.add_column(heading, justify="right")
+    for name, each in judged.items():
+        first, last = each.agreement, each.ahead
+        table.add_row(
+            name,
+            f"{first.value:.1%} ({first.low:.1%} to {first.high:.1%})",
+            percent(each.tied),
+            f"{last.value:+.1%} ({last.low:+.1%} to {last.high:+.1%})",
+        )
+    plain_console(width).print(table)
+    weights = ", ".join(
+        f"{name} {weight.value:.2f} ({weight.low:.2f} to {weight.high:.2f})"
+        for name, weight in (learned.weights or {}).items()
+    )
+    print(f"Learned, log-odds from the worst to the best of each score: {weights}")
+
+
+def _halves(rated: Rated, inputs: Floats) -> list[Floats]:
+    """Return the mean ratings of every other item and of the rest; NaN for the other half."""
+    items = rated.clusters or ()
+    order = {item: position for position, item in enumerate(dict.fromkeys(items))}
+    first_half = np.array([order[item] % 2 == 0 for item in items])
+    ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, rated.ratings["mean"])
+    return [np.where(half, ratings, np.nan) for half in (first_half, ~first_half)]
 
 
 def _judge(

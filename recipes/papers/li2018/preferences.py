@@ -5,8 +5,7 @@ Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878; the mean itself is `tran
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -298,47 +297,6 @@ def pairwise_agreement(
     better, worse = _pairs(preferred, rejected)
     gain = _gm(better, thresholds) - _gm(worse, thresholds)
     return PairwiseAgreement(float((gain > 0).mean()), float((gain == 0).mean()))
-
-
-def pairwise_preferences(
-    ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
-) -> tuple[Ints, Ints]:
-    """Turn ratings into pairs of a preferred and a rejected output for the same item.
-
-    Args:
-        ratings: Rating of each output, shape (n,), higher is better; NaN leaves an output out.
-        items: Item that each output belongs to, for example its source, shape (n,).
-        margin: Ratings that differ by no more than this express no preference; 0 or more.
-
-    Returns:
-        Indices of the preferred and of the rejected outputs, each of shape (pairs,). Fit to them
-        with `fit_gm(scores[preferred], scores[rejected])`.
-
-    Raises:
-        ValueError: The lengths differ, or the margin is negative.
-
-    Examples:
-        >>> preferred, rejected = pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
-        >>> preferred.tolist(), rejected.tolist()
-        ([0], [1])
-    """
-    rated = np.asarray(ratings, dtype=np.float64)
-    if rated.shape != (len(items),):
-        raise ValueError(
-            f"ratings has shape {rated.shape} and items has {len(items)} items: give one of each "
-            "per output"
-        )
-    if not margin >= 0:
-        raise ValueError(f"margin = {margin}: give 0 or more")
-    outputs = defaultdict(list)
-    for place, item in enumerate(items):
-        outputs[item].append(place)
-    pairs: list[Ints] = [np.empty((0, 2), dtype=np.int64)]
-    for members in map(np.array, outputs.values()):
-        ahead = rated[members][:, None] - rated[members][None, :] > margin
-        pairs.append(members[np.argwhere(ahead)])
-    preferred, rejected = np.concatenate(pairs).T
-    return preferred, rejected
 
 
 def _pairs(preferred: npt.ArrayLike, rejected: npt.ArrayLike) -> tuple[Floats, Floats]:

@@ -12,7 +12,14 @@ import numpy as np
 from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.ctc.ablations import ablate, print_ablations
-from ctrlreward.recipes.papers.li2018.gm_fits import fit_held_out, fits_record, print_fits
+from ctrlreward.recipes.papers.li2018.gm_fits import (
+    fit_held_out,
+    fits_record,
+    judge_learned,
+    learned_record,
+    print_fits,
+    print_learned,
+)
 from ctrlreward.recipes.papers.li2018.metric_validity import print_validity, validity_record
 from ctrlreward.recipes.papers.li2018.preferences import Thresholds
 from ctrlreward.recipes.papers.li2018.transfer_systems import (
@@ -89,7 +96,7 @@ def li2018(
         score_end: Whether the perplexity counts the end of a sentence, as that of a language model
             of sentences does.
         fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
-            with the paper's on the rest.
+            with the paper's on the rest, and both with aggregates that `fit_aggregate` learns.
         margin: Mean ratings that differ by no more than this express no preference for the fit.
         constants: The constant baseline's sentence for each target style.
         aligner: Model for preservation: an encoder, or an aligner trained for the method.
@@ -142,6 +149,10 @@ def li2018(
         fits = fit_held_out(file, inputs, thresholds, margin, seed)
         record["gm"] = {"accuracy": accuracy, "margin": margin, **fits_record(fits)}
         print_fits(fits, width)
+        read = {name: values[name] for name in (*judge.inputs, "preservation")}
+        learned = judge_learned(file, read, judge.inputs, fits, margin, seed)
+        record["learned"] = learned_record(*learned)
+        print_learned(*learned, width)
         columns = {name: fit.thresholds for name, fit in fits.judged.items()}
     rows = score_systems(file, judge, unrated, columns)
     record["systems"] = systems_record(rows)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrlreward.functional.preferences import pairwise_preferences
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
@@ -16,7 +17,6 @@ from ctrlreward.recipes.papers.li2018.preferences import (
     fit_gm,
     hinge_loss,
     pairwise_agreement,
-    pairwise_preferences,
 )
 
 NAN = float("nan")
@@ -279,52 +279,3 @@ def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
 def test_bad_pairs(judge, preferred, rejected, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         judge(preferred, rejected)
-
-
-# Preferences from ratings
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.sampled_from("abc")), max_size=10),
-    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
-)
-def test_pairs_equal_brute_force(rated: list[tuple[int, str]], margin: float) -> None:
-    expected = {
-        (i, j)
-        for i, (high, one) in enumerate(rated)
-        for j, (low, other) in enumerate(rated)
-        if one == other and high - low > margin
-    }
-    preferred, rejected = pairwise_preferences([r for r, _ in rated], [c for _, c in rated], margin)
-    assert len(preferred) == len(rejected) == len(expected)
-    assert set(zip(preferred.tolist(), rejected.tolist(), strict=True)) == expected
-
-
-def test_a_nan_rating_is_in_no_pair() -> None:
-    preferred, rejected = pairwise_preferences([5.0, NAN, 3.0], ["x", "x", "x"])
-    assert (preferred.tolist(), rejected.tolist()) == ([0], [2])
-
-
-def test_indices_select_pairs_of_scores() -> None:
-    scores = outputs(3, seed=7)
-    preferred, rejected = pairwise_preferences([1, 2, 2], ["x", "x", "y"])
-    np.testing.assert_array_equal(scores[preferred], scores[[1]])
-    np.testing.assert_array_equal(scores[rejected], scores[[0]])
-
-
-def test_no_preferences_give_empty_arrays() -> None:
-    preferred, rejected = pairwise_preferences([], [])
-    assert preferred.shape == rejected.shape == (0,)
-    assert preferred.dtype == np.int64
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1, 2], ["a"]), r"ratings has shape \(2,\) and items has 1 items: give one"),
-        (([1, 2], ["a", "a"], -0.5), r"margin = -0\.5: give 0 or more"),
-    ],
-)
-def test_bad_ratings(arguments: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pairwise_preferences(*arguments)

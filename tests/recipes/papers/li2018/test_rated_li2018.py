@@ -330,6 +330,42 @@ def test_thresholds_are_fitted_to_half_of_the_items(
     assert "The paper reports 86%" in printed
 
 
+def test_learned_aggregates_are_judged_on_the_same_preferences(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run("--fit-gm")
+    judged = record["learned"]["judged"]
+    inputs = "label_probability, similarity, perplexity"
+    names = ["GM, paper", "GM, all, c fitted", f"learned of {inputs}"]
+    assert list(judged) == [*names, f"learned of {inputs}, preservation"]
+    for name in ("paper", "all, c fitted"):
+        own, found = record["gm"]["judged"][name]["agreement"], judged[f"GM, {name}"]
+        assert found["agreement"]["value"] == pytest.approx(own["agreed"] + own["tied"] / 2)
+        assert found["tied"] == pytest.approx(own["tied"])
+    for found in judged.values():
+        fitted = judged["GM, all, c fitted"]["agreement"]["value"]
+        gain = found["agreement"]["value"] - fitted
+        assert found["ahead"]["value"] == pytest.approx(gain)
+        assert found["agreement"]["low"] <= found["agreement"]["value"]
+    # The ratings are noisy, but they follow the inputs.
+    assert judged[names[2]]["agreement"]["low"] > 0.5
+    value = judged[names[2]]["agreement"]["value"]
+    assert re.search(rf"learned of .* {value:.1%} \(", capsys.readouterr().out)
+
+
+def test_nothing_of_a_held_out_item_is_learned(rated: list[dict[str, Any]]) -> None:
+    before = run("--fit-gm")["learned"]["weights"]
+    for row in rated:
+        if row["item"] % 2:  # the judged half
+            row["grammaticality"] = row["topic"] = 0.0
+            row["sentiment"] = float(ord(row["system"]))
+    with open("rated.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rated[0]))
+        writer.writeheader()
+        writer.writerows(rated)
+    assert run("--fit-gm")["learned"]["weights"] == before
+
+
 def test_a_margin_leaves_out_small_differences(rated: list[dict[str, Any]]) -> None:
     mean = read_li2018(Path("rated.csv")).ratings["mean"]
     clear = sum(

@@ -1,0 +1,203 @@
+"""Completions of one prompt compared by a reward: the best one, and preference pairs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, Unpack
+
+import numpy as np
+
+from ctrlreward.completion import Generator, generate
+from ctrlreward.functional.preferences import Preferences
+from ctrlreward.reward import Components, Reward, RewardLike, as_reward
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Scores
+
+log = logging.getLogger(__name__)
+
+
+class Best(NamedTuple):
+    """The best completion of each prompt.
+
+    Attributes:
+        samples: One sample per prompt, in the order in which the prompts come first.
+        totals: Reward of each, shape (prompts,); NaN where no completion of the prompt has one,
+            and the sample is the first of them.
+        rows: Row of each among the completions.
+    """
+
+    samples: Samples
+    totals: Scores
+    rows: list[int]
+
+
+def best_of_n(
+    reward: RewardLike,
+    samples: SamplesLike,
+    model: Generator | None = None,
+    n: int = 8,
+    seed: int = 0,
+    **columns: Unpack[SampleKeywords],
+) -> Best:
+    """Return the completion of each prompt with the highest reward.
+
+    Args:
+        reward: A reward, or what `Reward` takes.
+        samples: Completions, or with a `model` the prompts, as `as_samples` converts them with
+            `columns`. Completions of one prompt have the same group, else the same prompt, else
+            the same prefix; without these columns, all are of one prompt.
+        model: Model that completes each prompt n times, as `GenerationScorer` calls it: a function
+            from prompts to completions, or an object with `complete` or `complete_samples`.
+        n: Completions of each prompt by the model.
+        seed: Seed of the model's random numbers.
+        columns: Further columns.
+
+    Raises:
+        ValueError: n is less than 1, or the model can't complete the prompts.
+
+    Examples:
+        >>> def brevity(texts):
+        ...     return [-float(len(text)) for text in texts]
+        >>> best_of_n(brevity, ["The soup was good.", "Good soup."]).samples.texts
+        ('Good soup.',)
+        >>> def model(prompts):
+        ...     return [" was good"[: 4 + i] for i in range(len(prompts))]
+        >>> best_of_n(brevity, ["The soup", "The view"], model, n=2).samples.texts
+        ('The soup was', 'The view was g')
+    """
+    if n < 1:
+        raise ValueError(f"n must be 1 or more, got {n}")
+    given = as_samples(samples, **columns)
+    candidates = given if model is None else generate(model, given, n, seed)
+    totals = as_reward(reward)(candidates).total
+    clusters = candidates.groups or candidates.prompts or candidates.prefixes
+    rows_of = _by_prompt(clusters or [""] * len(candidates))
+    # A failed completion loses to any other.
+    rows = [max(rows, key=lambda i: np.nan_to_num(totals[i], nan=-np.inf)) for rows in rows_of]
+    failed = int(np.isnan(totals[rows]).sum())
+    if failed:
+        log.warning("%d of %d prompts have no completion with a reward", failed, len(rows))
+    return Best(candidates[rows], totals[rows], rows)
+
+
+class PreferencePairs(NamedTuple):
+    """Pairs of completions of one prompt, and what was left out.
+
+    Attributes:
+        chosen: Row of the chosen completion of each pair.
+        rejected: Row of the rejected completion of each pair.
+        failed: Completions without a reward.
+        repeated: Completions that repeat another one of their prompt.
+        tied: Pairs whose rewards differ by no more than the margin.
+        single: Prompts with fewer than two different completions that have a reward.
+    """
+
+    chosen: list[int]
+    rejected: list[int]
+    failed: int
+    repeated: int
+    tied: int
+    single: int
+
+
+def preference_pairs(
+    prompts: Sequence[Hashable],
+    texts: Sequence[str],
+    totals: Scores,
+    per_prompt: int = 1,
+    margin: float = 0.0,
+) -> PreferencePairs:
+    """Pair the best completion of each prompt with its worst, the second with the last but one, ….
+
+    So no completion of a prompt is both chosen and rejected.
+
+    Args:
+        prompts: Prompt of each completion, shape (n,).
+        texts: The completions, shape (n,). Of equal ones of a prompt, the first counts.
+        totals: Reward of each, shape (n,), higher is better; NaN where it failed.
+        per_prompt: Most pairs of a prompt, 1 or more.
+        margin: A pair whose rewards differ by no more than this is left out; 0 or more.
+
+    Raises:
+        ValueError: Lengths differ, or a number is out of range.
+
+    Examples:
+        >>> preference_pairs(["soup"] * 3, ["good", "cold", "warm"], np.array([3.0, 1.0, 2.0]))
+        PreferencePairs(chosen=[0], rejected=[1], failed=0, repeated=0, tied=0, single=0)
+    """
+    if not len(prompts) == len(texts) == len(totals):
+        raise ValueError(
+            f"prompts has {len(prompts)} items, texts {len(texts)} and totals {len(totals)}: give "
+            "one of each per completion"
+        )
+    if per_prompt < 1:
+        raise ValueError(f"per_prompt must be 1 or more, got {per_prompt}")
+    if not 0 <= margin < np.inf:
+        raise ValueError(f"margin must be 0 or more, got {margin}")
+    chosen: list[int] = []
+    rejected: list[int] = []
+    failed = repeated = tied = single = 0
+    for rows in _by_prompt(prompts):
+        different = {texts[i]: i for i in reversed(rows)}  # the first row of each text
+        scored = [i for i in different.values() if np.isfinite(totals[i])]
+        repeated += len(rows) - len(different)
+        failed += len(different) - len(scored)
+        if len(scored) < 2:
+            single += 1
+            continue
+        ranked = sorted(scored, key=lambda i: (-totals[i], i))
+        for k in range(min(per_prompt, len(ranked) // 2)):
+            best, worst = ranked[k], ranked[-1 - k]
+            if totals[best] - totals[worst] > margin:
+                chosen.append(best)
+                rejected.append(worst)
+            else:
+                tied += 1
+    return PreferencePairs(chosen, rejected, failed, repeated, tied, single)
+
+
+def score_preferences(
+    components: Components,
+    chosen: SamplesLike,
+    rejected: SamplesLike,
+    **columns: Unpack[SampleKeywords],
+) -> Preferences:
+    """Return the scores of both sides of n preferences, for `fit_aggregate`.
+
+    Args:
+        components: Scores to combine, as `Reward` takes them, without weights.
+        chosen: The preferred texts, as `as_samples` converts them with `columns`.
+        rejected: The other text of each pair.
+        columns: Columns that both sides share. Pairs with the same group, else prompt, else
+            source, else prefix, form a group.
+
+    Raises:
+        ValueError: The sides differ in length.
+
+    Examples:
+        >>> def length(texts):
+        ...     return [len(text) for text in texts]
+        >>> score_preferences({"length": length}, ["Good soup."], ["Soup."]).preferred
+        {'length': array([10.])}
+    """
+    better, worse = as_samples(chosen, **columns), as_samples(rejected, **columns)
+    if len(better) != len(worse):
+        raise ValueError(f"chosen has {len(better)} texts and rejected {len(worse)}: give pairs")
+    reward = Reward(components)
+    n = len(better)
+    both = reward(Samples.concat([better, worse])).components
+    return Preferences(
+        {name: values[:n] for name, values in both.items()},
+        {name: values[n:] for name, values in both.items()},
+        {name: c.spec.higher_is_better for name, c in reward.components.items()},
+        better.groups or better.prompts or better.sources or better.prefixes,
+    )
+
+
+def _by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
+    """Return the rows of each prompt, in the order of the first ones."""
+    rows: dict[Hashable, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        rows.setdefault(prompt, []).append(i)
+    return list(rows.values())

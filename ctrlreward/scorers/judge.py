@@ -1,0 +1,426 @@
+"""A language model as a judge: a rubric, a local model or an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from string import Formatter
+from typing import Any, Unpack
+from urllib.parse import urlsplit
+
+import httpx2
+import numpy as np
+import tenacity
+import yaml
+
+from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.engine.batching import windows
+from ctrlreward.engine.sharing import Request, Requests, shared_model
+from ctrlreward.items import item_logger
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.control_tokens import rendered_chat
+from ctrlreward.models.tasks import Continuation
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+
+log = item_logger(__name__)
+
+# What an answer of a comparison says, as the score of the first text.
+_SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
+_PAIR = {"first", "second"}
+
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_TRIES = 4  # of a request that the server refuses for the moment
+
+
+@dataclass(frozen=True)
+class Rubric:
+    r"""What a judge is asked, and what its answers are worth.
+
+    Args:
+        prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
+            …. With `{first}` and `{second}` it compares the text with its reference.
+        answers: Answer → score, higher is better; a list of numbers stands for itself. In a
+            comparison answer → `first`, `second` or `tie`.
+        name: Name of the score; `preference` in a comparison.
+
+    Raises:
+        ValueError: The prompt or an answer is none of these.
+
+    Examples:
+        >>> Rubric("Is this polite? {text}\nAnswer yes or no.", {"yes": 1, "no": 0}).range
+        (0.0, 1.0)
+        >>> prompt = "Which is more polite?\nA: {first}\nB: {second}"
+        >>> Rubric(prompt, {"A": "first", "B": "second"}).compares
+        True
+    """
+
+    prompt: str
+    answers: Mapping[str, float | str] | Sequence[float]
+    name: str = "rating"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):
+            raise ValueError(f"prompt = {shortened(self.prompt)} must be a string")
+        try:
+            slots = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
+        except ValueError as error:
+            raise ValueError(f"prompt: {error}; write {{{{ and }}}} for braces") from None
+        known = _PAIR | {key for key in JSON_KEYS.values() if key != "group"}
+        for slot in slots:
+            if slot not in known:
+                raise ValueError(
+                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}; write "
+                    "{{ and }} for braces"
+                )
+        compares = bool(slots & _PAIR)
+        if compares and (not slots >= _PAIR or slots & {"text", "reference"}):
+            raise ValueError(
+                "prompt must have {first} and {second}, for text and reference in either order, "
+                "and neither {text} nor {reference}"
+            )
+        if not compares and "text" not in slots:
+            raise ValueError("prompt must have {text}, or {first} and {second} to compare")
+        object.__setattr__(self, "answers", _read_answers(self.answers, compares))
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name = {self.name!r} must be a string")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of `Samples` that the prompt shows."""
+        slots = [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
+        names = [COLUMN_OF[slot] for slot in slots if slot not in _PAIR]
+        return tuple(dict.fromkeys(["texts", *(["references"] * self.compares), *names]))
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the text with its reference."""
+        return "{first" in self.prompt
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Score of each answer; in a comparison of the first text."""
+        answers: Any = self.answers
+        return dict(answers)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest score."""
+        return min(self.scores.values()), max(self.scores.values())
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Rubric:
+        """Read a YAML file with `prompt`, `answers` and perhaps `name`.
+
+        Raises:
+            ValueError: A key is absent or unknown, or a value is wrong.
+            OSError: There is no such file.
+        """
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise OSError(f"there is no rubric {path}: give the path of a YAML file, or a Rubric")
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        keys = set(content) if isinstance(content, dict) else set()
+        if not {"prompt", "answers"} <= keys <= {"prompt", "answers", "name"}:
+            raise ValueError(
+                f"{path} must have the keys prompt and answers, and may have name; got "
+                f"{', '.join(map(str, sorted(keys, key=str))) or 'none'}"
+            )
+        try:
+            return Rubric(**content)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _read_answers(given: object, compares: bool) -> dict[str, float]:
+    """Return the score of each answer."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        given = {item: item for item in given}
+    if not isinstance(given, Mapping) or len(given) < 2:
+        raise ValueError(f"answers = {shortened(given)} must be two or more: {{yes: 1, no: 0}}")
+    answers = {}
+    for answer, worth in given.items():
+        if isinstance(answer, bool) or not str(answer).strip():
+            raise ValueError(f"answers: {answer!r} is not text: write it in quotes")
+        if compares:
+            # A Rubric that is built from another has the numbers.
+            value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth
+            allowed = value in _SIDES.values()
+        else:
+            value = worth
+            allowed = isinstance(worth, int | float) and not isinstance(worth, bool)
+        if not allowed:
+            wanted = "first, second or tie" if compares else "a number"
+            raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
+        answers[str(answer).strip()] = float(value)
+    if len(set(answers.values())) < 2:
+        raise ValueError("answers all have the same score: give two or more")
+    return answers
+
+
+@checked_keywords(**NEIGHBOURS)
+class Judge(ModelScorer[CausalLM]):
+    r"""A language model that answers a rubric about each text.
+
+    Measure its agreement with people by `ctrlreward meta-eval` before you trust it. Nothing in the
+    library uses a judge unless you name one.
+
+    With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
+
+    - A local model is scored, not sampled: the rating is the mean of the answers' scores, weighted
+      by the probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1).
+    - A server writes one reply, at temperature 0, which must name one of the answers. The rating is
+      NaN, and counted in a warning, if it names none or several.
+
+    In a comparison of each text with its reference, in both orders:
+
+    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5. A
+      choice that changes with the order is a tie, and counted in a warning.
+    - `consistent`: 1 if both orders have the same winner, else 0; its mean says how far to trust
+      the judge. Both are NaN where a reply names none of the answers.
+
+    Args:
+        model: The judge: local folder, Hugging Face id or short name; with an address the name of
+            a model that its server has.
+        rubric: A `Rubric`, or a YAML file with its arguments.
+        address: Address of an OpenAI-compatible server, `"http://127.0.0.1:8000/v1"`, to which
+            the texts are sent. None loads the model here.
+        key_variable: Environment variable with the server's API key, so that it is in no YAML.
+        concurrency: Requests to the server at the same time.
+        max_tokens: Tokens of a reply.
+        timeout: Seconds that a reply may take.
+        **options: See `ModelOptions`.
+
+    Raises:
+        ValueError: A number is out of range, or the address or the rubric is wrong.
+        OSError: There is no such rubric.
+
+    Examples:
+        >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
+        >>> rating = Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"])
+        >>> rating.shape
+        (2,)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        rubric: str | PathLike[str] | Rubric,
+        address: str | None = None,
+        key_variable: str | None = None,
+        concurrency: int = 8,
+        max_tokens: int = 16,
+        timeout: float = 120.0,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        super().__init__(model, **options)
+        if not isinstance(rubric, Rubric | str | PathLike):
+            raise TypeError(
+                f"rubric is a {type(rubric).__name__}, must be a Rubric or the path of a YAML file"
+            )
+        self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
+        parts = urlsplit(address or "http://host")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"address = {address!r}: give one such as 'http://127.0.0.1:8000/v1'")
+        if key_variable is not None and address is None:
+            raise ValueError("key_variable is for a server: give its address")
+        self.address = address and address.rstrip("/")
+        self.key_variable = key_variable
+        self.concurrency = positive("concurrency", concurrency)
+        self.max_tokens = positive("max_tokens", max_tokens)
+        if not timeout > 0:
+            raise ValueError(f"timeout = {timeout}: give a positive number of seconds")
+        self.timeout = timeout
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of the rating, or of preference and consistency."""
+        if self.rubric.compares:
+            spec = ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
+            return {"preference": spec, "consistent": spec}
+        return {self.rubric.name: ScoreSpec(higher_is_better=True, range=self.rubric.range)}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that the rubric shows."""
+        return {name: "Judge" for name in self.rubric.columns if name != "texts"}
+
+    def build_model(self, name: str) -> CausalLM:
+        """Load the judge, or share it with the scorers that have loaded it."""
+        return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of a local judge."""
+        return super().devices if self.address is None else ()
+
+    def load(self) -> None:
+        """Load a local judge now instead of at the first `score`."""
+        if self.address is None:
+            super().load()
+
+    def score_samples(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Return the scores of the rubric; NaN, with a warning, for an empty text."""
+        rubric = self.rubric
+        columns = {
+            name: samples.texts if name == "texts" else samples.require(name, "Judge")
+            for name in rubric.columns
+        }
+        read = {"texts": columns["texts"]}
+        if rubric.compares:
+            read["references"] = columns["references"]
+        kept = nonempty(next(iter(self.specs)), **read)
+        prompts: list[str] = []
+        for i in kept:
+            cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
+            sides = [(cells["text"], cells.get("reference", ""))]
+            for first, second in [*sides, *((b, a) for a, b in sides if rubric.compares)]:
+                prompts.append(rubric.prompt.format(**cells, first=first, second=second))
+        if self.address is None:
+            answered = yield from self._read(prompts)
+        else:
+            answered = self._ask(prompts)
+        return self._scores(answered, kept, len(samples))
+
+    def _scores(self, answered: Sequence[float], kept: Sequence[int], n: int) -> dict[str, Scores]:
+        """Return the scores of n samples by the score of each answer."""
+        found = {name: np.full(n, np.nan) for name in self.specs}
+        if not self.rubric.compares:
+            found[self.rubric.name][kept] = answered
+            return found
+        text, reference = np.reshape(answered, (len(kept), 2)).T
+        reference = 1.0 - reference  # what the text is worth in the second place
+        valid = ~np.isnan(text + reference)
+        consistent = np.where(valid, text == reference, np.nan)
+        found["consistent"][kept] = consistent
+        found["preference"][kept] = np.where(valid, np.where(text == reference, text, 0.5), np.nan)
+        changed = int((consistent == 0).sum())
+        if changed:
+            log.warning(
+                "%d of %d comparisons change with the order: the preference is a tie",
+                *(changed, int(valid.sum())),
+            )
+        return found
+
+    def _read(self, prompts: Sequence[str]) -> Requests[list[float]]:
+        """Return the score that a local model gives to each prompt."""
+        answers, worth = list(self.rubric.scores), np.array([*self.rubric.scores.values()])
+        tokenizer = self.loaded_model.tokenizer
+        chat = tokenizer.chat_template is not None
+        scores: list[float] = []
+        for window in windows(prompts):
+            tasks = []
+            for i in window:
+                context = prompts[i]
+                if chat:
+                    message = {"role": "user", "content": context}
+                    context = rendered_chat(tokenizer, [message], {}, add_generation_prompt=True)
+                space = "" if context[-1:].isspace() or chat else " "
+                tasks += [Continuation(context, f"{space}{answer}") for answer in answers]
+            found = yield Request(self.loaded_model, tasks)
+            sums = np.array([token_scores.log_probs.sum() for token_scores in found])
+            for row in sums.reshape(-1, len(answers)):
+                chances = np.exp(row - row.max())
+                if self.rubric.compares:
+                    scores.append(float(worth[row.argmax()]))
+                else:
+                    scores.append(float(chances @ worth / chances.sum()))
+        return scores
+
+    def _ask(self, prompts: Sequence[str]) -> list[float]:
+        """Return the score of a server's reply to each prompt; NaN for one that can't be read."""
+        assert self.address is not None
+        key = None
+        if self.key_variable is not None:
+            key = os.environ.get(self.key_variable)
+            if not key:
+                raise ValueError(f"the environment variable {self.key_variable} has no API key")
+        with (
+            httpx2.Client(
+                headers={"Authorization": f"Bearer {key}"} if key else None,
+                timeout=self.timeout,
+                # A proxy of the environment can't reach a server of this machine.
+                trust_env=urlsplit(self.address).hostname not in _LOOPBACK,
+            ) as client,
+            ThreadPoolExecutor(self.concurrency) as threads,
+        ):
+            replies: list[str] = []
+            for window in windows(prompts):
+                some = prompts[window.start : window.stop]
+                replies += threads.map(lambda prompt: self._reply(client, prompt), some)
+        scores = [read_answer(reply, self.rubric.scores) for reply in replies]
+        unread = [reply for reply, score in zip(replies, scores, strict=True) if np.isnan(score)]
+        if unread:
+            log.warning(
+                "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
+                *(len(unread), len(replies), ", ".join(self.rubric.scores), shortened(unread[0])),
+            )
+        return scores
+
+    def _reply(self, client: httpx2.Client, prompt: str) -> str:
+        """Return the text of one reply; repeat a request that the server refuses for the moment.
+
+        Raises:
+            ConnectionError: The server does not answer, or answers with an error.
+        """
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+        }
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Busy),
+            stop=tenacity.stop_after_attempt(_TRIES),
+            wait=tenacity.wait_exponential(multiplier=0.2, max=10),
+            reraise=True,
+        )
+        try:
+            return retrying(_post, client, f"{self.address}/chat/completions", body)
+        except httpx2.HTTPError as error:
+            raise ConnectionError(
+                f"the judge at {self.address} does not answer: {type(error).__name__}: {error}"
+            ) from error
+
+
+class _Busy(ConnectionError):
+    """A request that may be repeated."""
+
+
+def _post(client: httpx2.Client, address: str, body: Mapping[str, Any]) -> str:
+    response = client.post(address, json=body)
+    if not response.is_success:
+        kind = _Busy if response.status_code in (429, 500, 502, 503, 504) else ConnectionError
+        raise kind(f"the judge at {address}: {response.status_code}, {response.text[:200]}")
+    try:
+        content = response.json()["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ConnectionError(
+            f"{address} is not an OpenAI-compatible server: {response.text[:200]}"
+        ) from None
+    return content if isinstance(content, str) else ""
+
+
+def read_answer(reply: str, scores: Mapping[str, float]) -> float:
+    """Return the score of the only answer that a reply names as a word; NaN for none or several.
+
+    Capitals count only if answers differ by them.
+
+    Examples:
+        >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})
+        (1.0, nan)
+    """
+    folded = {answer.casefold(): score for answer, score in scores.items()}
+    if len(folded) == len(scores):
+        reply, scores = reply.casefold(), folded
+    # Longer answers first: "very good" is not "good".
+    words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
+    named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", reply))
+    return float(scores[named.pop()]) if len(named) == 1 else float("nan")

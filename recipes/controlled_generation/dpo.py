@@ -1,0 +1,165 @@
+"""DPO with TRL on the pairs of `ctrlreward pairs`: a LoRA adapter, and the margin it has gained.
+
+    python -m ctrlreward.recipes.controlled_generation.dpo --pairs pairs.jsonl \
+        --output_dir runs/dpo --max_steps 50
+
+`--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
+`trl.DPOConfig` is one, with the defaults of `DEFAULTS`. `--smoke` makes two steps. Copy this file
+to change more.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig
+
+from ctrlreward.extras import import_extra
+from ctrlreward.files import write_whole
+from ctrlreward.tables.row_streams import Row, read_rows
+from ctrlreward.weights.loading import load_tokenizer
+from ctrlreward.weights.sources import resolve
+
+# Options of `trl.DPOConfig` that differ from TRL's: for a small model, an adapter and few pairs.
+DEFAULTS: dict[str, Any] = {
+    "output_dir": "runs/dpo",
+    "learning_rate": 5e-5,
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 8,
+    "max_length": 256,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+_MARGIN, _ACCURACY = "eval_rewards/margins", "eval_rewards/accuracies"
+
+
+@dataclass
+class DPOArguments:
+    """What is trained on what.
+
+    Attributes:
+        pairs: JSONL file with prompt, chosen and rejected.
+        model: Local folder, Hugging Face id or short name.
+        validation_share: Share of the prompts whose pairs are held out, in (0, 1).
+        lora_r: Rank of the adapter.
+        lora_alpha: Its scale.
+        smoke: Make two steps with at most eight pairs.
+    """
+
+    pairs: str = field(metadata={"help": "JSONL file with prompt, chosen and rejected"})
+    model: str = field(default="smollm2-135m", metadata={"help": "folder, hub id or short name"})
+    validation_share: float = field(default=0.1, metadata={"help": "share of held-out prompts"})
+    lora_r: int = field(default=16, metadata={"help": "rank of the adapter"})
+    lora_alpha: int = field(default=32, metadata={"help": "scale of the adapter"})
+    smoke: bool = field(default=False, metadata={"help": "two steps with at most eight pairs"})
+
+
+def split_pairs(
+    rows: Sequence[Row], validation_share: float, seed: int
+) -> tuple[list[Row], list[Row]]:
+    """Return the pairs to train on and the held-out ones, which have other prompts.
+
+    Raises:
+        ValueError: There are fewer than two prompts, or the share is out of range.
+
+    Examples:
+        >>> rows = [{"prompt": p, "chosen": "a", "rejected": "b"} for p in ("x", "y", "y", "z")]
+        >>> training, held_out = split_pairs(rows, 0.3, seed=0)
+        >>> {row["prompt"] for row in training} & {row["prompt"] for row in held_out}
+        set()
+    """
+    if not 0 < validation_share < 1:
+        raise ValueError(f"validation_share must be between 0 and 1, got {validation_share}")
+    keys = [json.dumps(row["prompt"]) for row in rows]  # a chat is a list
+    prompts = list(dict.fromkeys(keys))
+    if len(prompts) < 2:
+        raise ValueError(f"the pairs have {len(prompts)} prompts, must have two or more")
+    count = min(max(1, round(validation_share * len(prompts))), len(prompts) - 1)
+    held = set(random.Random(seed).sample(prompts, count))
+    pairs = list(zip(keys, rows, strict=True))
+    return [row for key, row in pairs if key not in held], [r for key, r in pairs if key in held]
+
+
+def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
+    """Train an adapter, write it with `summary.json` to the output folder, return the summary.
+
+    Returns:
+        `before` and `after`, each with `margin`, the mean difference of β log π/π_ref of the chosen
+        and the rejected completion of held-out pairs, and `accuracy`, the share in which it is
+        above 0; `history`, the margin of each logged step; the number of pairs.
+    """
+    trl, datasets = import_extra("trl", "DPO"), import_extra("datasets", "DPO")
+    rows = [
+        {name: row[name] for name in ("prompt", "chosen", "rejected")}
+        for row in read_rows(Path(arguments.pairs))
+    ]
+    training, held_out = split_pairs(rows, arguments.validation_share, config.seed)
+    if arguments.smoke:
+        training, held_out, config.max_steps = training[:8], held_out[:8], 2
+    tokenizer = load_tokenizer(arguments.model)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    config.model_init_kwargs = {"dtype": "float32", **(config.model_init_kwargs or {})}
+    trainer = trl.DPOTrainer(
+        resolve(arguments.model),
+        args=config,
+        train_dataset=datasets.Dataset.from_list(training),
+        eval_dataset=datasets.Dataset.from_list(held_out),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            r=arguments.lora_r,
+            lora_alpha=arguments.lora_alpha,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+    def judged() -> dict[str, float]:
+        found = trainer.evaluate()
+        return {"margin": found[_MARGIN], "accuracy": found[_ACCURACY]}
+
+    before = judged()
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    after = judged()
+    trainer.save_model(config.output_dir)
+    history = [
+        {"step": row["step"], "margin": row["rewards/margins"]}
+        for row in trainer.state.log_history
+        if "rewards/margins" in row
+    ]
+    pairs = {"training": len(training), "held_out": len(held_out)}
+    summary = {"before": before, "after": after, "pairs": pairs, "history": history}
+    write_whole(Path(config.output_dir) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train by the options of a command line, and print the held-out margin."""
+    trl = import_extra("trl", "DPO")
+    parser = trl.TrlParser(dataclass_types=[DPOArguments, trl.DPOConfig])
+    parser.set_defaults(**DEFAULTS)
+    ours, config = parser.parse_args_and_config(list(arguments))
+    try:
+        summary = train_dpo(ours, config)
+    except (ValueError, OSError, KeyError) as error:
+        parser.error(f"no key {error}" if isinstance(error, KeyError) else str(error))
+    print(f"{summary['pairs']['training']} pairs, {summary['pairs']['held_out']} held out")
+    for when in ("before", "after"):
+        margin, accuracy = summary[when]["margin"], summary[when]["accuracy"]
+        print(f"{when:<7}margin {margin:+.4f}, chosen ahead in {accuracy:.0%}")
+    print(f"adapter in {config.output_dir}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,98 @@
+"""DPO in TRL on pairs of `ctrlreward pairs`: the margin of the chosen completions rises."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ctrlreward.cli import main
+from ctrlreward.recipes.controlled_generation import dpo
+from ctrlreward.tables.row_streams import read_rows
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def letters(texts: Sequence[str]) -> list[float]:
+    """Reward the letter a."""
+    return [float(text.count("a")) for text in texts]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write pairs of random completions of 24 prompts, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    prompts = ["".join(draw.sample("bcdef", 3)) for _ in range(24)]
+    rows = [
+        {"prefix": prompt, "text": prompt + "".join(draw.choices("abcdef", k=5))}
+        for prompt in dict.fromkeys(prompts)
+        for _ in range(4)
+    ]
+    Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main(["pairs", "texts.jsonl", "pairs.jsonl", "--reward", f"{__name__}:letters"])
+    return tmp_path / "pairs.jsonl"
+
+
+def test_ten_steps_raise_the_margin(
+    pairs: Path, tiny_llama: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(read_rows(pairs)) > 12
+    given = ["--pairs", str(pairs), "--model", tiny_llama("abcdef"), "--output_dir", "run"]
+    dpo.main([*given, "--max_steps", "10", "--learning_rate", "0.02", "--use_cpu"])
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert [row["step"] for row in summary["history"]] == [*range(1, 11)]
+    assert summary["before"]["margin"] == pytest.approx(0, abs=1e-6)  # the adapter is 0
+    margins = [row["margin"] for row in summary["history"]]
+    assert margins[0] == pytest.approx(0, abs=1e-6)
+    assert min(margins[7:]) > 0.02
+    assert summary["after"]["margin"] > 0.01
+    assert summary["after"]["accuracy"] > 0.5
+    assert Path("run/adapter_model.safetensors").is_file()
+    printed = capsys.readouterr().out
+    assert f"after  margin {summary['after']['margin']:+.4f}" in printed
+
+
+def test_smoke(pairs: Path, tiny_llama: Callable[[str], str]) -> None:
+    given = ["--pairs", str(pairs), "--model", tiny_llama("abcdef"), "--output_dir", "run"]
+    dpo.main([*given, "--smoke", "--use_cpu"])
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert len(summary["history"]) == 2
+    assert summary["pairs"]["training"] == 8
+
+
+def test_prompts_are_held_out_whole() -> None:
+    rows = [{"prompt": f"p{i // 3}", "chosen": "a", "rejected": "b"} for i in range(30)]
+    training, held_out = dpo.split_pairs(rows, 0.2, seed=0)
+    assert len(held_out) == 6
+    assert len(training) == 24
+    assert not {row["prompt"] for row in training} & {row["prompt"] for row in held_out}
+    chats = [{"prompt": [{"role": "user", "content": str(i)}]} for i in range(2)]
+    assert [*map(len, dpo.split_pairs(chats, 0.5, seed=0))] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ('{"prompt": "p", "chosen": "a", "rejected": "b"}\n', [], "the pairs have 1 prompts, must"),
+        ('{"prompt": "p", "chosen": "a"}\n', [], "no key 'rejected'"),
+        (None, [], "pairs.jsonl"),
+        (None, ["--learning_rat", "1"], "learning_rat"),
+    ],
+)
+def test_wrong_input(
+    content: str | None,
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises((SystemExit, ValueError)) as ended:
+        dpo.main(["--pairs", str(path), "--output_dir", str(tmp_path / "run"), *options])
+    assert message in capsys.readouterr().err + str(ended.value)

@@ -1,0 +1,365 @@
+"""A judge on a tiny local model, and on a server of this test that speaks OpenAI's protocol."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctrlreward import Judge, Reward, Rubric, Samples
+from ctrlreward.cli import main
+from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.scorers.judge import read_answer
+
+NAN = float("nan")
+RATE = Rubric("How warm is this, 1 to 3? {text}\nAnswer:", [1, 2, 3], name="warmth")
+COMPARE = Rubric(
+    "Which is warmer?\nA: {first}\nB: {second}\nAnswer A, B or C:",
+    {"A": "first", "B": "second", "C": "tie"},
+)
+TEXTS = ["The soup was warm.", "A cold lake.", "Tea."]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Server(ThreadingHTTPServer):
+    """A server whose replies are a function of the prompt."""
+
+    daemon_threads = True
+
+    def __init__(self, reply: Callable[[str], Any]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.reply = reply
+        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+        self.busy = 0  # requests to refuse first
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, dict(self.headers), body))
+        status, content = 200, b""
+        if self.server.busy > 0:
+            self.server.busy -= 1
+            status = 503
+        else:
+            answer = self.server.reply(body["messages"][0]["content"])
+            if isinstance(answer, bytes):
+                content = answer
+            else:
+                content = json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[str], Any]], Server]]:
+    servers: list[Server] = []
+
+    def start(reply: Callable[[str], Any]) -> Server:
+        servers.append(Server(reply))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+# A local model
+
+
+def plain_chances(folder: str, context: str, answers: list[str]) -> np.ndarray:
+    """Probability of each answer after the context, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    sums = []
+    for answer in answers:
+        ids = tokenizer(context + answer, add_special_tokens=False).input_ids
+        start = len(tokenizer(context, add_special_tokens=False).input_ids)
+        # The library reads a start token if the model has one.
+        begin = [tokenizer.bos_token_id or tokenizer.eos_token_id]
+        with torch.inference_mode():
+            logits = model(torch.tensor([begin + ids])).logits[0].log_softmax(-1)
+        sums.append(sum(float(logits[i, ids[i]]) for i in range(start, len(ids))))
+    chances = np.exp(sums)
+    return chances / chances.sum()
+
+
+@pytest.fixture
+def folder(tiny_llama: Callable[[str], str]) -> str:
+    return tiny_llama(" \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:123")
+
+
+def test_a_rating_is_the_mean_over_the_answers(folder: str) -> None:
+    judge = Judge(folder, RATE)
+    found = judge.score(TEXTS)["warmth"]
+    for text, rating in zip(TEXTS, found, strict=True):
+        prompt = RATE.prompt.format(text=text)
+        chances = plain_chances(folder, prompt, [" 1", " 2", " 3"])
+        assert rating == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
+    assert judge.specs["warmth"].range == (1.0, 3.0)
+    assert np.ptp(found) > 1e-4
+
+
+def test_a_chat_template_is_used(folder: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}q: {{ m.content }}{% endfor %} a: "
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    rating = Judge(str(tmp_path), RATE)["warmth"](TEXTS)
+    prompt = f"q: {RATE.prompt.format(text=TEXTS[0])} a: "
+    chances = plain_chances(folder, prompt, ["1", "2", "3"])
+    assert rating[0] == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
+
+
+def test_a_comparison_is_made_in_both_orders(folder: str) -> None:
+    others = ["The tea was hot.", "A cold lake.", "No."]
+    found = Judge(folder, COMPARE).score(TEXTS, references=others)
+    for i, (text, other) in enumerate(zip(TEXTS, others, strict=True)):
+        worth = []
+        for first, second in ((text, other), (other, text)):
+            prompt = COMPARE.prompt.format(first=first, second=second)
+            chances = plain_chances(folder, prompt, [" A", " B", " C"])
+            worth.append([1.0, 0.0, 0.5][int(chances.argmax())])
+        same = worth[0] == 1 - worth[1]
+        assert found["consistent"][i] == same
+        assert found["preference"][i] == (worth[0] if same else 0.5)
+
+
+def test_empty_texts_fail(folder: str) -> None:
+    assert np.isnan(Judge(folder, RATE).score(["", "Tea."])["warmth"]).tolist() == [True, False]
+    found = Judge(folder, COMPARE).score(["Tea.", "Tea."], references=["", "Soup."])
+    assert np.isnan(found["preference"]).tolist() == [True, False]
+
+
+# A server
+
+
+def test_ratings_of_a_server(
+    serve: Callable[..., Server],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replies = {TEXTS[0]: "3", TEXTS[1]: "**1**.", TEXTS[2]: "It is 1 or 2.", "None.": None}
+    server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    judge = Judge("big-judge", RATE, server.address, key_variable="JUDGE_KEY")
+    with caplog.at_level(logging.WARNING):
+        batch = Reward({"warmth": judge})([*TEXTS, "None.", ""])
+    np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, NAN])
+    assert batch.statistics()["fail_rate"] == 0.6
+    assert "2 of 4 replies of the judge name none or several of 1, 2, 3, and are NaN" in caplog.text
+    assert len(server.requests) == 4  # the empty text is not sent
+    path, headers, body = server.requests[0]
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer secret"
+    assert body["model"] == "big-judge"
+    assert (body["temperature"], body["max_tokens"]) == (0, 16)
+
+
+def test_a_choice_that_changes_with_the_order_is_a_tie(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    def reply(prompt: str) -> str:
+        first, second = (prompt.split(f"\n{side}: ")[1].split("\n")[0] for side in "AB")
+        if "odd" in first + second:
+            return "hm"
+        if "same" in first:
+            return "C"
+        if "biased" in first:
+            return "A"  # the first one, whatever it is
+        return "A" if len(first) > len(second) else "B"
+
+    server = serve(reply)
+    texts = ["a long text", "short", "biased 1", "same", "odd"]
+    others = ["text", "a longer text", "biased 2", "same too", "even"]
+    with caplog.at_level(logging.WARNING):
+        found = Judge("m", COMPARE, server.address).score(texts, references=others)
+    np.testing.assert_array_equal(found["preference"], [1.0, 0.0, 0.5, 0.5, NAN])
+    np.testing.assert_array_equal(found["consistent"], [1.0, 1.0, 0.0, 1.0, NAN])
+    assert "1 of 4 comparisons change with the order: the preference is a tie" in caplog.text
+    assert "2 of 10 replies of the judge" in caplog.text
+    assert len(server.requests) == 10
+
+
+def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
+    server = serve(lambda prompt: "2")
+    server.busy = 2
+    assert Judge("m", RATE, server.address, concurrency=1).score(["Tea."])["warmth"] == [2.0]
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"<html>", "is not an OpenAI-compatible server: <html>"),
+        (b'{"choices": []}', "is not an OpenAI-compatible server"),
+    ],
+)
+def test_another_server_is_an_error(
+    serve: Callable[..., Server], reply: bytes, message: str
+) -> None:
+    with pytest.raises(ConnectionError, match=message):
+        Judge("m", RATE, serve(lambda prompt: reply).address).score(["Tea."])
+
+
+def test_no_server_is_an_error() -> None:
+    with pytest.raises(ConnectionError, match=r"the judge at http://127.0.0.1:9 does not answer"):
+        Judge("m", RATE, "http://127.0.0.1:9").score(["Tea."])
+
+
+def test_a_judge_of_a_server_loads_nothing(serve: Callable[..., Server]) -> None:
+    judge = Judge("no-such-model", RATE, serve(lambda prompt: "1").address)
+    judge.load()
+    assert judge.devices == ()
+    judge.to("cpu")
+    assert judge.score(["Tea."])["warmth"] == [1.0]
+
+
+# Rubrics and replies
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("yes", 1.0),
+        (" YES!", 1.0),
+        ('"no"', 0.0),
+        ("No, it is not.", 0.0),
+        ("Yes and no", NAN),
+        ("nothing", NAN),
+        ("yes-man", NAN),
+        ("", NAN),
+        ("no\n\nno", 0.0),
+    ],
+)
+def test_replies_of_words(reply: str, score: float) -> None:
+    assert read_answer(reply, {"yes": 1.0, "no": 0.0}) == pytest.approx(score, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [("4", 4.0), ("Rating: 4.", 4.0), ("4/5", NAN), ("4.5", NAN), ("-4", NAN), ("14", NAN)],
+)
+def test_replies_of_numbers(reply: str, score: float) -> None:
+    scores = {str(i): float(i) for i in range(1, 6)}
+    assert read_answer(reply, scores) == pytest.approx(score, nan_ok=True)
+
+
+def test_capitals_count_where_answers_differ_by_them() -> None:
+    assert read_answer("A", {"A": 1.0, "a": 0.0}) == 1.0
+    assert read_answer("very good", {"good": 1.0, "very good": 2.0}) == 2.0
+
+
+def test_a_rubric_shows_other_columns() -> None:
+    rubric = Rubric("Is {text} a {label} version of {source}? yes or no:", {"yes": 1, "no": 0})
+    assert rubric.columns == ("texts", "labels", "sources")
+    with pytest.raises(ValueError, match="Judge needs the column 'labels'"):
+        Judge("m", rubric, "http://127.0.0.1:9").score(["a"], sources=["b"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answers", "message"),
+    [
+        ("{txt}", [1, 2], r"prompt has \{txt\}, must be one of"),
+        ("{text", [1, 2], "write {{ and }} for braces"),
+        ("How good?", [1, 2], r"prompt must have \{text\}, or \{first\} and \{second\}"),
+        ("{first}", [1, 2], r"prompt must have \{first\} and \{second\}"),
+        ("{first} {second} {text}", {"A": "first", "B": "second"}, r"neither \{text\} nor"),
+        ("{first} {second}", {"A": "first", "B": 3}, "answers: B = 3 must be first, second or tie"),
+        ("{text}", {"good": "high", "bad": 0}, "answers: good = 'high' must be a number"),
+        ("{text}", {True: 1, False: 0}, "answers: True is not text: write it in quotes"),
+        ("{text}", {"good": 1}, "must be two or more"),
+        ("{text}", {"good": 1, "bad": 1}, "answers all have the same score"),
+        (3, [1, 2], "prompt = 3 must be a string"),
+    ],
+)
+def test_wrong_rubrics(prompt: Any, answers: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rubric(prompt, answers)
+
+
+def test_a_rubric_file(tmp_path: Path) -> None:
+    path = tmp_path / "warmth.yaml"
+    path.write_text('prompt: "How warm? {text}"\nanswers: [1, 2, 3]\nname: warmth\n')
+    assert Rubric.load(path) == Rubric("How warm? {text}", [1, 2, 3], "warmth")
+    path.write_text('prompt: "How warm? {text}"\nanswers: {yes: 1, no: 0}\n')  # YAML's booleans
+    with pytest.raises(ValueError, match=r"warmth\.yaml: answers: True is not text: write it in"):
+        Rubric.load(path)
+    path.write_text("promt: How warm?\n")
+    with pytest.raises(ValueError, match=r"must have the keys prompt and answers.*got promt"):
+        Rubric.load(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rubric": "no-such.yaml"}, "there is no rubric no-such.yaml: give the path of a YAML"),
+        ({"address": "localhost:8000"}, "address = 'localhost:8000': give one such as"),
+        ({"key_variable": "KEY"}, "key_variable is for a server: give its address"),
+        ({"address": "http://h", "concurrency": 0}, "concurrency"),
+        ({"address": "http://h", "timeout": 0}, "timeout = 0: give a positive number"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        Judge("m", **{"rubric": RATE, **options})
+
+
+def test_a_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    judge = Judge("m", RATE, "http://127.0.0.1:9", key_variable="JUDGE_KEY")
+    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY has no API key"):
+        judge.score(["Tea."])
+
+
+# Front doors
+
+
+def test_meta_eval_and_a_reward_in_yaml(
+    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(lambda prompt: "3" if "warm" in prompt.split("?")[1] else "1")
+    rubric, rated = tmp_path / "warmth.yaml", tmp_path / "rated.jsonl"
+    rubric.write_text('prompt: "How warm, 1 to 3? {text}"\nanswers: [1, 2, 3]\n')
+    rows = [(f"It was {'warm' if i % 2 else 'cold'} {i}.", i % 2 + i / 9) for i in range(9)]
+    rated.write_text("".join(json.dumps({"text": t, "overall": r}) + "\n" for t, r in rows))
+    output = tmp_path / "found.json"
+    main(
+        [
+            *("meta-eval", "rated", str(rated), "--ratings", "overall", "--scorers", "Judge"),
+            *("--scorers.model=m", f"--scorers.rubric={rubric}"),
+            *(f"--scorers.address={server.address}", f"--output={output}", "--resamples=20"),
+        ]
+    )
+    (row,) = (r for r in json.loads(output.read_text())["correlations"] if r["level"] == "sample")
+    assert row["score"] == "rating"
+    assert row["spearman"]["value"] > 0.7
+    reward = tmp_path / "reward.yaml"
+    reward.write_text(
+        "components:\n  warmth:\n    scorer: Judge\n    model: m\n"
+        f"    rubric: {rubric}\n    address: {server.address}\n"
+    )
+    assert build_reward(reward)(Samples(["So warm."])).total == [3.0]
