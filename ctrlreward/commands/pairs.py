@@ -155,7 +155,7 @@ def _prompts(samples: Samples, places: Sequence[str]) -> tuple[str, ...]:
                     f"{places[j]} for the same prompt, {shortened(prompt)}: give a prompt that "
                     f"says which, or ignore the column with --columns.{key}=null"
                 )
-    return prompts
+    return tuple(prompts)
 
 
 def _rewards(reward: AnyReward, samples: Samples, prompts: Sequence[str], path: Path) -> Scores:
@@ -204,7 +204,7 @@ def _read_scores(rows: Sequence[PlacedRow], name: str) -> Scores:
     for row in rows:
         cell = row.cells.get(name)
         try:
-            scores.append(np.nan if cell in (None, "") else float(cell))  # type: ignore[arg-type]
+            scores.append(np.nan if cell in (None, "") else float(cell))
         except (TypeError, ValueError):
             raise ValueError(f"{row.place}: {name} = {cell!r} must be a number") from None
     return np.array(scores)

@@ -455,10 +455,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def _more_groups(self, n: int) -> Scored:
         """Sample and score the groups of n prompts of the training set, drawn at random."""
+        loader: Any = self.trainer.train_dataloader
         samples: list[Samples] = []
         inputs: list[Prompt] = []
         while len(inputs) < n:
-            read = self._read(drawn_batch(self.trainer.train_dataloader, n))
+            read = self._read(drawn_batch(loader, n))
             samples.append(read[0])
             inputs += read[1]
         return self._start_groups(Samples.concat(samples)[:n], inputs[:n]).scored()

@@ -140,9 +140,6 @@ class Scorer(ABC):
     # value: that of all prompts against that without this one.
     of_groups: bool = False
 
-    # Names of the scores that `credit_samples` splits.
-    credited: Collection[str] = ()
-
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 
@@ -245,6 +242,11 @@ class Scorer(ABC):
     ) -> Mapping[str, list[Credit]] | Requests[Mapping[str, list[Credit]]]:
         """Split the scores in `names`, all of them in `credited`, over the parts of each text."""
         raise NotImplementedError(f"{type(self).__name__} splits no score over a text")
+
+    @property
+    def credited(self) -> Collection[str]:
+        """Names of the scores that `credit_samples` splits."""
+        return ()
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that samples must have, each with the name of what needs it.

@@ -118,7 +118,7 @@ class _OneLength(TokenCounts):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the score of each text; NaN, with a warning, for fewer than n tokens."""
         scores = super().score_samples(samples)
-        for i in np.flatnonzero(np.isnan(scores[self._counted])):
+        for i in np.flatnonzero(np.isnan(scores[self._counted])).tolist():
             if samples.texts[i].strip():
                 log.warning(
                     "texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, self._counted
