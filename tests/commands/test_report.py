@@ -314,7 +314,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.goto(path.as_uri())
         page.on("request", lambda request: complaints.append(request.url))
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         pages.append(page)
         return page
 
