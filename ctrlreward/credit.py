@@ -58,11 +58,11 @@ def token_credit(
         ValueError: The reward has no such component or another aggregate, or offsets are missing.
 
     Example:
-        >>> from ctrlreward import Alignment
+        >>> from ctrlreward import Alignment, Samples
         >>> consistency = Alignment("minilm-l6", aspects="consistency")["consistency"]
         >>> samples = Samples(["Hot soup."], sources=["The soup was hot."])
         >>> batch, (tokens,) = token_credit(consistency, samples, [[(0, 3), (3, 8), (8, 9)]])
-        >>> tokens.shape, abs(tokens.sum() - batch.total[0]) < 1e-6
+        >>> tokens.shape, bool(abs(tokens.sum() - batch.total[0]) < 1e-6)
         ((3,), True)
     """
     reward, samples = check_credit(as_reward(reward)), as_samples(samples)

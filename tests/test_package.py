@@ -257,6 +257,10 @@ MISSING = {
         "from ctrlreward.cli import main; main(['select', 't', '--maximise', 'acc'])",
         "t needs tensorboard",
     ),
+    "trl": (
+        "from ctrlreward.recipes.controlled_generation.dpo import main; main([])",
+        "DPO needs trl",
+    ),
     "quantization": (
         "from ctrlreward.policy.model import load_base; load_base('m', None, 'nf4', 'cpu')",
         "lora.quantization = 'nf4' needs bitsandbytes",
@@ -332,14 +336,13 @@ def test_training_without_the_logger_of_a_configuration(last_lines: dict[str, st
 def test_every_extra_is_accounted_for() -> None:
     extras = PROJECT["optional-dependencies"]
     assert set(MISSING) == set(EXTRA_OF.values())
-    # The adapters of TRL import nothing of it; the others are collections.
-    assert set(extras) - set(MISSING) == {"all", "bench", "demo", "dev", "trl"}
+    assert set(extras) - set(MISSING) == {"all", "bench", "demo", "dev"}  # collections
     distributions = packages_distributions()
     for package, extra in EXTRA_OF.items():
         wanted = {canonicalize_name(Requirement(line).name) for line in extras[extra]}
         assert wanted & {canonicalize_name(name) for name in distributions[package]}
     (everything,) = map(Requirement, extras["all"])
-    assert everything.extras == {*MISSING, "trl"}
+    assert everything.extras == {*MISSING}
 
 
 # Metadata

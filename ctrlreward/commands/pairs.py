@@ -35,8 +35,8 @@ of 'ctrlreward evaluate'. An interrupted run continues."""
 
 _EXAMPLES = (
     "ctrlreward pairs texts.jsonl pairs.jsonl --reward reward.yaml",
-    "ctrlreward pairs texts.jsonl pairs.jsonl --reward rewards.py:politeness --margin 0.1",
-    "ctrlreward pairs rated.jsonl pairs.jsonl --score rating --per-prompt 2 --chat",
+    "ctrlreward pairs texts.jsonl polite.jsonl --reward rewards.py:politeness --margin 0.1",
+    "ctrlreward pairs rated.jsonl rated_pairs.jsonl --score overall --per-prompt 2 --chat",
 )
 
 # Rows that are scored and saved together, at least; the completions of a prompt stay together.

@@ -134,7 +134,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "missing": missing,
         "verdict": _verdict(selection, summary, phrases),
         "summary": summary,
-        "results": _results(summary),
+        "results": _before_after(summary),
         "modes": dict(stored.modes),
         "decisions": _decisions(selection),
         "marks": _marks(selection),
@@ -493,7 +493,7 @@ def _front(selection: Selection) -> dict[str, Any] | None:
 # Verdict
 
 
-def _results(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def _before_after(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the rows of the table before / after, scores first and judges below."""
     if not summary.get("before") or not summary.get("after"):
         return None
@@ -539,7 +539,7 @@ def _verdict(
     selection: Selection, summary: Mapping[str, Any], phrases: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the verdict in a sentence, its tone, and what stands behind it."""
-    rows = [row for row in (_results(summary) or {"rows": []})["rows"] if row["interval"]]
+    rows = [row for row in (_before_after(summary) or {"rows": []})["rows"] if row["interval"]]
     outcome, changes = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
     best, alarm, rules = selection.best, _alarm(selection), selection.rules
     seen = [each.validation for each in selection.decided]

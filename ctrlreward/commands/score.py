@@ -47,7 +47,7 @@ OPTIONS = (
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
     *("FunctionScorer", "InfillingPerplexity", "Judge", "LexiconSentiment", "Perplexity"),
-    *("Similarity", "TransferQuality"),
+    *("Repetition", "Similarity", "TransferQuality", "Uniqueness"),
 )
 SCORERS_HINT = (
     f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "

@@ -40,7 +40,6 @@ from ctrlreward.commands.smoke import shrink, written
 from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
-from ctrlreward.policy import PolicyTuner
 from ctrlreward.reward import Reward
 from ctrlreward.serving.description import describe
 
@@ -214,10 +213,11 @@ def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> N
     """Write the run's `report.html`, and what the reward was into `provenance.json`."""
     folder = Path(trainer.default_root_dir)
     try:
-        if isinstance(model, PolicyTuner) and isinstance(model.reward, Reward):
+        reward = getattr(model, "reward", None)
+        if isinstance(reward, Reward):
             # Not before: the job may have trained models of the reward first.
-            reward = describe(model.reward)["fingerprint_id"]
-            _write_provenance(trainer, {**provenance, "reward": reward})
+            fingerprint = describe(reward)["fingerprint_id"]
+            _write_provenance(trainer, {**provenance, "reward": fingerprint})
         if write_report(folder / "report.html", [str(folder)]) is not None:
             print(f"report: {folder / 'report.html'}", file=sys.stderr)
     except Exception as error:  # the run is done and saved: its report must not make it fail

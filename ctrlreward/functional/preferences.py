@@ -150,6 +150,11 @@ class Curve:
         scores: Knots, in ascending order.
         worth: Log-odds at each knot, from 0 at the worst one; never falling, or never rising where
             lower is better.
+
+    Examples:
+        >>> curve = Curve(scores=(0.0, 1.0), worth=(0.0, 2.0))
+        >>> curve.worth[-1] - curve.worth[0]  # log-odds between its best and its worst score
+        2.0
     """
 
     scores: tuple[float, ...]
@@ -299,7 +304,7 @@ def fit_aggregate(
 
     Examples:
         >>> preferences = Preferences.of_ratings(
-        ...     {"fluency": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+        ...     {"fluency": [1.0, 6.0, 2.0, 5.0, 1.0, 6.0]},
         ...     {"fluency": True},
         ...     ratings=[1, 2, 1, 3, 2, 5],
         ...     items=["soup", "soup", "view", "view", "staff", "staff"],

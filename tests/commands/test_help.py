@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ def write_jsonl(name: str, rows: list[dict[str, Any]]) -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def interrupted(server: ThreadingHTTPServer) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def files(
     tmp_path: Path,
@@ -117,7 +122,12 @@ def files(
     held_out = {"score/fail_rate": 0.0, "score/sim": 0.5, "score/distinct_2": 0.9}
     rows = [{"step": i, "reward/total": i, **held_out} for i in (1, 2)]
     write_jsonl("runs/demo/metrics.jsonl", rows)
-    Path("out").mkdir()
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
+    Path("out/grpo").mkdir(parents=True)
+    trl = [
+        {"step": i, "reward": i, "score/relevance": i / 9, "score/distinct_2": 0.9} for i in (1, 2)
+    ]
+    Path("out/grpo/trainer_state.json").write_text(json.dumps({"log_history": trl}))
     history = [{"step": i, "eval_loss": 1 / i} for i in (1, 2)]
     Path("out/trainer_state.json").write_text(json.dumps({"log_history": history}))
     verl = [{"step": i, "data": {"val-core/gsm8k/reward/mean@4": i}} for i in (1, 2)]
@@ -134,7 +144,10 @@ def files(
     write_jsonl("validation.jsonl", samples)
     groups = [row | {"group": i // 2} for i, row in enumerate(samples)]
     write_jsonl("completions.jsonl", groups)
-    Path("rewards.py").write_text("def format_reward(texts): return [t.count('.') for t in texts]")
+    count = "return [t.count('.') for t in texts]"
+    Path("rewards.py").write_text(
+        f"def format_reward(texts): {count}\ndef politeness(texts): {count}"
+    )
     senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
     monkeypatch.setenv("CTRLREWARD_DATA", "data")
     for data_set in ("ctrleval", "ctc", "li2018", "yelp_shen"):

@@ -62,9 +62,10 @@ def test_equals_the_loss_of_one_plain_pass_per_pair(
     exact = {name: np.array(by_loss(folder, *each)) for name, each in pairs.items()}
     assert np.ptp(exact["faithfulness"]) > 0.1  # texts are told apart
     for name, each in pairs.items():
-        # A random T5 attends sharply: on some processors its float32 alone is off by 3e-4.
+        # A random T5 attends sharply: on some processors its float32 alone is off by 3e-4,
+        # and padding changes the order of sums.
         rounding = np.abs(by_loss(folder, *each, torch.float32) - exact[name]).max()
-        np.testing.assert_allclose(scores[name], exact[name], atol=2e-5 + 3 * rounding)
+        np.testing.assert_allclose(scores[name], exact[name], atol=2e-5 + 5 * rounding)
     np.testing.assert_allclose(
         scores["f_score"], (scores["precision"] + scores["recall"]) / 2, atol=1e-6
     )

@@ -39,7 +39,7 @@ def judged(text: str) -> tuple[float, float, float]:
     return probability, similarity, perplexity
 
 
-class Judge(Scorer):
+class RatedJudge(Scorer):
     """A scorer of one component."""
 
     def __init__(self, kind: str, score_end: bool = False) -> None:
@@ -95,8 +95,10 @@ def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     """Write a file in the format of Li et al. to an empty folder, and replace the scorers."""
     monkeypatch.chdir(tmp_path)
     for name in ("Accuracy", "Similarity", "Perplexity"):
-        monkeypatch.setattr(f"{MODULE}.{name}", lambda *_, kind=name, **given: Judge(kind, **given))
-    monkeypatch.setattr(f"{MODULE}.Alignment", lambda *_: Judge("preservation"))
+        monkeypatch.setattr(
+            f"{MODULE}.{name}", lambda *_, kind=name, **given: RatedJudge(kind, **given)
+        )
+    monkeypatch.setattr(f"{MODULE}.Alignment", lambda *_: RatedJudge("preservation"))
     rows = transfers()
     with open("rated.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -169,14 +171,14 @@ def test_judges_can_read_separated_words(
     rated: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: set[str] = set()
-    score_samples = Judge.score_samples
+    score_samples = RatedJudge.score_samples
 
-    def reading(judge: Judge, samples: Samples) -> dict[str, Scores]:
+    def reading(judge: RatedJudge, samples: Samples) -> dict[str, Scores]:
         if judge.kind != "preservation":
             read.update(samples.texts)
         return score_samples(judge, samples)
 
-    monkeypatch.setattr(Judge, "score_samples", reading)
+    monkeypatch.setattr(RatedJudge, "score_samples", reading)
     monkeypatch.setattr(f"{MODULE}.separate_words", lambda text: f" {text} ")
     run()
     assert not any(text.startswith(" ") for text in read)
@@ -382,7 +384,7 @@ def test_degenerate_fits_are_named(
     rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where perplexities are far above the paper's t3, no t2 makes GM prefer anything.
-    monkeypatch.setattr(Judge, "score_samples", far(Judge.score_samples))
+    monkeypatch.setattr(RatedJudge, "score_samples", far(RatedJudge.score_samples))
     problems = {name: fit["problems"] for name, fit in run("--fit-gm")["gm"]["judged"].items()}
     assert problems["paper"] == []
     assert problems["t2 refitted"][0].startswith("c = 0: ")
@@ -391,7 +393,7 @@ def test_degenerate_fits_are_named(
 
 
 def far(score_samples: Any) -> Any:
-    def scores(judge: Judge, samples: Samples) -> dict[str, Scores]:
+    def scores(judge: RatedJudge, samples: Samples) -> dict[str, Scores]:
         values: dict[str, Scores] = score_samples(judge, samples)
         return {name: v * (1000 if name == "perplexity" else 1) for name, v in values.items()}
 
