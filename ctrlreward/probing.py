@@ -99,7 +99,11 @@ _JUDGE = "a held-out judge of another kind, watched by ProxyGuard"
 PROBES: tuple[Probe, ...] = (
     Probe("empty", lambda s: "", "a score that is NaN for an empty text, or a minimum length"),
     Probe("one word repeated", _repeated_word, _DIVERSITY),
-    Probe("prompt or source copied", _copied, "a range of the similarity to prompt or source, or a condition"),
+    Probe(
+        "prompt or source copied",
+        _copied,
+        "a range of the similarity to prompt or source, or a condition",
+    ),
     Probe("label repeated", lambda s: " ".join([s.label] * 5) if s.label else None, _JUDGE),
     Probe("sentences doubled", lambda s: f"{s.completion} {s.completion}", _DIVERSITY),
     Probe("one sentence repeated", _repeated_sentence, _DIVERSITY),
