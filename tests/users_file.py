@@ -131,6 +131,9 @@ def scores_of_texts() -> None:
     bar_chart(explained["attribute_relevance"]).savefig("evaluators.png")
     distinct = cr.Distinct("smollm2-135m").score({"texts": TEXTS, "groups": ["a", "a"]})
     assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3", "distinct"}
+    repeated: Floats = cr.Repetition("smollm2-135m", n=2).score(TEXTS)["repetition"]
+    unique: Floats = cr.Uniqueness("smollm2-135m").score(TEXTS)["uniqueness"]
+    assert repeated.shape == unique.shape == (len(TEXTS),)
     polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
     assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
     rubric = cr.Rubric("Is this warm? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
@@ -194,8 +197,9 @@ def the_same_scorers_by_their_room() -> list[scorers.Component]:
     assert scorers.attribute_label({"topic": "world"}) == "topic=world"
     alignment = scorers.Alignment(method="embedding", stop_words=["the"], aggregate="mean")
     similar = scorers.Similarity(VECTORS)
-    names = ["gm", "accuracy", "preservation", "distinct_2"]
+    names = ["gm", "accuracy", "preservation", "distinct_2", "repetition", "uniqueness"]
     several: list[scorers.Scorer] = [quality, attributes, alignment, scorers.Distinct()]
+    several += [scorers.Repetition(n=2), scorers.Uniqueness()]
     function: scorers.ComponentLike = scorers.FunctionScorer(brevity, pointwise=True)
     assert cr.Reward([function, similar]).weights == {"brevity": 1.0, "similarity": 1.0}
     return [scorer[name] for scorer, name in zip(several, names, strict=True)]
@@ -240,7 +244,7 @@ def rewards() -> None:
     assert (gm.accuracy_score, gm.thresholds) == ("accuracy", (63, -20, 97, -37))
     gm.release()
     preferences = functional.Preferences(
-        {"words": [2.0, 3.0]}, {"words": [4.0, 4.0]}, {"words": False}
+        {"words": np.array([2.0, 3.0])}, {"words": np.array([4.0, 4.0])}, {"words": False}
     )
     learned: functional.LearnedAggregate = cr.fit_aggregate(preferences, folds=2, resamples=2)
     functional.fit_aggregate(preferences, folds=2, resamples=2).save("learned.json")
@@ -251,6 +255,14 @@ def rewards() -> None:
     )
     assert cr.LearnedAggregate.load(file).curves == learned.curves
     assert cr.best_of_n(brevity, TEXTS, labels=["bad"] * 2).samples.texts == ("cold soup",)
+    members = {"content": cr.Similarity(VECTORS), "words": Words()}
+    scales: dict[str, tuple[float, float]] = cr.fit_scales(
+        members, ["soup", "cold broth"], sources="soup"
+    )
+    cautious = cr.Reward(members, "mean_minus_deviation", scales=scales, penalty=0.5)
+    assert "disagreement" in cautious(TEXTS, sources="soup").components
+    again = cr.Component(cr.Similarity(VECTORS), "similarity", given="content", at_least=0.9)
+    assert cr.Reward({"content": cr.Similarity(VECTORS), "again": again}).weights is not None
     pooled: cr.CorpusFold = cr.Perplexity(score_end=True).corpus_folds["perplexity"]
     assert pooled.parts == ("log_likelihood", "tokens")
     reward.release()
@@ -415,6 +427,7 @@ def policy_gradient() -> None:
         clip=(-5.0, None),
         window=callbacks.LengthWindow(low=2, high=4, cost=0.1),
         overlong=callbacks.SoftOverlong(longest=4, cache=2),
+        ranges={"content": callbacks.UsefulRange(high=0.99)},
     )
     rollouts = callbacks.RolloutSamples(every_n_batches=2)
     summary = callbacks.RunReport()
@@ -475,7 +488,12 @@ def policy_gradient_of_lightning() -> None:
         window=lightning.LengthWindow(0, 4, 0.1),
         overlong=lightning.SoftOverlong(4, 2),
         normalise=True,
+        reference=lightning.ReferenceReward(scale=2.0),
+        clip=(0.0, None),
+        length_alpha=0.1,
+        ranges={"content": lightning.UsefulRange(low=-0.1, from_start=True)},
     )
+    assert callbacks.ReferenceReward("sources").scale == 1.0
     more: list[L.Callback] = [lightning.RolloutSamples(), lightning.RunReport("runs/lightning")]
     trainer = L.Trainer(max_steps=1, callbacks=[shaping, *more])
     trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
