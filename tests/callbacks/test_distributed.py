@@ -130,6 +130,18 @@ def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:
     assert seen[1]["shaped"] == seen[0]["shaped"]
 
 
+def test_all_ranks_share_the_multipliers_of_ranges(seen) -> None:
+    integral, values = 0.0, []
+    for i in range(3):
+        step = [0.0, 1.0, 2.0 + i, 50.0 + i]
+        values += step
+        excess = (np.mean(step) - 5.0) / np.std(values)
+        integral += 0.5 * excess
+    expected = {"v_high": pytest.approx(integral + excess)}
+    assert seen[0]["ranged"]["multipliers"] == expected
+    assert seen[1]["ranged"] == seen[0]["ranged"]
+
+
 def test_rank_zero_alone_reports_to_weights_and_biases(seen, folder: Path) -> None:
     (run,) = read_runs(folder / "reported")
     assert [rank["reported"]["run_id"] for rank in seen] == [run.id, ""]

@@ -21,6 +21,7 @@ from lightning_choice import (
     RewardCheckpoint,
     RewardEarlyStopping,
     RewardShaping,
+    UsefulRange,
     WandbLogger,
     WandbReport,
     pl,
@@ -134,10 +135,28 @@ class Shaped(Tuned):
         return super().training_step(batch, batch_idx)
 
 
+class Ranged(Shaped):
+    """The same, with the totals as the component that is bounded."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
+        scored = RewardBatch(np.array(totals), {"v": np.array(totals)}, np.isnan(totals), 0.0)
+        assert self.shape_rewards is not None
+        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)), False)
+        return Tuned.training_step(self, batch, batch_idx)
+
+
 def run_shaped() -> dict[str, object]:
     shaping = RewardShaping(normalise=True, kl_target=0.5)
     bare_trainer([shaping], max_steps=3).fit(Shaped())
     return shaping.state_dict()
+
+
+def run_ranged() -> dict[str, object]:
+    """A bound on the totals of both ranks, of which only those of rank 1 are above it."""
+    shaping = RewardShaping(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5)
+    bare_trainer([shaping], max_steps=3).fit(Ranged())
+    return shaping.state_dict()["ranges"]
 
 
 def run_guarded() -> dict[str, object]:
@@ -240,6 +259,7 @@ def run_all(rank: int) -> None:
     failing.fails_on_rank = 1
     seen = {
         "shaped": run_shaped(),
+        "ranged": run_ranged(),
         "guarded": run_guarded(),
         "reported": run_reported(Path(sys.argv[1]) / "reported"),
         "by prompt": run_by_prompt(Path(sys.argv[1]) / "by_prompt", overlap=False),
