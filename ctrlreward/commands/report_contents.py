@@ -30,6 +30,7 @@ from ctrlreward.commands.select import (
     run_rules,
     to_json,
 )
+from ctrlreward.functional.agreement import correlate
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.run_folder import (
     StoredRun,
@@ -62,8 +63,13 @@ _DRIFT = re.compile(
     r"(rollout|response|completion)s?(/|_)length(/mean)?$"
 )
 _UNCLEAR = re.compile(r"perplexity|length|words|loss|kl\b")  # whose direction must be declared
-_RULES = {"RewardCheckpoint": BestRule, "RewardEarlyStopping": StopRule, "ProxyGuard": AlarmRule,
-          "ParetoCheckpoint": ParetoRule}  # fmt: skip
+# Callback → field of `RunRules` and rule.
+_RULES: Mapping[str, tuple[str, Any]] = {
+    "RewardCheckpoint": ("best", BestRule),
+    "RewardEarlyStopping": ("stop", StopRule),
+    "ProxyGuard": ("alarm", AlarmRule),
+    "ParetoCheckpoint": ("pareto", ParetoRule),
+}
 _GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → those of its rule
 
 
@@ -124,7 +130,10 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
     logged = stored.steps[-1].step if stored.steps else 0
     if main and logged and (main.steps[-1] or 0) > logged:
         missing.append(f"steps after {logged}: the log ends there, its texts at {main.labels[-1]}")
-    phrases = _phrases(main, selection) if main else []
+    alarm, differences, results = (
+        _alarm(selection), _differences(selection), _before_after(summary)
+    )  # fmt: skip
+    phrases = _phrases(main, _columns(main, selection, alarm)) if main else []
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -132,15 +141,18 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "source": stored.source,
         "origin": origin,
         "missing": missing,
-        "verdict": _verdict(selection, summary, phrases),
+        "verdict": _verdict(selection, alarm, results, phrases),
         "summary": summary,
-        "results": _before_after(summary),
+        "results": results,
         "modes": dict(stored.modes),
-        "decisions": _decisions(selection),
-        "marks": _marks(selection),
+        "decisions": _decisions(selection, differences),
+        "marks": _marks(selection, alarm, differences),
         "charts": _charts(selection),
         "front": _front(selection),
-        "texts": [_shown(each, budget // len(sets), selection) for each in sets],
+        "texts": [
+            _shown(each, _columns(each, selection, alarm), budget // len(sets), selection)
+            for each in sets
+        ],
         "phrases": phrases,
         "correlations": _correlations(main) if main else None,
         "config": _text(folder / "config.yaml"),
@@ -249,10 +261,10 @@ def _rules(
     stored: StoredRun, summary: Mapping[str, Any], options: Any, missing: list[str]
 ) -> tuple[RunRules, str]:
     """Return the rules to replay, and in words where they are from."""
-    found = {type(rule).__name__: rule for rule in _recorded(stored, missing)}
+    found = dict(_recorded(stored, missing))
     origin = "rules of the run, as in its config.yaml"
     chosen = summary.get("selection") or {}
-    if "BestRule" not in found and chosen.get("monitor"):
+    if "best" not in found and chosen.get("monitor"):
         origin = "selection of the run, as in its summary.json"
         try:
             monitor = logged_key(stored, chosen["monitor"])
@@ -261,36 +273,35 @@ def _rules(
                 for key, (low, high) in (chosen.get("constraints") or {}).items()
             }
             mode = better_mode(stored, monitor)
-            found["BestRule"] = BestRule(monitor, mode, constraints=bounds)
+            found["best"] = BestRule(monitor, mode, constraints=bounds)
         except ValueError as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
         given = run_rules(stored, options)
-        asked = [rule for rule in (given.best, given.stop, given.alarm, given.pareto) if rule]
-        found |= {type(rule).__name__: rule for rule in asked}
+        found |= {field: rule for field, _ in _RULES.values() if (rule := getattr(given, field))}
         origin = "rules of the command line"
-    if "BestRule" not in found and "ParetoRule" not in found:
+    if "best" not in found and "pareto" not in found:
         scored = [key for each in stored.steps for key in each.evidence]
         scored += [key for key in ("eval_loss", "eval/loss", "val_loss") if key in stored.keys]
         scored = [k for k in scored if "fail_rate" not in k and k not in (DIVERSITY, LENGTH)]
         scored.sort(key=lambda key: key not in stored.modes)
         if scored:
             mode = better_mode(stored, scored[0])
-            found["BestRule"] = BestRule(scored[0], mode)
+            found["best"] = BestRule(scored[0], mode)
             origin = (
                 f"no rule is recorded: {scored[0]} selects, as better when "
                 f"{'higher' if mode == 'max' else 'lower'}; --maximise or --minimise another"
             )
-    if "AlarmRule" not in found and (alarm := _default_alarm(stored, found.get("BestRule"))):
-        found["AlarmRule"] = alarm
+    if "alarm" not in found and (alarm := _default_alarm(stored, found.get("best"))):
+        found["alarm"] = alarm
         origin += "; alarm of the report, since the run had none"
     if not found:
-        found["BestRule"] = BestRule("")  # nothing to judge by: there are no validations
-    return RunRules(*(found.get(rule.__name__) for rule in _RULES.values())), origin
+        found["best"] = BestRule("")  # nothing to judge by: there are no validations
+    return RunRules(**found), origin
 
 
-def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[Any]:
-    """Yield the rules of the callbacks in the run's `config.yaml`, if their keys are logged."""
+def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield field and rule of the callbacks in the run's `config.yaml` whose keys are logged."""
     try:
         config = yaml.safe_load(_text(stored.folder / "config.yaml")) or {}
         callbacks = config["trainer"]["callbacks"] or []
@@ -298,24 +309,24 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[Any]:
         return
     for entry in callbacks:
         name = str(entry.get("class_path", "")).rpartition(".")[2]
-        kind = _RULES.get(name)
-        if kind is None:
+        if name not in _RULES:
             continue
+        role, kind = _RULES[name]
         known = {each.name for each in fields(kind)}
         given = {_GIVEN.get(k, k): v for k, v in (entry.get("init_args") or {}).items()}
         settings = {k: v for k, v in given.items() if k in known and v is not None}
         if "constraints" in settings:
             settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
         try:
-            for key, role in (("monitor", "mode"), ("proxy", "proxy_mode")):
+            for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
                 if key in settings:
-                    settings.setdefault(role, better_mode(stored, settings[key]))
+                    settings.setdefault(direction, better_mode(stored, settings[key]))
             if isinstance(settings.get("held_out"), str | list) and not given.get("held_out_mode"):
                 keys = settings["held_out"]
                 keys = [keys] if isinstance(keys, str) else keys
                 settings["held_out"] = {key: better_mode(stored, key) for key in keys}
             rule = kind(**settings)
-            one = RunRules(**{_FIELDS[kind]: rule})
+            one = RunRules(**{role: rule})
             absent = [key for key in (*one.monitored, *one.others) if key not in stored.keys]
         except (TypeError, ValueError) as error:
             missing.append(f"{name} of config.yaml: {error}")
@@ -323,11 +334,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[Any]:
         if absent:
             missing.append(f"decisions of {name}: {', '.join(absent)} was not logged")
         else:
-            yield rule
-
-
-_FIELDS: Mapping[Any, str] = {BestRule: "best", StopRule: "stop", AlarmRule: "alarm",
-                              ParetoRule: "pareto"}  # fmt: skip
+            yield role, rule
 
 
 def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
@@ -349,13 +356,14 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
 # Decisions
 
 
-def _decisions(selection: Selection) -> dict[str, Any]:
+def _decisions(
+    selection: Selection, differences: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return `ctrlreward select --json`, with what each validation lacks of the selected one."""
     if not selection.decided:
         return {}
     content = to_json(selection)
     rules = selection.rules
-    differences = _differences(selection)
     for row, each in zip(content["validations"], selection.decided, strict=True):
         step = each.validation.step
         row["difference"] = differences.get(step)
@@ -443,11 +451,13 @@ def _alarm(selection: Selection) -> Alarm | None:
     return None
 
 
-def _marks(selection: Selection) -> list[dict[str, Any]]:
+def _marks(
+    selection: Selection, alarm: Alarm | None, differences: Mapping[int, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """Return what happened at which step, with its reason."""
     marks: list[dict[str, Any]] = []
     constraints = selection.rules.best.constraints if selection.rules.best else {}
-    for step, difference in _differences(selection).items():
+    for step, difference in differences.items():
         each = next(each for each in selection.decided if each.validation.step == step)
         met = all(each.constraints[key].met for key in constraints if key in each.constraints)
         if met and not difference["distinguishable"]:
@@ -459,7 +469,7 @@ def _marks(selection: Selection) -> list[dict[str, Any]]:
     if selection.stop and selection.stop.stop:
         step, reason = selection.stop.validation.step, selection.stop.stop.reason
         marks.append({"step": step, "kind": "stop", "reason": reason})
-    if alarm := _alarm(selection):
+    if alarm:
         marks.append({"step": alarm.step, "kind": "alarm", "reason": alarm.reason})
     return marks
 
@@ -536,12 +546,15 @@ def _outcome(row: Mapping[str, Any]) -> int:
 
 
 def _verdict(
-    selection: Selection, summary: Mapping[str, Any], phrases: Sequence[Mapping[str, Any]]
+    selection: Selection,
+    alarm: Alarm | None,
+    results: Mapping[str, Any] | None,
+    phrases: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the verdict in a sentence, its tone, and what stands behind it."""
-    rows = [row for row in (_before_after(summary) or {"rows": []})["rows"] if row["interval"]]
+    rows = [row for row in (results or {"rows": []})["rows"] if row["interval"]]
     outcome, changes = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
-    best, alarm, rules = selection.best, _alarm(selection), selection.rules
+    best, rules = selection.best, selection.rules
     seen = [each.validation for each in selection.decided]
     if not rows and best is not None and rules.best:
         outcome, changes = _selected_change(selection)
@@ -682,22 +695,24 @@ def _plain(value: Any) -> float | None:
 # Texts in the page
 
 
-def _columns(each: TextSet, selection: Selection) -> list[int]:
+def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[int]:
     """Return the columns to show: ends, selected, alarm, and others evenly spaced."""
     n = len(each.labels)
     if n <= MOST_COLUMNS:
         return list(range(n))
-    alarm = found.step if (found := _alarm(selection)) else None
-    kept = {0, n - 1, *(i for i, s in enumerate(each.steps) if s in (selection.best, alarm))}
+    marked = (selection.best, alarm.step if alarm else None)
+    kept = {0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)}
     for i in np.linspace(0, n - 1, MOST_COLUMNS).round().astype(int).tolist():
         if len(kept) < MOST_COLUMNS:
             kept.add(i)
     return sorted(kept)
 
 
-def _shown(each: TextSet, budget: int, selection: Selection) -> dict[str, Any]:
-    """Return the texts of a set that fit into the budget of bytes, with their scores."""
-    columns, rows = _columns(each, selection), len(each.samples[0])
+def _shown(
+    each: TextSet, columns: Sequence[int], budget: int, selection: Selection
+) -> dict[str, Any]:
+    """Return the texts of some columns that fit into the budget of bytes, with their scores."""
+    rows = len(each.samples[0])
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
     proxy, held_out = _pair_of_components(each, names, selection)
     gamed = _gamed(each, proxy, held_out)
@@ -787,8 +802,11 @@ def _explanations(file: Path, rows: int) -> dict[int, Any] | None:
 # Diagnosis
 
 
-def _phrases(each: TextSet, selection: Selection) -> list[dict[str, Any]]:
-    """Return the phrases of one to five words whose share of texts grew most since the start."""
+def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the phrases of one to five words whose share of texts grew most since the start.
+
+    `columns` are those whose shares are shown.
+    """
     if len(each.labels) < 2:
         return []
     rows = len(each.samples[0])
@@ -807,7 +825,7 @@ def _phrases(each: TextSet, selection: Selection) -> list[dict[str, Any]]:
     start, end = shares(0), shares(at)
     ranked = sorted(
         (gram for gram, count in end.items() if count >= max(3, 0.05 * len(picked))),
-        key=lambda gram: (start[gram] - end[gram], -len(gram)),
+        key=lambda gram: (start[gram] - end[gram], -len(gram), gram),
     )
     chosen: list[tuple[str, ...]] = []
     for gram in ranked[:400]:
@@ -820,14 +838,13 @@ def _phrases(each: TextSet, selection: Selection) -> list[dict[str, Any]]:
             chosen.append(gram)
         elif grown >= 0.9 * (end[part] - start[part]):
             chosen[chosen.index(part)] = gram
-    columns = _columns(each, selection)
     counts = {c: start if c == 0 else end if c == at else shares(c) for c in columns}
     n = len(picked)
     return [
         {"phrase": " ".join(gram), "first": start[gram] / n, "last": end[gram] / n,
          "grown": (end[gram] - start[gram]) / n, "since": each.labels[0], "at": each.labels[at],
          "shares": [(each.labels[c], _plain(counts[c][gram] / n)) for c in columns]}
-        for gram in sorted(dict.fromkeys(chosen), key=lambda g: start[g] - end[g])[:12]
+        for gram in sorted(dict.fromkeys(chosen), key=lambda g: (start[g] - end[g], g))[:12]
     ]  # fmt: skip
 
 
@@ -849,10 +866,7 @@ def _correlations(each: TextSet) -> dict[str, Any] | None:
 
 def _pearson(first: Scores, second: Scores) -> float | None:
     both = np.isfinite(first) & np.isfinite(second)
-    a, b = first[both], second[both]
-    if len(a) < 3 or not a.std() or not b.std():
-        return None
-    return _plain(float(np.corrcoef(a, b)[0, 1]))
+    return _plain(correlate(first[both], second[both]).pearson)
 
 
 # Several runs

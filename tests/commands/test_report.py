@@ -390,7 +390,10 @@ def test_reasons_are_shown_on_focus_and_by_keyboard(visit: Any, tmp_path: Path) 
     page.keyboard.press("Enter")
     assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "0"
     page.locator("figure summary").first.click()
-    assert page.locator("figure table").first.locator("tbody tr").count() == 4
+    # The table is made when the browser says that it has opened, a moment after the click.
+    rows = page.locator("figure table").first.locator("tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == 4
 
 
 def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
