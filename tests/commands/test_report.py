@@ -365,10 +365,12 @@ def test_texts_are_filtered_and_sorted(visit: Any, tmp_path: Path) -> None:
 def test_texts_stand_side_by_side_with_their_changes(visit: Any, tmp_path: Path) -> None:
     page = visit(gamed_run(tmp_path / "run"))
     first = page.locator("[data-texts] .items > details").first
+    first.locator("h4").nth(1).wait_for()  # made a moment after the first prompt opens
     assert first.locator("h4").all_inner_texts() == ["step 10", "step 40 ◆"]
     assert first.locator("section").last.locator("mark").inner_text() == "is very good, very good"
     page.get_by_label("all validations").check()
     first = page.locator("[data-texts] .items > details").first
+    first.locator("h4").nth(3).wait_for()
     assert first.locator("h4").count() == 4
     page.locator(".validations a", has_text="20").click()
     assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "1"
