@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from string import Formatter
@@ -69,7 +70,7 @@ class Rubric:
         if not isinstance(self.prompt, str):
             raise ValueError(f"prompt = {shortened(self.prompt)} must be a string")
         try:
-            slots = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
+            slots = set(self._slots)
         except ValueError as error:
             raise ValueError(f"prompt: {error}; write {{{{ and }}}} for braces") from None
         known = _PAIR | {key for key in JSON_KEYS.values() if key != "group"}
@@ -79,29 +80,32 @@ class Rubric:
                     f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}; write "
                     "{{ and }} for braces"
                 )
-        compares = bool(slots & _PAIR)
-        if compares and (not slots >= _PAIR or slots & {"text", "reference"}):
+        if self.compares and (not slots >= _PAIR or slots & {"text", "reference"}):
             raise ValueError(
                 "prompt must have {first} and {second}, for text and reference in either order, "
                 "and neither {text} nor {reference}"
             )
-        if not compares and "text" not in slots:
+        if not self.compares and "text" not in slots:
             raise ValueError("prompt must have {text}, or {first} and {second} to compare")
-        object.__setattr__(self, "answers", _read_answers(self.answers, compares))
+        object.__setattr__(self, "answers", _read_answers(self.answers, self.compares))
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name = {self.name!r} must be a string")
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of `Samples` that the prompt shows."""
-        slots = [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
-        names = [COLUMN_OF[slot] for slot in slots if slot not in _PAIR]
+        names = [COLUMN_OF[slot] for slot in self._slots if slot not in _PAIR]
         return tuple(dict.fromkeys(["texts", *(["references"] * self.compares), *names]))
 
-    @property
+    @cached_property
     def compares(self) -> bool:
         """Whether it compares the text with its reference."""
-        return "{first" in self.prompt
+        return bool(_PAIR & {*self._slots})
+
+    @cached_property
+    def _slots(self) -> list[str]:
+        """Names in braces, in the order of the prompt; doubled braces are text."""
+        return [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
 
     @property
     def scores(self) -> dict[str, float]:

@@ -123,6 +123,12 @@ def test_a_rating_is_the_mean_over_the_answers(folder: str) -> None:
     assert np.ptp(found) > 1e-4
 
 
+def test_doubled_braces_are_text() -> None:
+    rubric = Rubric("Say {{first}} or {{second}}: {text}", {"first": 1, "second": 0})
+    assert not rubric.compares
+    assert rubric.columns == ("texts",)
+
+
 def test_a_chat_template_is_used(folder: str, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = "{% for m in messages %}q: {{ m.content }}{% endfor %} a: "
