@@ -222,8 +222,8 @@ def _decode(
     number for each token, shape (n, max_completion_length); None draws them.
     """
     row_of = torch.tensor(rows, device=ids.device)
-    positions = (attention.cumsum(dim=1) - 1).clamp(min=0)  # padding not counted
-    if has_encoder := model.config.is_encoder_decoder:
+    positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
+    if has_encoder:
         start = model.generation_config.decoder_start_token_id
         first = {"decoder_input_ids": ids.new_full((len(ids), 1), start)}
     else:
@@ -379,7 +379,7 @@ def policy_output(
             model,
             input_ids=rollout.ids,
             attention_mask=rollout.attention,
-            position_ids=(rollout.attention.cumsum(dim=1) - 1).clamp(min=0),
+            position_ids=token_positions(rollout.attention),
         )
         states = hidden[:, -new - 1 : -1]
     kept = rollout.mask.bool()
@@ -388,6 +388,11 @@ def policy_output(
     values = token_log_probs(model, states[kept], rows, tokens, temperature)
     scattered = torch.zeros_like(rollout.mask).masked_scatter(kept, values)
     return PolicyOutput(scattered, None if value_head is None else value_head(states))
+
+
+def token_positions(attention: Tensor) -> Tensor:
+    """Return the position of each token in its row, padding not counted."""
+    return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def add_end_tokens(

@@ -27,19 +27,11 @@ _ROWS = 128
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `torch.nn.functional.linear`, by oneDNN where faster and without gradients.
-
-    Its operator supports neither gradients nor `torch.compile`.
-    """
+    """Compute `torch.nn.functional.linear`, by oneDNN where faster and without gradients."""
     rows = hidden.numel() // hidden.shape[-1]
-    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
-    if (
-        rows < _ROWS
-        or any(t.dtype != torch.float32 or t.device.type != "cpu" for t in operands)
-        or (torch.is_grad_enabled() and any(t.requires_grad for t in operands))
-        or torch.compiler.is_compiling()
-        or not _mkl_lacks_avx512()
-    ):
+    operands = [hidden, weight, *([] if bias is None else [bias])]
+    is_float32 = all(tensor.dtype == torch.float32 for tensor in operands)
+    if rows < _ROWS or not (is_float32 and _mkl_lacks_avx512() and _is_inference(*operands)):
         return plain(hidden, weight, bias)
     padded = hidden.reshape(rows, -1)
     if missing := -rows % _ROWS:
@@ -63,8 +55,7 @@ class Gelu(GELUActivation):
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply GELU elementwise."""
-        is_trained = torch.is_grad_enabled() and input.requires_grad
-        if is_trained or input.device.type != "cpu" or torch.compiler.is_compiling():
+        if not _is_inference(input):
             return gelu(input)
         rows = input.reshape(-1, input.shape[-1])
         result = torch.empty_like(rows)
@@ -81,6 +72,15 @@ def adapt(model: nn.Module) -> None:
             layer.__class__ = Linear
         elif type(layer) is GELUActivation and layer.act is gelu:
             layer.__class__ = Gelu
+
+
+def _is_inference(*tensors: Tensor) -> bool:
+    """Return True if an operator without gradient and compiler support suffices."""
+    return (
+        all(tensor.device.type == "cpu" for tensor in tensors)
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        and not torch.compiler.is_compiling()
+    )
 
 
 @cache

@@ -467,10 +467,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
-    for scorer, names in wanted.items():
-        for column, reader in scorer.required_columns(names).items():
-            if getattr(samples, column) is None:
-                raise MissingColumn(column, reader, samples.columns())
+    check_columns(components, samples)
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     with ExitStack() as locks:
