@@ -24,6 +24,7 @@ from ctrlreward.callbacks.terms import (
     SoftOverlong,
     WeightSchedules,
 )
+from ctrlreward.functional.bootstrap import cluster_numbers
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import (
     Moments,
@@ -335,9 +336,8 @@ class RewardShapingMixin(CallbackMixin):
         columns = [column for name, column in samples.columns().items() if name != "texts"]
         prompts = list(zip(*columns, strict=True)) if columns else [()] * len(samples)
         if not baseline:
-            index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-            groups = np.array([index[prompt] for prompt in prompts])
-            means = valid_group_means(np.where(np.isnan(rewards), np.nan, tokens), groups)
+            valid = np.where(np.isnan(rewards), np.nan, tokens)
+            means = valid_group_means(valid, cluster_numbers(prompts))
             self._mean_lengths = dict(zip(prompts, means.tolist(), strict=True))
         means = np.array([self._mean_lengths.get(prompt, np.nan) for prompt in prompts])
         return length_factor(tokens, means, self.length_alpha)

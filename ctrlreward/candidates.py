@@ -72,7 +72,7 @@ def best_of_n(
     candidates = given if model is None else generate(model, given, n, seed)
     totals = as_reward(reward)(candidates).total
     clusters = candidates.groups or candidates.prompts or candidates.prefixes
-    rows_of = _by_prompt(clusters or [""] * len(candidates))
+    rows_of = rows_by_prompt(clusters or [""] * len(candidates))
     # A failed completion loses to any other.
     rows = [max(rows, key=lambda i: np.nan_to_num(totals[i], nan=-np.inf)) for rows in rows_of]
     failed = int(np.isnan(totals[rows]).sum())
@@ -138,7 +138,7 @@ def preference_pairs(
     chosen: list[int] = []
     rejected: list[int] = []
     failed = repeated = tied = single = 0
-    for rows in _by_prompt(prompts):
+    for rows in rows_by_prompt(prompts):
         different = {texts[i]: i for i in reversed(rows)}  # the first row of each text
         scored = [i for i in different.values() if np.isfinite(totals[i])]
         repeated += len(rows) - len(different)
@@ -195,8 +195,13 @@ def score_preferences(
     )
 
 
-def _by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
-    """Return the rows of each prompt, in the order of the first ones."""
+def rows_by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
+    """Return the rows of each prompt, in the order of the first ones.
+
+    Examples:
+        >>> rows_by_prompt(["soup", "view", "soup"])
+        [[0, 2], [1]]
+    """
     rows: dict[Hashable, list[int]] = {}
     for i, prompt in enumerate(prompts):
         rows.setdefault(prompt, []).append(i)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.candidates import PreferencePairs, preference_pairs
+from ctrlreward.candidates import PreferencePairs, preference_pairs, rows_by_prompt
 from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.probe import load_reward
 from ctrlreward.commands.rescoring_job import reward_id
@@ -182,12 +182,8 @@ def _rewards(reward: AnyReward, samples: Samples, prompts: Sequence[str], path: 
 
 def _chunks(prompts: Sequence[str]) -> Iterator[list[int]]:
     """Yield the rows of some prompts after the other."""
-    members: dict[str, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        members.setdefault(prompt, []).append(i)
-    groups = iter(members.values())
     rows: list[int] = []
-    for group in groups:
+    for group in rows_by_prompt(prompts):
         rows += group
         if len(rows) >= _CHUNK:
             yield rows

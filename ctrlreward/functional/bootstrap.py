@@ -101,10 +101,21 @@ def clustered_sides(
                 "samples"
             )
         sides.append(side)
-    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
-    if len(numbers) < 2:
+    members = cluster_numbers(clusters)
+    if not members.any():
         raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
-    return sides, np.array([numbers[cluster] for cluster in clusters])
+    return sides, members
+
+
+def cluster_numbers(clusters: Sequence[Hashable]) -> Ints:
+    """Return the cluster of each row, numbered from 0 in the order of the first rows, shape (n,).
+
+    Examples:
+        >>> cluster_numbers(["soup", "dog", "soup"])
+        array([0, 1, 0])
+    """
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    return np.array([numbers[cluster] for cluster in clusters], dtype=np.int64)
 
 
 def bootstrap(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -51,8 +51,7 @@ def distinct_by_group(
         >>> distinct_by_group([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])
         {'the food': 1.0, 'a dog': 0.5}
     """
-    if n < 1:
-        raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
+    check_length(n)
     groups = [None] * len(token_sequences) if groups is None else groups
     members: dict[Hashable, list[Sequence[int]]] = {}
     for group, sequence in zip(_one_each(groups, token_sequences), token_sequences, strict=True):
@@ -62,7 +61,7 @@ def distinct_by_group(
         # One set per group is small enough for the processor's cache.
         seen: set[tuple[int, ...]] = set()
         for sequence in sequences:
-            seen.update(zip(*(sequence[start:] for start in range(n)), strict=False))
+            seen.update(_grams(sequence, n))
         tokens = sum(map(len, sequences))
         values[group] = len(seen) / tokens if tokens else float("nan")
     return values
@@ -83,7 +82,8 @@ def repetition(ids: Sequence[int], n: int) -> float:
         >>> repetition([7, 8, 7, 8, 7], n=2)  # 78 87 78 87
         0.5
     """
-    grams = _grams(ids, n)
+    check_length(n)
+    grams = list(_grams(ids, n))
     return 1 - len(set(grams)) / len(grams) if grams else float("nan")
 
 
@@ -113,6 +113,7 @@ def uniqueness(
         >>> uniqueness([[1, 2, 3], [1, 2, 4]], n=2)  # 12 is in both
         [0.75, 0.75]
     """
+    check_length(n)
     groups = range(len(token_sequences)) if groups is None else groups
     grams = [set(_grams(ids, n)) for ids in token_sequences]
     owners: dict[tuple[int, ...], set[Hashable]] = {}
@@ -125,10 +126,14 @@ def uniqueness(
     ]
 
 
-def _grams(ids: Sequence[int], n: int) -> list[tuple[int, ...]]:
+def check_length(n: int) -> None:
+    """Raise a ValueError unless n-grams can have n tokens."""
     if n < 1:
         raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
-    return list(zip(*(ids[start:] for start in range(n)), strict=False))
+
+
+def _grams(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
+    return zip(*(ids[start:] for start in range(n)), strict=False)
 
 
 def _one_each(

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from ctrlreward.files import write_whole
-from ctrlreward.functional.bootstrap import Estimate, bootstrap
+from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -334,11 +334,11 @@ def fit_aggregate(
     kept = np.isfinite(better).all(axis=1) & np.isfinite(worse).all(axis=1)
     better, worse = better[kept], worse[kept]
     groups = [group for group, known in zip(preferences.groups or (), kept, strict=True) if known]
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    members = np.array([numbers[group] for group in groups], dtype=np.int64)
-    if len(numbers) < folds:
+    members = cluster_numbers(groups)
+    count = len(set(groups))
+    if count < folds:
         raise ValueError(
-            f"{len(numbers)} groups have preferences with all scores, must be {folds} or more: "
+            f"{count} groups have preferences with all scores, must be {folds} or more: "
             "give more groups, or fewer folds"
         )
     knots = _knots(better, worse, segments)
@@ -358,7 +358,7 @@ def fit_aggregate(
         ascending = np.argsort(at)
         curves[name] = Curve(tuple(at[ascending].tolist()), tuple(worth[ascending].tolist()))
     # Each fold has knots of its own: nothing of a held-out pair takes part.
-    fold_of = np.random.default_rng(seed).permutation(len(numbers))[members] % folds
+    fold_of = np.random.default_rng(seed).permutation(count)[members] % folds
     gains = np.empty(len(better))
     for fold in range(folds):
         held = fold_of == fold
@@ -401,16 +401,14 @@ def agreement_of_gains(
         0.625
     """
     right = (np.sign(gains) + 1) / 2
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    members = np.array([numbers[group] for group in groups])
+    members = cluster_numbers(groups)
     sums = np.bincount(members, weights=right)
     counts = np.bincount(members)
 
     def shares(weights: Floats) -> dict[str, Floats]:
         return {"agreement": weights @ sums / (weights @ counts)}
 
-    clusters = np.arange(len(numbers))
-    return bootstrap(shares, clusters, confidence, resamples, seed)["agreement"]
+    return bootstrap(shares, np.arange(len(sums)), confidence, resamples, seed)["agreement"]
 
 
 def _knots(better: Floats, worse: Floats, segments: int) -> list[Floats]:

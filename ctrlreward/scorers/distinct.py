@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.functional.diversity import distinct_by_group, repetition, uniqueness
+from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition, uniqueness
 from ctrlreward.items import item_logger
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.samples import Samples
@@ -111,8 +111,7 @@ class _OneLength(TokenCounts):
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 4) -> None:
         super().__init__(model)
-        if n < 1:
-            raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
+        check_length(n)
         self.n = n
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.terminal import plain_console
-from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
+from ctrlreward.functional.bootstrap import Estimate, cluster_numbers, paired_bootstrap
 from ctrlreward.functional.preferences import (
     LearnedAggregate,
     Preferences,
@@ -238,9 +238,7 @@ def print_learned(
 
 def _halves(rated: Rated, inputs: Floats) -> list[Floats]:
     """Return the mean ratings of every other item and of the rest; NaN for the other half."""
-    items = rated.clusters or ()
-    order = {item: position for position, item in enumerate(dict.fromkeys(items))}
-    first_half = np.array([order[item] % 2 == 0 for item in items])
+    first_half = cluster_numbers(rated.clusters or ()) % 2 == 0
     ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, rated.ratings["mean"])
     return [np.where(half, ratings, np.nan) for half in (first_half, ~first_half)]
 

@@ -16,7 +16,7 @@ import numpy as np
 from jsonargparse import ArgumentParser
 
 from ctrlreward.files import write_whole
-from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap
+from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, cluster_numbers
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
@@ -157,15 +157,13 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> lis
         return [Estimate(np.nan, np.nan, np.nan)] * 4
     items, gains = zip(*answers, strict=True)
     values = np.array(gains)
-    numbers = {item: i for i, item in enumerate(dict.fromkeys(items))}
 
     def shares(weights: Floats) -> dict[str, Floats]:
         total = weights.sum(axis=1)
         parts = {str(sign): weights @ (values == sign) / total for sign in (1, -1, 0)}
         return {**parts, "difference": parts["1"] - parts["-1"]}
 
-    members = np.array([numbers[item] for item in items])
-    return list(bootstrap(shares, members, 0.95, resamples, seed).values())
+    return list(bootstrap(shares, cluster_numbers(items), 0.95, resamples, seed).values())
 
 
 def _table(found: Sequence[WinRates]) -> str:
