@@ -127,7 +127,11 @@ def uniqueness(
 
 
 def check_length(n: int) -> None:
-    """Raise a ValueError unless n-grams can have n tokens."""
+    """Raise a ValueError unless n-grams can have n tokens.
+
+    Examples:
+        >>> check_length(2)
+    """
     if n < 1:
         raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
 
