@@ -18,6 +18,7 @@ from math import exp, isnan, lgamma, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 
@@ -103,7 +104,7 @@ def c4(n: int) -> float:
     return sqrt(2 / (n - 1)) * exp(lgamma(n / 2) - lgamma((n - 1) / 2))
 
 
-def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
+def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     """Return Pearson's r and Spearman's ρ of n pairs of values (type II).
 
     Both are NaN for fewer than three pairs (two points always lie on a line), for a constant side,
