@@ -82,17 +82,19 @@ def put(into: dict[str, Any], item: Any) -> None:
 
 def read_runs(folder: Path) -> list[OfflineRun]:
     """Finish all runs and return those of a folder, oldest first."""
-    wandb.finish()
     wait_for_files(folder)
     return read_files(folder)
 
 
 def wait_for_files(folder: Path) -> None:
-    """End wandb's service, and wait until the runs of a folder are on disk.
+    """End the run of this process and wandb's service; wait until a folder's runs are on disk.
+
+    A run that is open when its service ends would log an error at each line that is printed later.
 
     The service may still write for a moment after `teardown`: a run that has ended has a record of
     it, and one that was killed has been the same for half a second.
     """
+    wandb.finish()
     wandb.teardown()
     sizes: list[int] = []
     for _ in range(200):
