@@ -7,6 +7,7 @@ change more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -163,10 +164,43 @@ def after_text(task: str | Task) -> Task:
     return Task(prompts, whole.verbalizers)
 
 
+class LikelihoodCost(CompositeScorer):
+    """Cost of unusually unlikely and unusually likely texts.
+
+    - `likelihood_cost`: distance of the mean token log-probability from an interval, in nats, 0
+      within it; lower is better.
+
+    A lower bound on the likelihood alone lets a policy drift to likely, repetitive texts. For the
+    same reason GM takes points off for low perplexity, too (Pang and Gimpel 2019, eq. 1).
+
+    Args:
+        perplexity: Scorer of the log-probability.
+        low: Lower bound, in nats per token.
+        high: Upper bound.
+    """
+
+    specs = {"likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))}
+
+    def __init__(self, perplexity: Perplexity, low: float, high: float) -> None:
+        self.perplexity = perplexity
+        self.bounds = (low, high)
+
+    @property
+    def parts(self) -> Sequence[Perplexity]:
+        """The scorer of the log-probability."""
+        return (self.perplexity,)
+
+    def score_samples(self, samples: Samples) -> Requests[dict[str, Scores]]:
+        """Return the cost, shape (n,); NaN, with a warning, for an empty text."""
+        scores = yield from self.perplexity.score_samples(samples)
+        return {"likelihood_cost": distance_outside(scores["log_likelihood"], *self.bounds)}
+
+
 def relevance_reward(
     model: str = "smollm2-135m",
     task: Tasks = "sentiment",
     fold: Fold = "geometric_mean",
+    attributes: Mapping[str, float] | None = None,
     aspects: Mapping[TextAspect, float] | None = None,
     fluency: float = 0.3,
     likelihood: tuple[float, float] = (-3.6, -3.0),
@@ -176,43 +210,48 @@ def relevance_reward(
 ) -> Reward:
     """Return attribute relevance minus a cost for unusually unlikely and unusually likely texts.
 
-    A lower bound on the likelihood alone lets the policy drift to likely, repetitive texts. For the
-    same reason GM takes points off for low perplexity, too (Pang and Gimpel 2019, eq. 1).
-
-    Only the evaluators whose prompt follows the text are used. That halves the computation, and
-    leaves the other half as evaluators of held-out texts that were not trained on.
+    The reward is a weighted sum. Only the evaluators whose prompt follows the text are used. That
+    halves the computation, and leaves the other half as evaluators of held-out texts that were not
+    trained on.
 
     Args:
         model: Infilling model of the relevance and language model of the cost.
         task: Task of CTRLEval, a name or a file; attribute → task for labels of several attributes,
             whose relevances are components.
-        fold: Relevance of several attributes (`SeveralRelevances`).
+        fold: Relevance of several attributes (`SeveralRelevances`), with weight 1.
+        attributes: Attribute → weight of its relevance, in place of the fold. With
+            `objective.multi_objective_aggregation: normalize_then_sum` each is normalised by itself.
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
-        fluency: Cost of each nat of mean token log-probability outside of `likelihood`; relevance
-            has weight 1.
+        fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
             there is no cost. The defaults are perplexities of 37 and 20: those of the untuned
             SmolLM2-135M are about 28.
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
+
+    Raises:
+        ValueError: `attributes` are not those of `task`.
     """
-    weights = dict(aspects or {})
+    tasks: Task | dict[str, Task]
     if isinstance(task, Mapping):
-        tasks: Task | dict[str, Task] = {name: after_text(each) for name, each in task.items()}
+        tasks = {name: after_text(each) for name, each in task.items()}
     else:
         tasks = after_text(task)
-    components = ctrleval_scores(model, tasks, fold, tuple(weights), evaluators, device, dtype)
-    perplexity = Perplexity(model, device=device, dtype=dtype)
-
-    def guarded(scores: Mapping[str, Scores]) -> Scores:
-        cost = fluency * distance_outside(scores["log_likelihood"], *likelihood)
-        total = scores["attribute_relevance"] - cost
-        for aspect, weight in weights.items():
-            total = total + weight * scores[aspect]
-        return total
-
-    return Reward({**components, "log_likelihood": perplexity["log_likelihood"]}, aggregate=guarded)
+    if attributes is not None and (isinstance(tasks, Task) or set(attributes) != set(tasks)):
+        known = "of one attribute" if isinstance(tasks, Task) else ", ".join(tasks)
+        raise ValueError(f"attributes = {dict(attributes)}, must have the keys of task: {known}")
+    weights: dict[str, float] = {**(aspects or {})}
+    if attributes is None:
+        weights["attribute_relevance"] = 1.0
+    else:
+        weights |= {f"{name}_relevance": weight for name, weight in attributes.items()}
+    scores = ctrleval_scores(model, tasks, fold, tuple(aspects or ()), evaluators, device, dtype)
+    components: dict[str, tuple[Component, float]] = {
+        name: (component, weights.get(name, 0.0)) for name, component in scores.items()
+    }
+    cost = LikelihoodCost(Perplexity(model, device=device, dtype=dtype), *likelihood)
+    return Reward({**components, "likelihood_cost": (cost["likelihood_cost"], -fluency)})
 
 
 def ctrleval_scores(

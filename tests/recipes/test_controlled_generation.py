@@ -129,12 +129,12 @@ def test_texts_outside_the_range_of_likelihood_cost(model: str) -> None:
     reward = relevance_reward(model, fluency=0.5, likelihood=(low, high))
     batch = reward(texts)
     reward.release()
-    together = batch.components["log_likelihood"]  # read in one row with the prompts
-    np.testing.assert_allclose(together, likely, rtol=1e-5)
-    cost = [0.5 * max(low - value, value - high, 0.0) for value in together]
-    assert sorted(value == 0.0 for value in cost) == [False, False, True]
-    expected = batch.components["attribute_relevance"] - cost
-    np.testing.assert_allclose(batch.total, expected)
+    cost = np.array([max(low - value, value - high, 0.0) for value in likely])
+    assert sorted(cost == 0.0) == [False, False, True]
+    # Read in one row with the prompts.
+    np.testing.assert_allclose(batch.components["likelihood_cost"], cost, rtol=1e-4)
+    expected = batch.components["attribute_relevance"] - 0.5 * cost
+    np.testing.assert_allclose(batch.total, expected, rtol=1e-5)
 
 
 def test_an_empty_text_fails_and_is_named(model: str, caplog) -> None:
@@ -190,6 +190,21 @@ def test_the_relevances_of_several_attributes_are_folded(model: str, fold: str) 
     }[fold]
     np.testing.assert_allclose(batch.total, expected, rtol=1e-5)
     assert len({*expected.tolist()}) == 4
+
+
+def test_each_attribute_can_have_a_weight_in_place_of_the_fold(model: str) -> None:
+    alone = relevances(model)
+    weights = {"sentiment": 2.0, "topic": 0.5}
+    reward = relevance_reward(model, TASKS, attributes=weights, likelihood=(-99.0, 0.0))
+    batch = reward(MANY)
+    reward.release()
+    np.testing.assert_allclose(batch.total, 2 * alone["sentiment"] + 0.5 * alone["topic"], rtol=1e-5)
+    assert reward.weights is not None  # what `normalize_then_sum` needs
+    assert reward.weights["attribute_relevance"] == 0.0
+    with pytest.raises(ValueError, match="must have the keys of task: sentiment, topic"):
+        relevance_reward(model, TASKS, attributes={"sentiment": 1.0})
+    with pytest.raises(ValueError, match="must have the keys of task: of one attribute"):
+        relevance_reward(model, attributes={"sentiment": 1.0})
 
 
 def test_relevances_alone_are_a_reward(model: str) -> None:
