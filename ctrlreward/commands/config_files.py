@@ -10,7 +10,7 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -198,9 +198,17 @@ def check_models(file: ConfigFile) -> None:
 
 
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
-    """Return the reward block of a YAML file, by `class_path` or `components`, and the file."""
-    file = read_config(path)
-    check_models(file)
+    """Return the reward block of a YAML file, by `class_path` or `components`, and the file.
+
+    A training job's has the reward of its model, or of what it extends.
+    """
+    layers = list(_layers(str(path), ()))
+    for layer in layers:
+        check_models(layer)
+    file = layers[-1]
+    if len(layers) > 1:
+        content = reduce(_merged, [layer.content for layer in layers])
+        file = replace(file, content=content, as_written=False)
     for keys, block in _reward_places(file.content):
         if isinstance(block, Mapping) and "class_path" in block:
             return dict(block), file.below(keys)
@@ -212,6 +220,22 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
         f"{path} has no reward: give components, or class_path and init_args, bare, under "
         "'reward:' or under 'model: init_args: reward:'"
     )
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the content of two files of which the second extends the first.
+
+    Arguments of one class are merged, and other values are replaced, as by the parser of a job.
+    """
+    merged = {**below, **above}
+    for key in below.keys() & above.keys():
+        old, new = below[key], above[key]
+        if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+            continue
+        same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
+        if same_class and (key in ("model", "reward", "init_args") or "class_path" in old):
+            merged[key] = _merged(old, new)
+    return merged
 
 
 def _reward_places(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:

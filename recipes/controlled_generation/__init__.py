@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -179,7 +179,7 @@ class LikelihoodCost(CompositeScorer):
         high: Upper bound.
     """
 
-    specs = {"likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))}
+    specs: ClassVar = {"likelihood_cost": ScoreSpec(higher_is_better=False, range=(0.0, math.inf))}
 
     def __init__(self, perplexity: Perplexity, low: float, high: float) -> None:
         self.perplexity = perplexity
@@ -219,8 +219,8 @@ def relevance_reward(
         task: Task of CTRLEval, a name or a file; attribute → task for labels of several attributes,
             whose relevances are components.
         fold: Relevance of several attributes (`SeveralRelevances`), with weight 1.
-        attributes: Attribute → weight of its relevance, in place of the fold. With
-            `objective.multi_objective_aggregation: normalize_then_sum` each is normalised by itself.
+        attributes: Attribute → weight of its relevance, in place of the fold; what
+            `objective.multi_objective_aggregation: normalize_then_sum` normalises.
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which

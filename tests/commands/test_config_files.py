@@ -14,10 +14,12 @@ import pytorch_lightning as pl
 import yaml
 
 from ctrlreward.cli import main
+from ctrlreward.commands.command_parser import CommandParser
 from ctrlreward.commands.config_files import (
     check_names,
     fill_in_run_folder,
     read_config,
+    read_reward,
     with_extended,
 )
 from ctrlreward.commands.training_job import build
@@ -144,6 +146,31 @@ def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -
             # The names of trained models are folders of the cache.
             of_run = str(value).startswith("${trainer.default_root_dir}")
             assert of_run or value in TRAINED_NAMES, keys
+
+
+EXTENDING = [
+    path
+    for path in sorted(CONFIGS.rglob("*.yaml"))
+    if "extends" in yaml.safe_load(path.read_text())
+    and "PolicyTuner" in str(with_extended(["--config", str(path)])[0])
+]
+
+
+@pytest.mark.parametrize("path", EXTENDING, ids=lambda path: path.stem)
+def test_the_reward_of_a_recipe_that_extends_another_is_the_jobs(path: Path) -> None:
+    """`probe` and `serve` read it without the job's parser, which is asked here."""
+    parser = CommandParser(exit_on_error=False)
+    parser.add_argument("--model", type=pl.LightningModule)
+    parser.add_argument("--config", action="config")
+    arguments: list[str] = []
+    for file in with_extended(["--config", str(path)])[1]:
+        if "model" in file.content:
+            arguments += ["--config", yaml.safe_dump({"model": file.content["model"]})]
+    of_job = parser.parse_args(arguments).model
+    block, _ = read_reward(path)
+    alone = {"class_path": of_job.class_path, "init_args": {"model": "m", "reward": block}}
+    of_file = parser.parse_object({"model": alone}).model
+    assert of_file.init_args.reward == of_job.init_args.reward
 
 
 FIRST_SECOND = """

@@ -198,7 +198,9 @@ def test_each_attribute_can_have_a_weight_in_place_of_the_fold(model: str) -> No
     reward = relevance_reward(model, TASKS, attributes=weights, likelihood=(-99.0, 0.0))
     batch = reward(MANY)
     reward.release()
-    np.testing.assert_allclose(batch.total, 2 * alone["sentiment"] + 0.5 * alone["topic"], rtol=1e-5)
+    np.testing.assert_allclose(
+        batch.total, 2 * alone["sentiment"] + 0.5 * alone["topic"], rtol=1e-5
+    )
     assert reward.weights is not None  # what `normalize_then_sum` needs
     assert reward.weights["attribute_relevance"] == 0.0
     with pytest.raises(ValueError, match="must have the keys of task: sentiment, topic"):
