@@ -46,7 +46,11 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, score
 from ctrlreward.scorers.components import ComponentLike
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import (
+    explain_some,
+    read_scored_samples,
+    write_scored_samples,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,8 @@ class BeforeAfterMixin(CallbackMixin):
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
     of each entry of `others` (texts with the scores and, by its name, the score of each judge),
     `summary.json`, and `curves.png` if a `HistoryLogger` writes to the same folder. A resumed run
-    reads `before.jsonl` back, and scores its texts where scores or judges are missing.
+    reads `before.jsonl` back, and scores its texts where scores or judges are missing. Eight texts
+    of each file, evenly spaced, have the explanation of each scorer with `explain`, for `report`.
 
     Keys of `summary.json`:
     - `score`: the name of the first score;
@@ -367,7 +372,10 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def scored_texts(
     path: Path, components: Mapping[str, Component], seed: int, setting: str
 ) -> tuple[Samples, dict[str, Scores]]:
-    """Read texts and scores back and add missing scores; `setting` names the folder in errors."""
+    """Read texts and scores back and add missing scores, with explanations of eight texts.
+
+    `setting` names the folder in errors.
+    """
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
@@ -378,7 +386,8 @@ def scored_texts(
     if missing:
         with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
             scores |= score(missing, texts)
-        write_scored_samples(path, texts, scores)
+            write_scored_samples(path, texts, scores)
+            write_scored_samples(path, texts, scores, None, explain_some(components, texts))
     return texts, scores
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ctrlreward.files import finite_or_none, json_line, write_whole
 from ctrlreward.samples import JSON_KEYS, Samples
-from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.base import Component, Scorer, Scores
 
 Cell: TypeAlias = str | float | None
 
@@ -21,13 +22,15 @@ def write_scored_samples(
     samples: Samples,
     scores: Mapping[str, Scores],
     by_prompt: Mapping[str, Scores] | None = None,
+    explanations: Mapping[int, Any] | None = None,
 ) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
     The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
     (n,). `Samples.from_jsonl` reads the file too. `by_prompt` has values of the prompts that are
     not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
-    the first record of each prompt gets them as `"by_prompt"`.
+    the first record of each prompt gets them as `"by_prompt"`. `explanations`, row → what
+    `explain_some` returns, are the `"explanation"` of these records.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
@@ -38,8 +41,33 @@ def write_scored_samples(
         if places and all(place.is_integer() for place in places.values()):
             rows = (by_prompt or {}).items()
             record["by_prompt"] = {k: finite_or_none(row[int(places[k])]) for k, row in rows}
+        if explanations and i in explanations:
+            record["explanation"] = explanations[i]
         lines.append(json_line(record))
     write_whole(path, "".join(lines))
+
+
+def explain_some(
+    components: Mapping[str, Component], samples: Samples, count: int = 8
+) -> dict[int, dict[str, Any]]:
+    """Return row → name → explanation, as plain data, of samples evenly spaced over all.
+
+    By the scorers that have `explain`, such as `CTRLEval` and `Alignment`; NaN becomes None.
+    """
+    wanted: dict[Scorer, set[str]] = {}
+    for component in components.values():
+        if hasattr(component.scorer, "explain"):
+            wanted.setdefault(component.scorer, set()).add(component.name)
+    if not wanted or not len(samples):
+        return {}
+    rows = np.unique(np.linspace(0, len(samples) - 1, count).round().astype(int)).tolist()
+    found: dict[int, dict[str, Any]] = {row: {} for row in rows}
+    for scorer, names in wanted.items():
+        others = scorer.specs.keys() - names  # aspects that are no component
+        for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):  # type: ignore[attr-defined]
+            found[row] |= {name: asdict(each) for name, each in named.items() if name not in others}
+    plain = json.loads(json.dumps([*found.values()]), parse_constant=lambda _: None)
+    return dict(zip(rows, plain, strict=True))
 
 
 def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:

@@ -26,7 +26,7 @@ from ctrlreward.reward import Reward, geometric_mean
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CompositeScorer, CTRLEval, Distinct, Perplexity, ScoreSpec, Task
 from ctrlreward.scorers.base import Component, Scorer, Scores
-from ctrlreward.scorers.ctrleval import AspectName
+from ctrlreward.scorers.ctrleval import AspectName, Explanation
 from ctrlreward.scorers.task import TEXT_SLOT
 from ctrlreward.weights.dtypes import Dtype
 
@@ -147,6 +147,17 @@ class SeveralRelevances(CompositeScorer):
         }
         folds = {"geometric_mean": geometric_mean, "min": _lowest, "mean": _mean}
         return {"attribute_relevance": folds[self.fold](relevances), **relevances}
+
+    def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
+        """Return the relevance of each attribute of each sample with its evaluators."""
+        each = [part.explain(samples) for part in self.parts]
+        return [
+            {
+                f"{name}_relevance": found["attribute_relevance"]
+                for name, found in zip(self.scorers, row, strict=True)
+            }
+            for row in zip(*each, strict=True)
+        ]
 
 
 def _lowest(scores: Mapping[str, Scores]) -> Scores:

@@ -1,21 +1,26 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ctrlreward import Reward, Samples
+from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
     after_text,
     before_after,
     build_prompts,
+    ctrleval_scores,
     held_out_scorer,
     relevance_reward,
 )
-from ctrlreward.scorers import CTRLEval, Perplexity, Task
+from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
+from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.scorers.task import TEXT_SLOT
 
 TEMPLATE = "A {label} review: {prefix}"
@@ -207,6 +212,23 @@ def test_each_attribute_can_have_a_weight_in_place_of_the_fold(model: str) -> No
         relevance_reward(model, TASKS, attributes={"sentiment": 1.0})
     with pytest.raises(ValueError, match="must have the keys of task: of one attribute"):
         relevance_reward(model, attributes={"sentiment": 1.0})
+
+
+def test_texts_are_kept_with_what_each_relevance_is_made_of(model: str, tmp_path: Path) -> None:
+    """As `BeforeAfter` writes them, for the report: the evaluators' mean is the score."""
+    scores = ctrleval_scores(model, TASKS, "geometric_mean", (), None, "cpu", None)
+    scores["diversity"] = Distinct(model)["distinct_2"]  # has nothing to explain
+    path = tmp_path / "after.jsonl"
+    write_scored_samples(path, MANY, {})
+    _, found = scored_texts(path, scores, seed=0, setting="folder")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for i, row in enumerate(rows):
+        assert list(row["explanation"]) == ["sentiment_relevance", "topic_relevance"]
+        for name, explained in row["explanation"].items():
+            mean = sum(each["score"] * each["weight"] for each in explained["evaluators"])
+            assert mean == pytest.approx(found[name][i]) == row["scores"][name]
+    assert Samples.from_jsonl(path) == MANY
+    next(iter(scores.values())).scorer.release()
 
 
 def test_relevances_alone_are_a_reward(model: str) -> None:

@@ -16,6 +16,7 @@ from transformers import (
 from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import ASPECTS, Alignment, to_records
+from ctrlreward.scorers.records import explain_some
 from ctrlreward.weights.sources import resolve
 
 # Output of the package ctc_score 0.1.3 for these sentences, with the settings of the golden file:
@@ -354,3 +355,15 @@ def test_a_move_frees_the_model_and_loads_it_there(scorer: Alignment) -> None:
     assert "loaded_model" not in vars(moved)
     assert isinstance(moved.loaded_model, EmbeddingAligner)
     assert moved.loaded_model.encoder.model.device.type == "meta"
+
+
+def test_explanations_of_some_texts_are_plain_data(scorer: Alignment) -> None:
+    """For the report of a run. A text without source has no alignment, and its row no number."""
+    samples = Samples([f"{i} warm soups" for i in range(9)], sources=["a soup"] * 8 + [""])
+    component = with_model_of(scorer, "consistency")["consistency"]
+    found = explain_some({"kept": component}, samples, count=3)
+    assert list(found) == [0, 4, 8]
+    assert json.loads(json.dumps(found[8], allow_nan=False))["consistency"]["score"] is None
+    score = component.scorer.score(samples)["consistency"][4]
+    tokens = found[4]["consistency"]["tokens"]
+    assert np.mean([token["value"] for token in tokens]) == pytest.approx(score)
