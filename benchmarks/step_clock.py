@@ -71,10 +71,8 @@ class TimedTuner(PolicyTuner):
 
     clock: Clock
 
-    def _log_step(
-        self, sampled: Any, of_all: Any, rewards: Any, terms: Any, waited: float, seconds: float
-    ) -> None:
-        self.clock.sampling.append(sampled.seconds)
-        self.clock.reward.append(waited)
-        self.clock.tokens.append(float(sampled.rollout.mask.sum()))
-        super()._log_step(sampled, of_all, rewards, terms, waited, seconds)
+    def _log_step(self, scored: Any, *of_step: Any) -> None:
+        self.clock.sampling.append(scored.seconds)
+        self.clock.reward.append(of_step[-2])  # before the seconds of the whole step
+        self.clock.tokens.append(float(scored.rollout.mask.sum()))
+        super()._log_step(scored, *of_step)
