@@ -114,6 +114,26 @@ def test_scores_are_those_of_the_cpu_and_release_frees(folders: dict[str, str]) 
         assert memory.live == [0, 0], case
 
 
+@pytest.mark.parametrize("case", ["CTRLEval llama", "CTRLEval t5", "Similarity", "Accuracy bert"])
+def test_scores_are_the_same_in_mixed_precision(case: str, folders: dict[str, str]) -> None:
+    """Within a training step, which Lightning runs under autocast."""
+    scorer = CASES[case](folders, {"device": "cpu"})
+    expected = scorer.score(SAMPLES)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = scorer.score(SAMPLES)
+        assert torch.is_autocast_enabled("cpu")
+    for name, values in expected.items():
+        np.testing.assert_array_equal(scores[name], values)
+
+
+@on_second_device
+def test_scores_are_the_same_in_mixed_precision_of_the_device(folders: dict[str, str]) -> None:
+    scorer = CASES["Similarity"](folders, {"device": DEVICE})
+    expected = scorer.score(SAMPLES)["similarity"]
+    with torch.autocast("second", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(scorer.score(SAMPLES)["similarity"], expected)
+
+
 def wide(folder: str) -> CTRLEval:
     """Scorer that reads all texts in one batch."""
     return CTRLEval(folder, device=DEVICE, batch_tokens=2**14)
