@@ -97,7 +97,7 @@ SHAPES: dict[str, tuple[str, Row]] = {
     "t5": ("t5", {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
                   "vocab_size": 32128}),
     "bloom": ("bloom", {"hidden_size": 512, "n_layer": 6, "n_head": 8, "vocab_size": 49152}),
-    "mamba": ("mamba", {"hidden_size": 512, "num_hidden_layers": 6, "vocab_size": 49152}),
+    "mamba": ("mamba", {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 49152}),
 }
 # Sizes in tiny models.
 TINY = {name: 2 if "layer" in name or "head" in name else 48
@@ -309,6 +309,20 @@ class Kit:
             "parts": {},
         }
 
+    @property
+    def cases(self) -> dict[str, Callable[..., Any]]:
+        """The scorers that are asked for, by name."""
+        wanted = self.options.scorers
+        return {
+            case: build
+            for case, build in CASES.items()
+            if not wanted or any(word in case for word in wanted)
+        }
+
+    @property
+    def steps(self) -> int:
+        return 4 if self.full else 1
+
     def left(self) -> float:
         return float(self.options.seconds - (time.monotonic() - self.started))
 
@@ -423,7 +437,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def scorers(kit: Kit) -> Iterator[Row]:
     """Each scorer against the CPU, and what it leaves in memory."""
-    for case, build in CASES.items():
+    for case, build in kit.cases.items():
         samples = samples_of(case, SAMPLES)
         expected = build(kit.folders, {"device": "cpu", "dtype": "float32"}).score(samples)
         row: Row = {"scorer": case}
@@ -600,16 +614,13 @@ def train(
         lora=LoRA(r=16),
     )
     tuner.clock = clock = clock or LightningClock()
-    steps = STEPS + 1
+    steps = kit.steps + 1
     trainer = kit.card.trainer(kit.place, callbacks=[clock], max_steps=steps)
     batches: Any = [prompts(kit)] * (steps + overlap)
     _, seconds = timed(
         lambda: trainer.fit(tuner, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     )
     return tuner, seconds
-
-
-STEPS = 4
 
 
 def steps(kit: Kit) -> Iterator[Row]:
@@ -636,12 +647,12 @@ def steps(kit: Kit) -> Iterator[Row]:
         row["million weights"] = round(sum(p.numel() for p in weights.parameters()) / 1e6)
         row["base weights"] = str(next(weights.parameters()).dtype).removeprefix("torch.")
         medians = {
-            phase: float(np.median(getattr(clock, phase)[-STEPS:]))
+            phase: float(np.median(getattr(clock, phase)[-kit.steps :]))
             for phase in ("step", "sampling", "reward")
         }
         row |= {f"{phase}, s": seconds for phase, seconds in medians.items()}
         row["rest, s"] = 2 * medians["step"] - sum(medians.values())
-        row["tokens"] = float(np.mean(clock.tokens[-STEPS:]))
+        row["tokens"] = float(np.mean(clock.tokens[-kit.steps :]))
         row["peak MiB"] = in_mib(kit.card.peak())
         del weights, clock
         yield row
@@ -660,7 +671,7 @@ def train_trl(kit: Kit) -> tuple[Any, Any]:
     from datasets import Dataset
     from peft import LoraConfig
     from step_clock import TransformersClock
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from trl import GRPOConfig
     from trl_step import TimedTrainer
 
@@ -684,7 +695,7 @@ def train_trl(kit: Kit) -> tuple[Any, Any]:
             beta=0.05,
             loss_type="grpo",
             learning_rate=1e-4,
-            max_steps=STEPS + 1,
+            max_steps=kit.steps + 1,
             save_strategy="no",
             logging_steps=1,
             gradient_checkpointing=False,
@@ -707,9 +718,14 @@ def speed(kit: Kit) -> Iterator[Row]:
     """Texts per second with the defaults of the device, and the share of its measured peak."""
     import floor
 
-    samples = kit.texts(256 if kit.full else 4, 60 if kit.full else 12)
+    most, words = (256, 60) if kit.full else (4, 12)
 
-    def measured(case: str, scorer: Any, given: Samples) -> Row:
+    def measured(case: str, scorer: Any) -> Row:
+        few = samples_of(case, kit.texts(most // 16 or 1, words))
+        scorer.score(few)  # loads the model
+        _, seconds = timed(partial(scorer.score, few))
+        count = min(most, max(len(few), int(len(few) / seconds)))  # for about a second
+        given = samples_of(case, kit.texts(count, words))
         work = partial(scorer.score, given)
         work()
         seconds = min(timed(work)[1] for _ in range(2))
@@ -727,15 +743,15 @@ def speed(kit: Kit) -> Iterator[Row]:
             "peak, 10⁹ operations per second": peak.gflops,
         }
 
-    for case, build in CASES.items():
+    for case, build in kit.cases.items():
         scorer = build(kit.folders, {"device": kit.device})
-        yield measured(case, scorer, samples_of(case, samples))
+        yield measured(case, scorer)
         if case == "CTRLEval pegasus":
             default = output_layer._CUDA_LOGITS
             for power in (24, 26):
                 output_layer._CUDA_LOGITS = 2**power
                 try:
-                    yield measured(f"{case}, blocks of 2^{power} logits", scorer, samples)
+                    yield measured(f"{case}, blocks of 2^{power} logits", scorer)
                 finally:
                     output_layer._CUDA_LOGITS = default
         scorer.release()
@@ -758,6 +774,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0" if has_card else "second:0")
     parser.add_argument("--size", choices=("full", "tiny"), default="full" if has_card else "tiny")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--scorers", nargs="+", help="only those with one of these words in them")
     parser.add_argument("--seconds", type=int, default=540, help="parts after these are not run")
     parser.add_argument("--weights", type=Path, help=f"folder of {', '.join(SHAPES)}, text_cnn")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder")
