@@ -8,7 +8,6 @@ weights) and its output, logits included; everything else may stay in the cache.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from step_clock import now
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -23,6 +23,7 @@ from ctrlreward.policy import packing
 from ctrlreward.processor import onednn
 
 _SIZES = ((2048, 2048, 2048), (4096, 576, 1536), (4096, 256, 1024))
+_CARD_SIZES = ((8192, 8192, 8192), (16384, 4096, 4096))
 _COPY_BYTES = 2**28
 
 
@@ -76,15 +77,16 @@ class Floor:
 
 
 @cache
-def speed(dtype: torch.dtype = torch.float32) -> Speed:
+def speed(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Speed:
     """Return the best rates of several matrix products (PyTorch's and ours) and copies."""
     best = 0.0
-    for rows, inner, columns in _SIZES:
-        a, b = torch.rand(rows, inner).to(dtype), torch.rand(columns, inner).to(dtype)
+    for rows, inner, columns in _CARD_SIZES if device.startswith("cuda") else _SIZES:
+        a = torch.rand(rows, inner).to(device, dtype)
+        b = torch.rand(columns, inner).to(device, dtype)
         for multiply in (torch.nn.functional.linear, onednn.linear):
             seconds = _fastest(lambda m=multiply, a=a, b=b: m(a, b))
             best = max(best, 2 * rows * inner * columns / seconds)
-    source = torch.rand(_COPY_BYTES // 4)
+    source = torch.rand(_COPY_BYTES // 4).to(device)
     target = torch.empty_like(source)
     copied = 2 * _COPY_BYTES / _fastest(lambda: target.copy_(source))
     return Speed(best / 1e9, copied / 1e9)
@@ -189,7 +191,7 @@ def _fastest(work: Callable[[], Any]) -> float:
     work()
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = now()
         work()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(now() - started)
     return min(seconds)

@@ -32,13 +32,14 @@ from datasets import Dataset
 from peft import LoraConfig
 from reward_step import CONFIG
 from side_by_side import machine
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from step_clock import Clock, LightningClock, TimedTuner, TransformersClock
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from ctrlreward import Samples, callbacks, huggingface
 from ctrlreward.adapters.trl import as_reward_funcs
-from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
+from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
     build_prompts,
@@ -53,66 +54,6 @@ DATA = DEMO["data"]["init_args"]
 HELD_OUT = ["The hotel", "The film", "Our dinner", "The band"]  # with two labels each
 CHECKED = {"score/distinct_2": (0.5, None)}
 FORMS = ("PolicyTuner", "PolicyTuner, float32", "GRPOTrainer")
-
-
-class Clock:
-    """Seconds of each step and its phases, of processors and of the validation; tokens per step."""
-
-    def __init__(self) -> None:
-        self.step: list[float] = []
-        self.cpu: list[float] = []
-        self.sampling: list[float] = []
-        self.reward: list[float] = []
-        self.tokens: list[float] = []
-        self.validation = 0.0
-        self._started = self._cpu_started = 0.0
-
-    def start(self) -> None:
-        self._started, self._cpu_started = time.perf_counter(), time.process_time()
-
-    def stop(self) -> None:
-        self.step.append(time.perf_counter() - self._started)
-        self.cpu.append(time.process_time() - self._cpu_started)
-
-
-class LightningClock(Clock, pl.Callback):
-    """The same, of a trainer of Lightning."""
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.start()
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
-        self.stop()
-
-    def on_validation_start(self, *args: Any) -> None:
-        self.start()
-
-    def on_validation_end(self, *args: Any) -> None:
-        self.validation = time.perf_counter() - self._started
-
-
-class TransformersClock(Clock, TrainerCallback):
-    """The same, of a trainer of transformers. The step ends when the optimizer has moved."""
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.start()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.stop()
-
-
-class TimedTuner(PolicyTuner):
-    """A tuner that keeps the seconds of sampling and of the reward."""
-
-    clock: Clock
-
-    def _log_step(
-        self, sampled: Any, of_all: Any, rewards: Any, terms: Any, waited: float, seconds: float
-    ) -> None:
-        self.clock.sampling.append(sampled.seconds)
-        self.clock.reward.append(waited)
-        self.clock.tokens.append(float(sampled.rollout.mask.sum()))
-        super()._log_step(sampled, of_all, rewards, terms, waited, seconds)
 
 
 class TimedTrainer(GRPOTrainer):

@@ -183,12 +183,13 @@ def tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Te
             if parent >= 0:
                 positions[row, node] = positions[row, parent] + 1
                 seen[row, node] |= seen[row, parent]
-    blocked = torch.finfo(model.dtype).min
-    mask = torch.where(torch.from_numpy(seen), 0.0, blocked).to(model.dtype)
+    # A byte per pair of tokens on its way to the device, and the mask made there.
+    hidden = ~to_device(torch.from_numpy(seen), model.device)
+    mask = hidden.new_zeros(hidden.shape, dtype=model.dtype)
     return {
         "input_ids": to_device(torch.from_numpy(ids), model.device),
         "position_ids": to_device(torch.from_numpy(positions), model.device),
-        "attention_mask": to_device(mask, model.device)[:, None],
+        "attention_mask": mask.masked_fill_(hidden, torch.finfo(model.dtype).min)[:, None],
     }
 
 

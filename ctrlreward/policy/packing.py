@@ -69,7 +69,7 @@ _kept: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
 
 @contextmanager
 def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
-    """Compute the products of `rows` rows with packed weights inside the context.
+    """Compute the products of `rows` rows with packed weights inside the context, on the CPU.
 
     A layer is packed when it first sees that number of rows. In float32 the adapter is merged into
     the packed weights. In bfloat16 it stays beside them: merged weights would be rounded, and the
@@ -82,7 +82,8 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     Yields the product of the output layer, with the arguments of `torch.nn.functional.linear`.
     """
     weights_in_all = sum(parameter.numel() for parameter in model.parameters())
-    if weights_in_all > _MOST_WEIGHTS or torch.is_autocast_enabled("cpu"):
+    elsewhere = model.device.type != "cpu"
+    if elsewhere or weights_in_all > _MOST_WEIGHTS or torch.is_autocast_enabled("cpu"):
         yield linear
         return
     kept = _kept.setdefault(model, {}) if weights_in_all <= _MOST_KEPT else {}

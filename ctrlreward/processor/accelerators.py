@@ -1,9 +1,10 @@
-"""Accelerators: their free memory and their streams, by torch's module of the device's type."""
+"""Accelerators: free memory, streams and autocast, by torch's module of the device's type."""
 
 from __future__ import annotations
 
 import gc
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -38,6 +39,20 @@ def scoring_stream(device: str | None) -> AbstractContextManager[object]:
     index = module.current_device() if place.index is None else place.index
     context: AbstractContextManager[object] = module.stream(_stream(place.type, index))
     return context
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Compute in the types of the weights inside the context, also in a mixed-precision training.
+
+    Lightning runs a whole training step under autocast, the rewards of that step included.
+    """
+    device = torch.accelerator.current_accelerator(check_available=True)
+    with ExitStack() as contexts:
+        for kind in {"cpu", "cpu" if device is None else device.type}:
+            if torch.is_autocast_enabled(kind):
+                contexts.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @cache

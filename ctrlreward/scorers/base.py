@@ -19,6 +19,7 @@ from ctrlreward.arguments import Mode
 from ctrlreward.engine.sharing import Requests, exclusive, run_requests
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
+from ctrlreward.processor.accelerators import without_autocast
 from ctrlreward.samples import (
     MissingColumn,
     SampleKeywords,
@@ -470,9 +471,10 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
-    with ExitStack() as locks:
+    with ExitStack() as contexts:
+        contexts.enter_context(without_autocast())
         for scorer in scorers:
-            locks.enter_context(exclusive(scorer))
+            contexts.enter_context(exclusive(scorer))
         results = run_requests(
             [
                 _named(checked_requests(scorer, distinct, names), first_rows)

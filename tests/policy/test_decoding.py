@@ -279,6 +279,12 @@ def test_large_models_are_not_packed(policy: PeftModel, monkeypatch) -> None:
         assert torch.equal(multiply(hidden, weight, None), hidden @ weight.T)
 
 
+def test_nothing_is_packed_on_other_devices(policy: PeftModel) -> None:
+    """Where the adapter would be merged for a product that is then not packed."""
+    with packed_products(policy.to("meta"), 5):
+        assert not any("forward" in vars(layer) for layer in policy.modules())
+
+
 def test_nothing_is_packed_under_autocast(policy: PeftModel, folder: str) -> None:
     """Where plain layers multiply in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16), packed_products(policy, 5):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from device_cases import ALIGNED, CASES, CAUSAL, LABELS, SAMPLES, samples_of
 from second_device import Refused, Stream, memory, on_second_device
 from tiny_models import save_bert
 from transformers import (
@@ -19,91 +19,13 @@ from transformers import (
     BertModel,
 )
 
-from ctrlreward import Reward, Samples, scorers
+from ctrlreward import Reward, scorers
 from ctrlreward.engine.batching import token_budget
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.processor.accelerators import scoring_stream
-from ctrlreward.scorers import (
-    Accuracy,
-    Alignment,
-    AttributeClassifier,
-    BARTScore,
-    CTRLEval,
-    InfillingPerplexity,
-    Judge,
-    Perplexity,
-    Rubric,
-    Scorer,
-    Similarity,
-    TransferQuality,
-)
-from ctrlreward.scorers.alignment import AspectName
+from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 
 DEVICE = "second:0"
-SAMPLES = Samples(
-    [
-        "The soup was good. It came hot! We liked it.",
-        "The bread was old and the tea was cold.",
-        "A long walk. The lake froze over in the night, and nobody had told us.",
-        "The soup was good. It came hot! We liked it.",
-    ],
-    prefixes=["The soup", "The bread", "A long", "The soup"],
-    labels=["positive", "negative", "positive", "negative"],
-    sources=["The soup was bad.", "The bread was fresh.", "A walk in winter.", "Cold soup."],
-    references=["Good soup.", "Old bread.", "The lake froze.", "Nice."],
-    contexts=["A menu of soups."] * 4,
-    histories=["How was the food?"] * 4,
-)
-LABELS = {0: "negative", 1: "positive"}
-ALIGNED = {0: "aligned", 1: "hallucinated"}
-RUBRIC = Rubric("Good? {text}\nyes or no:", {"yes": 1, "no": 0})
-CAUSAL = ("llama", "bloom", "mamba")  # prefix trees, positions by a bias, padded rows
-SEQ2SEQ = ("pegasus", "t5")
-DIALOG: tuple[AspectName, ...] = (
-    "preservation",
-    "consistency",
-    "relevance",
-    "engagingness",
-    "groundedness",
-)
-
-Build = Callable[[Mapping[str, str], str], Scorer]
-
-
-def ctrleval(name: str, folders: Mapping[str, str], device: str) -> Scorer:
-    return CTRLEval(folders[name], device=device)
-
-
-def quality(folders: Mapping[str, str], device: str) -> Scorer:
-    return TransferQuality(
-        Accuracy(folders["classifier"], device=device),
-        Similarity(folders["encoder"], device=device),
-        Perplexity(folders["llama"], device=device),
-    )
-
-
-CASES: dict[str, Build] = {
-    **{f"CTRLEval {name}": partial(ctrleval, name) for name in (*CAUSAL, *SEQ2SEQ)},
-    "Perplexity llama": lambda f, d: Perplexity(f["llama"], device=d),
-    "Perplexity mamba": lambda f, d: Perplexity(f["mamba"], device=d),
-    "InfillingPerplexity llama": lambda f, d: InfillingPerplexity(f["llama"], device=d),
-    "InfillingPerplexity t5": lambda f, d: InfillingPerplexity(f["t5"], device=d),
-    "Judge": lambda f, d: Judge(f["llama"], RUBRIC, device=d),
-    "BARTScore": lambda f, d: BARTScore(f["bart"], ["faithfulness", "f_score"], device=d),
-    "Alignment embedding": lambda f, d: Alignment(f["encoder"], DIALOG, device=d),
-    "Alignment discriminative": lambda f, d: Alignment(
-        f["aligner"], DIALOG, "discriminative", device=d
-    ),
-    "Alignment regression": lambda f, d: Alignment(f["regression"], DIALOG, "regression", device=d),
-    "Accuracy bert": lambda f, d: Accuracy(f["classifier"], device=d),
-    "Accuracy text_cnn": lambda f, d: Accuracy(f["text_cnn"], device=d),
-    "Accuracy ctrleval": lambda f, d: Accuracy(CTRLEval(f["llama"], device=d)),
-    "AttributeClassifier": lambda f, d: AttributeClassifier(
-        {"sentiment": f["classifier"], "tone": f["text_cnn"]}, device=d
-    ),
-    "Similarity": lambda f, d: Similarity(f["encoder"], device=d),
-    "TransferQuality": quality,
-}
 NO_DEVICE = {
     "Distinct",
     "FunctionScorer",
@@ -176,13 +98,10 @@ def test_the_device_computes_and_refuses_to_mix() -> None:
 @on_second_device
 def test_scores_are_those_of_the_cpu_and_release_frees(folders: dict[str, str]) -> None:
     for case, build in CASES.items():
-        samples = SAMPLES
-        if case == "AttributeClassifier":
-            labels = [f"sentiment={label} tone={label}" for label in SAMPLES.labels or ()]
-            samples = SAMPLES.replace(labels=labels)
-        expected = build(folders, "cpu").score(samples)
+        samples = samples_of(case, SAMPLES)
+        expected = build(folders, {"device": "cpu"}).score(samples)
         assert memory.live == [0, 0], case
-        scorer = build(folders, DEVICE)
+        scorer = build(folders, {"device": DEVICE})
         assert set(scorer.devices) <= {DEVICE}, case
         scores = scorer.score(samples)
         assert memory.live[0] > 1000, case  # the weights
@@ -193,6 +112,26 @@ def test_scores_are_those_of_the_cpu_and_release_frees(folders: dict[str, str]) 
             np.testing.assert_allclose(scores[name], values, 1e-5, 1e-5, err_msg=f"{case}: {name}")
         scorer.release()
         assert memory.live == [0, 0], case
+
+
+@pytest.mark.parametrize("case", ["CTRLEval llama", "CTRLEval t5", "Similarity", "Accuracy bert"])
+def test_scores_are_the_same_in_mixed_precision(case: str, folders: dict[str, str]) -> None:
+    """Within a training step, which Lightning runs under autocast."""
+    scorer = CASES[case](folders, {"device": "cpu"})
+    expected = scorer.score(SAMPLES)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = scorer.score(SAMPLES)
+        assert torch.is_autocast_enabled("cpu")
+    for name, values in expected.items():
+        np.testing.assert_array_equal(scores[name], values)
+
+
+@on_second_device
+def test_scores_are_the_same_in_mixed_precision_of_the_device(folders: dict[str, str]) -> None:
+    scorer = CASES["Similarity"](folders, {"device": DEVICE})
+    expected = scorer.score(SAMPLES)["similarity"]
+    with torch.autocast("second", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(scorer.score(SAMPLES)["similarity"], expected)
 
 
 def wide(folder: str) -> CTRLEval:

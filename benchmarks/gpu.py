@@ -1,0 +1,805 @@
+"""Everything that needs a GPU, on one card, without network.
+
+    python benchmarks/gpu.py [--device cuda] [--size full] [--seconds 540] [--output runs/gpu]
+
+Models have the sizes of published ones and random weights, made from configurations; `--weights`
+names a folder with real ones, each in a subfolder of the same name. Parts, `--parts` for some:
+
+- scorers: each scorer on the device against the CPU, and its memory after `release()`;
+- memory: out of memory survived, with the scores of before;
+- rewards: a reward on a background thread, beside training, and served by a child process;
+- steps: seconds of a step of `PolicyTuner` by phase, and of TRL's `GRPOTrainer`;
+- speed: texts per second of each scorer, and the share of the device's measured peak.
+
+Writes gpu.json and gpu.md to the output folder after each row. The others run after a part that
+fails; the exit status is then 1. Without a card it runs on `second:0`, the second device of the
+tests, with tiny models: the same calls, whose times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # of ctrlreward, device_cases and second_device
+
+import numpy as np
+import torch
+from device_cases import ALIGNED, CASES, LABELS, SAMPLES, samples_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AddedToken,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging as transformers_logging
+
+from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity
+from ctrlreward.engine import batching, output_layer
+from ctrlreward.files import write_whole
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+
+Row = dict[str, Any]
+MIB = 2**20
+TOLERANCE = 1e-4  # in float32; relative for scores above 1
+PACKAGES = ("torch", "transformers", "peft", "pytorch-lightning", "trl", "numpy")
+
+# Family and sizes. The first four are those of SmolLM2-135M, MiniLM-L6, PEGASUS-large and a policy
+# of 1.5 billion weights (Qwen2.5); MiniLM-L6 also has the heads. The others are small.
+# fmt: off
+_ENCODER: Row = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6,
+                 "num_attention_heads": 12, "vocab_size": 30522}
+_DECODER: Row = {"max_position_embeddings": 8192, "tie_word_embeddings": True}
+SHAPES: dict[str, tuple[str, Row]] = {
+    "llama": ("llama", _DECODER | {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152}),
+    "encoder": ("bert", _ENCODER),
+    "pegasus": ("pegasus", {
+        "d_model": 1024, "encoder_layers": 16, "decoder_layers": 16, "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096,
+        "vocab_size": 96103, "max_position_embeddings": 1024}),
+    "policy": ("qwen2", _DECODER | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936}),
+    "classifier": ("bert", _ENCODER | {"id2label": LABELS}),
+    "aligner": ("bert", _ENCODER | {"id2label": ALIGNED}),
+    "regression": ("bert", _ENCODER | {"num_labels": 1}),
+    "bart": ("bart", {
+        "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
+        "vocab_size": 50265}),
+    "t5": ("t5", {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+                  "vocab_size": 32128}),
+    "bloom": ("bloom", {"hidden_size": 512, "n_layer": 6, "n_head": 8, "vocab_size": 49152}),
+    "mamba": ("mamba", {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 49152}),
+}
+# Sizes in tiny models.
+TINY = {name: 2 if "layer" in name or "head" in name else 48
+        for _, shape in SHAPES.values() for name in shape} | {
+    "hidden_size": 32, "d_model": 32, "d_kv": 16, "vocab_size": 1200,
+    "max_position_embeddings": 512, "tie_word_embeddings": True,
+    "id2label": None, "num_labels": None}
+HEADS = {
+    "encoder": AutoModel, "pegasus": AutoModelForSeq2SeqLM, "bart": AutoModelForSeq2SeqLM,
+    "t5": AutoModelForSeq2SeqLM, "classifier": AutoModelForSequenceClassification,
+    "aligner": AutoModelForTokenClassification, "regression": AutoModelForSequenceClassification}
+# Special tokens of a family in the order of their ids, and what they are for.
+SPECIAL: dict[str, dict[str, str]] = {
+    "bert": {"pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"},
+    "pegasus": {"pad": "<pad>", "eos": "</s>", "blank": "<mask_1>", "mask": "<mask_2>",
+                "unk": "<unk>"},
+    "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>", "blank": "<extra_id_0>"},
+    "bart": {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}}
+_CAUSAL = {"eos": "<|endoftext|>"}
+_IN_CONFIG = ("pad", "bos", "eos")
+# fmt: on
+
+
+def save_tokenizer(folder: Path, family: str, size: int) -> None:
+    """Save a byte-level BPE whose words of up to four letters are one token each, `size` in all."""
+    special = SPECIAL.get(family, _CAUSAL)
+    pieces = dict.fromkeys([*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    merges: list[tuple[str, str]] = []
+    for length in range(1, 5):
+        for letters in product(ascii_lowercase, repeat=length):
+            if len(pieces) == size:
+                break
+            stem = "Ġ" + "".join(letters[:-1])
+            merges.append((stem, letters[-1]))
+            pieces[stem + letters[-1]] = None
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    words = Tokenizer(models.BPE(vocabulary, merges))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    if family == "bert":
+        words.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    elif family == "bart":
+        words.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    elif family in SPECIAL:
+        words.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", 1)]
+        )
+    words.add_special_tokens([AddedToken(token, special=True) for token in special.values()])
+    PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        model_max_length=512,
+        **{f"{kind}_token": token for kind, token in special.items() if kind != "blank"},
+    ).save_pretrained(folder)
+
+
+class Folders(Mapping[str, str]):
+    """Folders of models by name, each made at its first use unless it is in `carried`."""
+
+    def __init__(self, place: Path, carried: Path | None, size: str, device: str) -> None:
+        self.place, self.carried, self.size, self.device = place, carried, size, device
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*SHAPES, "text_cnn"])
+
+    def __len__(self) -> int:
+        return len(SHAPES) + 1
+
+    def __getitem__(self, name: str) -> str:
+        if self.carried is not None and (self.carried / name).is_dir():
+            return str(self.carried / name)
+        folder = self.place / name
+        if not folder.exists():
+            torch.manual_seed(0)
+            self._text_cnn(folder) if name == "text_cnn" else self._make(name, folder)
+        return str(folder)
+
+    def _make(self, name: str, folder: Path) -> None:
+        family, shape = SHAPES[name]
+        if self.size == "tiny":
+            shape = {key: TINY.get(key) or value for key, value in shape.items()}
+        known = [*SPECIAL.get(family, _CAUSAL)]
+        options: Row = {
+            f"{kind}_token_id": known.index(kind) for kind in known if kind in _IN_CONFIG
+        }
+        if family in SPECIAL and family != "bert":
+            options["decoder_start_token_id"] = 2 if family == "bart" else 0
+        # Larger than by default: else all tokens have nearly the same probability.
+        spread = (shape.get("hidden_size") or shape["d_model"]) ** -0.5
+        options |= {"initializer_range": spread, "init_std": spread}
+        kind = HEADS.get(name, AutoModelForCausalLM)
+        # The device of a card makes weights in a second that take the CPU a minute.
+        large = name == "policy" and torch.device(self.device).type == "cuda"
+        with torch.device(self.device if large else "cpu"):
+            dtype = torch.bfloat16 if large else torch.float32
+            model = kind.from_config(AutoConfig.for_model(family, **shape, **options), dtype=dtype)
+        model.save_pretrained(folder)
+        save_tokenizer(folder, family, shape["vocab_size"])
+
+    @staticmethod
+    def _text_cnn(folder: Path) -> None:
+        words = tuple("the soup was good bread old tea cold long walk lake".split())
+        save_text_cnn(TextCNN(TextCNNConfig(words, tuple(LABELS.values()))), folder)
+
+
+class Card:
+    """The device under test: its memory, its limits, how trainers use it."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.type = device, device.partition(":")[0]
+        if self.type == "second":
+            import second_device
+
+            second_device.register()
+            self.second = second_device
+        if self.type == "cuda":
+            torch.cuda.init()
+
+    def describe(self) -> Row:
+        found: Row = {"device": self.device, "card": None, "driver": None, "cuda": None}
+        if self.type == "cuda":
+            found["card"] = torch.cuda.get_device_name(self.device)
+            found["cuda"] = torch.version.cuda
+            found["mib"] = torch.cuda.get_device_properties(self.device).total_memory // MIB
+            with suppress(OSError, subprocess.SubprocessError):
+                command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+                said = subprocess.run(command, capture_output=True, text=True, check=True)
+                found["driver"] = said.stdout.split()[0]
+        return found
+
+    def clean(self) -> None:
+        """Free what nothing refers to, and the workspaces of cuBLAS, which count as allocated."""
+        gc.collect()
+        if self.type == "cuda":
+            torch.cuda.synchronize()
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+
+    def live(self) -> int | None:
+        """Return the bytes of tensors; None where they are not counted."""
+        self.clean()
+        if self.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return self.second.memory.live[0] if self.type == "second" else None
+
+    def start_peak(self) -> None:
+        if self.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif self.type == "second":
+            self.second.memory.peak[:] = self.second.memory.live
+
+    def peak(self) -> int | None:
+        """Return the largest number of bytes since `start_peak`, with what the allocator keeps."""
+        if self.type == "cuda":
+            return torch.cuda.max_memory_reserved(self.device)
+        return self.second.memory.peak[0] if self.type == "second" else None
+
+    @contextmanager
+    def limited(self, more: int) -> Iterator[None]:
+        """Let the process take so many bytes more inside the context."""
+        self.clean()
+        if self.type == "second":
+            with self.second.memory.limited(more):
+                yield
+            return
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        reserved = torch.cuda.memory_reserved(self.device)
+        torch.cuda.set_per_process_memory_fraction((reserved + more) / total, self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
+    def trainer(self, folder: Path, **options: Any) -> Any:
+        import pytorch_lightning as pl
+
+        if self.type == "second":
+            sys.path.insert(0, str(ROOT / "tests/policy"))
+            from second_device_runs import placed
+
+            place = placed(self.device)
+        else:
+            place = {"accelerator": "gpu" if self.type == "cuda" else "cpu", "devices": 1}
+        return pl.Trainer(
+            **place,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            default_root_dir=str(folder),
+            logger=False,
+            **options,
+        )
+
+
+class Kit:
+    """What the parts share, and the record that they write."""
+
+    def __init__(self, options: argparse.Namespace, place: Path) -> None:
+        self.started = time.monotonic()
+        self.options, self.place, self.full = options, place, options.size == "full"
+        self.card = Card(options.device)
+        self.device: str = options.device
+        self.folders = Folders(place / "models", options.weights, options.size, self.device)
+        self.record: Row = {
+            **self.card.describe(),
+            "size": options.size,
+            "weights": "random" if options.weights is None else str(options.weights),
+            "cores": os.cpu_count(),
+            "versions": {"python": platform.python_version(), **installed()},
+            "parts": {},
+        }
+
+    @property
+    def cases(self) -> dict[str, Callable[..., Any]]:
+        """The scorers that are asked for, by name."""
+        wanted = self.options.scorers
+        return {
+            case: build
+            for case, build in CASES.items()
+            if not wanted or any(word in case for word in wanted)
+        }
+
+    @property
+    def steps(self) -> int:
+        return 4 if self.full else 1
+
+    def left(self) -> float:
+        return float(self.options.seconds - (time.monotonic() - self.started))
+
+    def run(self, name: str, part: Callable[[Kit], Iterator[Row]]) -> None:
+        found: Row = {"status": "passed", "rows": []}
+        self.record["parts"][name] = found
+        started = time.monotonic()
+        rows = part(self)
+        try:
+            while self.left() > 0:
+                row = next(rows, None)
+                if row is None:
+                    break
+                print(name, json.dumps(row), flush=True)
+                found["rows"].append(row)
+                self.write()
+            else:
+                found["status"] = f"stopped after {self.options.seconds} s, the rest was not run"
+        except Exception:
+            found["error"] = traceback.format_exc()
+            print(found["error"], file=sys.stderr, flush=True)
+        finally:
+            rows.close()
+        if "error" in found or any(row.get("passed") is False for row in found["rows"]):
+            found["status"] = "failed"
+        found["seconds"] = round(time.monotonic() - started, 1)
+        self.write()
+
+    def write(self) -> None:
+        self.options.output.mkdir(parents=True, exist_ok=True)
+        write_whole(self.options.output / "gpu.json", json.dumps(self.record, indent=1))
+        write_whole(self.options.output / "gpu.md", as_markdown(self.record))
+
+    def texts(self, count: int, words: int = 60) -> Samples:
+        """Return samples with made-up texts, and all columns."""
+        draw = np.random.default_rng(0)
+        known = [*"the soup was good bread old tea cold long walk lake and we met them".split()]
+        known += ["".join(draw.choice([*ascii_lowercase], 4)) for _ in range(500)]
+        rows = [" ".join(draw.choice(known, words)) for _ in range(5 * count)]
+        texts = [f"{row[: len(row) // 2]}. {row[len(row) // 2 :].strip()}." for row in rows]
+        parts = [texts[i::5] for i in range(5)]
+        return Samples(
+            parts[0],
+            prefixes=[" ".join(text.split()[:3]) for text in parts[0]],
+            labels=[("positive", "negative")[i % 2] for i in range(count)],
+            sources=parts[1],
+            references=parts[2],
+            contexts=parts[3],
+            histories=parts[4],
+        )
+
+
+def installed() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def as_markdown(record: Row) -> str:
+    """Return a heading and a table per part, for docs/performance.md."""
+    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+    lines = [
+        f"{record['card'] or 'No card: ' + record['device']}, driver {record['driver']}, CUDA "
+        f"{record['cuda']}, {record['cores']} cores, {versions}. {record['size'].capitalize()} "
+        f"models, {record['weights']} weights."
+    ]
+    for name, part in record["parts"].items():
+        lines += ["", f"### {name}: {part['status']}, {part.get('seconds', '?')} s", ""]
+        columns = list(dict.fromkeys(key for row in part["rows"] for key in row))
+        if columns:
+            lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+        for row in part["rows"]:
+            lines.append("| " + " | ".join(cell(row.get(key)) for key in columns) + " |")
+        if "error" in part:
+            lines += ["", "```", part["error"].strip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return "not available"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def difference(scores: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """Return the largest difference, relative above 1; infinite where one side alone is NaN."""
+    worst = 0.0
+    for name, values in expected.items():
+        ours, values = np.asarray(scores[name]), np.asarray(values)
+        if (np.isnan(ours) != np.isnan(values)).any():
+            return np.inf
+        apart = np.abs(ours - values) / np.maximum(1, np.abs(values))
+        worst = max(worst, float(np.nanmax(apart, initial=0.0)))
+    return worst
+
+
+def in_mib(count: int | None) -> float | None:
+    return None if count is None else round(count / MIB, 1)
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    from step_clock import now
+
+    started = now()
+    result = work()
+    return result, now() - started
+
+
+def scorers(kit: Kit) -> Iterator[Row]:
+    """Each scorer against the CPU, and what it leaves in memory."""
+    for case, build in kit.cases.items():
+        samples = samples_of(case, SAMPLES)
+        expected = build(kit.folders, {"device": "cpu", "dtype": "float32"}).score(samples)
+        row: Row = {"scorer": case}
+        for dtype in ("float32", "bfloat16"):
+            before = kit.card.live()
+            scorer = build(kit.folders, {"device": kit.device, "dtype": dtype})
+            scores, row[f"seconds, {dtype}"] = timed(partial(scorer.score, samples))
+            held = kit.card.live()
+            scorer.release()
+            left = kit.card.live()
+            row[f"difference, {dtype}"] = difference(scores, expected)
+            if before is None or held is None or left is None:
+                row[f"MiB held, {dtype}"] = row["MiB left"] = None
+            else:
+                row[f"MiB held, {dtype}"] = in_mib(held - before)
+                row["MiB left"] = max(row.get("MiB left", 0.0), in_mib(left - before))
+        row["passed"] = (
+            row["difference, float32"] <= TOLERANCE
+            and np.isfinite(row["difference, bfloat16"])
+            and (row["MiB left"] or 0.0) < 1
+        )
+        row["passed"] = bool(row["passed"])
+        yield row
+
+
+def memory(kit: Kit) -> Iterator[Row]:
+    """Scores with 60 % of the memory that one batch of all texts takes."""
+    samples = kit.texts(64) if kit.full else SAMPLES
+    for name, kind in (("llama", CTRLEval), ("pegasus", CTRLEval), ("llama", Perplexity)):
+        options: Row = {"device": kit.device, "dtype": "float32", "batch_tokens": 2**20}
+        scorer = kind(kit.folders[name], **options)
+        scorer.load()
+        row: Row = {"scorer": f"{kind.__name__} {name}", "texts": len(samples)}
+        default = batching.token_budget(lm_of(scorer).model, None)
+        row["default tokens per pass"] = default
+        before = kit.card.live()
+        kit.card.start_peak()
+        expected = scorer.score(samples)
+        most = kit.card.peak()
+        if before is None or most is None:
+            yield row | {"MiB of one batch": None, "times out of memory": None, "difference": None}
+            return
+        need = most - before
+        row["MiB of one batch"] = in_mib(need)
+        emptied: list[int] = []
+        originals = batching.free_unused, output_layer.free_unused
+
+        def counted(original: Callable[[], None] = originals[0], seen: Any = emptied) -> None:
+            seen.append(1)
+            original()
+
+        batching.free_unused = output_layer.free_unused = counted  # type: ignore[assignment]
+        try:
+            with kit.card.limited(int(0.6 * need)):
+                scores = scorer.score(samples)
+        finally:
+            batching.free_unused, output_layer.free_unused = originals
+        row["times out of memory"] = len(emptied)
+        row["difference"] = difference(scores, expected)
+        row["passed"] = bool(emptied) and row["difference"] <= TOLERANCE
+        scorer.release()
+        yield row
+
+
+def lm_of(scorer: Any) -> Any:
+    """Return the frozen model of a scorer, in its evaluator if it has one."""
+    model = scorer.loaded_model
+    return getattr(model, "lm", model)
+
+
+def a_reward(kit: Kit, device: str, dtype: str | None = None) -> Reward:
+    options: Row = {"device": device, "dtype": dtype}
+    return Reward(
+        {
+            "relevance": CTRLEval(kit.folders["llama"], **options)["attribute_relevance"],
+            "likelihood": (
+                Perplexity(kit.folders["llama"], **options)["log_likelihood"],
+                0.1,
+            ),
+            "similarity": Similarity(kit.folders["encoder"], **options)["similarity"],
+        }
+    )
+
+
+def as_yaml(kit: Kit) -> str:
+    """Return `a_reward` in float32 as the file of a served reward; JSON is YAML."""
+    llama, encoder = kit.folders["llama"], kit.folders["encoder"]
+    scores = {
+        "relevance": ("CTRLEval", "attribute_relevance", 1.0, llama),
+        "likelihood": ("Perplexity", "log_likelihood", 0.1, llama),
+        "similarity": ("Similarity", "similarity", 1.0, encoder),
+    }
+    names = ("scorer", "score", "weight", "model")
+    parts = {
+        name: {**dict(zip(names, given, strict=True)), "dtype": "float32"}
+        for name, given in scores.items()
+    }
+    return json.dumps({"components": parts})
+
+
+def rewards(kit: Kit) -> Iterator[Row]:
+    """A reward in this thread, against the same on a thread, beside training, and served."""
+    samples = kit.texts(64 if kit.full else 4, 60 if kit.full else 12)
+    reward = a_reward(kit, kit.device, "float32")
+    reward.load()
+    expected, alone = timed(partial(reward, samples))
+
+    def row(how: str, found: Any, seconds: float, of: Any = expected) -> Row:
+        apart = difference({"": found.total}, {"": of.total})
+        return {"reward": how, "seconds": seconds, "difference": apart,
+                "passed": apart <= TOLERANCE and not found.failed.any()}  # fmt: skip
+
+    yield row("again, in this thread", *timed(partial(reward, samples)))
+    square = torch.rand(2048 if kit.full else 64, 2048 if kit.full else 64).to(kit.device)
+    pending = reward.submit(samples)
+    started = time.perf_counter()
+    while not pending.done():
+        square = torch.nn.functional.normalize(square @ square)
+    yield row("on a thread, beside products", pending.result(), time.perf_counter() - started)
+    reward.release()
+
+    tuner, seconds = train(kit, "llama", a_reward(kit, kit.device, "float32"), overlap=True)
+    texts, scored = tuner.last_rollout
+    again = a_reward(kit, kit.device, "float32")
+    yield row("overlapped, beside PolicyTuner", scored, seconds, again(texts))
+    again.release()
+
+    if absent := [n for n in ("fastapi", "uvicorn") if importlib.util.find_spec(n) is None]:
+        yield {"reward": f"served: not run without {', '.join(absent)}"}
+        return
+    from ctrlreward.serving import RewardServer
+
+    file = kit.place / "reward.yaml"
+    file.write_text(as_yaml(kit), encoding="utf-8")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    device = "cpu" if kit.card.type == "second" else kit.device  # known to this process alone
+    with RewardServer(file, device=device) as remote:
+        remote(samples)
+        yield row(f"served, on {device}", *timed(partial(remote, samples)))
+    yield {"reward": "the first, in this thread", "seconds": alone}
+
+
+def prompts(kit: Kit) -> Samples:
+    beginnings = ["The hotel", "The film", "Our dinner", "The band", "The soup", "A long walk",
+                  "The lake", "Her new car"][: 8 if kit.full else 2]  # fmt: skip
+    labels = [("positive", "negative")[i % 2] for i in range(len(beginnings))]
+    texts = [f"A {label} review: {text}" for text, label in zip(beginnings, labels, strict=True)]
+    return Samples(
+        beginnings, prompts=texts, prefixes=beginnings, labels=labels, sources=beginnings
+    )
+
+
+def sampling(kit: Kit) -> Row:
+    return {"num_generations": 8 if kit.full else 2, "max_completion_length": 48 if kit.full else 4}
+
+
+def train(
+    kit: Kit, model: str, reward: Reward, overlap: bool = False, clock: Any = None
+) -> tuple[Any, float]:
+    """Train a policy for some steps; return the module and the seconds."""
+    import pytorch_lightning as pl
+    from step_clock import LightningClock, TimedTuner
+    from torch.utils.data import DataLoader
+
+    from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig
+
+    pl.seed_everything(0, verbose=False)
+    tuner = TimedTuner(
+        kit.folders[model],
+        reward,
+        Objective(beta=0.05),
+        Generation(**sampling(kit)),
+        OptimizerConfig(overlap=overlap),
+        lora=LoRA(r=16),
+    )
+    tuner.clock = clock = clock or LightningClock()
+    steps = kit.steps + 1
+    trainer = kit.card.trainer(kit.place, callbacks=[clock], max_steps=steps)
+    batches: Any = [prompts(kit)] * (steps + overlap)
+    _, seconds = timed(
+        lambda: trainer.fit(tuner, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    )
+    return tuner, seconds
+
+
+def steps(kit: Kit) -> Iterator[Row]:
+    """Median seconds of a step by phase, after one that warms up."""
+    from step_clock import LightningClock
+
+    for name, form in (
+        ("llama", "PolicyTuner"),
+        ("llama", "GRPOTrainer"),
+        ("policy", "PolicyTuner"),
+    ):
+        row: Row = {"trainer": form, "policy": name}
+        if form == "GRPOTrainer" and (reason := without_trl(kit)):
+            yield row | {"not run": reason}
+            continue
+        kit.card.clean()
+        kit.card.start_peak()
+        clock = LightningClock()
+        if form == "PolicyTuner":
+            tuner, _ = train(kit, name, a_reward(kit, kit.device), clock=clock)
+            weights: Any = tuner.policy
+        else:
+            clock, weights = train_trl(kit)
+        row["million weights"] = round(sum(p.numel() for p in weights.parameters()) / 1e6)
+        row["base weights"] = str(next(weights.parameters()).dtype).removeprefix("torch.")
+        medians = {
+            phase: float(np.median(getattr(clock, phase)[-kit.steps :]))
+            for phase in ("step", "sampling", "reward")
+        }
+        row |= {f"{phase}, s": seconds for phase, seconds in medians.items()}
+        row["rest, s"] = 2 * medians["step"] - sum(medians.values())
+        row["tokens"] = float(np.mean(clock.tokens[-kit.steps :]))
+        row["peak MiB"] = in_mib(kit.card.peak())
+        del weights, clock
+        yield row
+
+
+def without_trl(kit: Kit) -> str:
+    """Return why TRL is not compared, or nothing."""
+    absent = [n for n in ("trl", "datasets") if importlib.util.find_spec(n) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed"
+    return "" if kit.card.type in ("cuda", "cpu") else f"TRL does not train on {kit.device}"
+
+
+def train_trl(kit: Kit) -> tuple[Any, Any]:
+    """Train the policy under TRL with the same reward, prompts and adapter."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from step_clock import TransformersClock
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig
+    from trl_step import TimedTrainer
+
+    from ctrlreward.adapters.trl import as_reward_funcs
+
+    given, on_card = prompts(kit), kit.card.type == "cuda"
+    columns = given.columns()
+    names = {"prompts": "prompt", "prefixes": "prefix", "labels": "label", "sources": "source"}
+    table = Dataset.from_dict({name: list(columns[key]) for key, name in names.items()})
+    folder = kit.folders["llama"]
+    trainer = TimedTrainer(
+        AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16" if on_card else "float32"),
+        reward_funcs=as_reward_funcs(
+            a_reward(kit, kit.device),
+            {"prefixes": "prefix", "labels": "label", "sources": "source"},
+        ),
+        args=GRPOConfig(
+            output_dir=str(kit.place / "trl"),
+            per_device_train_batch_size=len(given) * sampling(kit)["num_generations"],
+            **sampling(kit),
+            beta=0.05,
+            loss_type="grpo",
+            learning_rate=1e-4,
+            max_steps=kit.steps + 1,
+            save_strategy="no",
+            logging_steps=1,
+            gradient_checkpointing=False,
+            bf16=on_card,
+            use_cpu=not on_card,
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=table,
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+    )
+    trainer.clock = clock = TransformersClock()
+    trainer.add_callback(clock)
+    trainer.train()
+    return clock, trainer.model
+
+
+def speed(kit: Kit) -> Iterator[Row]:
+    """Texts per second with the defaults of the device, and the share of its measured peak."""
+    import floor
+
+    most, words = (256, 60) if kit.full else (4, 12)
+
+    def measured(case: str, scorer: Any) -> Row:
+        few = samples_of(case, kit.texts(most // 16 or 1, words))
+        scorer.score(few)  # loads the model
+        _, seconds = timed(partial(scorer.score, few))
+        count = min(most, max(len(few), int(len(few) / seconds)))  # for about a second
+        given = samples_of(case, kit.texts(count, words))
+        work = partial(scorer.score, given)
+        work()
+        seconds = min(timed(work)[1] for _ in range(2))
+        with floor.count_cost() as cost:
+            work()
+        dtype = torch.bfloat16 if kit.card.type == "cuda" else torch.float32
+        peak = floor.speed(dtype, kit.device)
+        return {
+            "scorer": case,
+            "texts": len(given),
+            "texts per second": len(given) / seconds,
+            "tokens read": cost.embedded,
+            "10⁹ operations": cost.flops / 1e9,
+            "share of peak": cost.flops / 1e9 / seconds / peak.gflops,
+            "peak, 10⁹ operations per second": peak.gflops,
+        }
+
+    for case, build in kit.cases.items():
+        scorer = build(kit.folders, {"device": kit.device})
+        yield measured(case, scorer)
+        if case == "CTRLEval pegasus":
+            default = output_layer._CUDA_LOGITS
+            for power in (24, 26):
+                output_layer._CUDA_LOGITS = 2**power
+                try:
+                    yield measured(f"{case}, blocks of 2^{power} logits", scorer)
+                finally:
+                    output_layer._CUDA_LOGITS = default
+        scorer.release()
+        kit.card.clean()
+
+
+# The short ones first.
+PARTS: dict[str, Callable[[Kit], Iterator[Row]]] = {
+    "scorers": scorers,
+    "memory": memory,
+    "rewards": rewards,
+    "steps": steps,
+    "speed": speed,
+}
+
+
+def main() -> None:
+    has_card = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda:0" if has_card else "second:0")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full" if has_card else "tiny")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--scorers", nargs="+", help="only those with one of these words in them")
+    parser.add_argument("--seconds", type=int, default=540, help="parts after these are not run")
+    parser.add_argument("--weights", type=Path, help=f"folder of {', '.join(SHAPES)}, text_cnn")
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        options.device = "cuda:0"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.filterwarnings("ignore")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    gc.freeze()  # else each count of memory looks through all modules, for half a second
+    with tempfile.TemporaryDirectory() as place:
+        kit = Kit(options, Path(place))
+        print(json.dumps({k: v for k, v in kit.record.items() if k != "parts"}), flush=True)
+        for name in options.parts:
+            if kit.left() > 0:
+                kit.run(name, PARTS[name])
+            else:
+                kit.record["parts"][name] = {"status": "not run: no time was left", "rows": []}
+                kit.write()
+    print((options.output / "gpu.md").read_text(encoding="utf-8"))
+    sys.exit(any(part["status"] == "failed" for part in kit.record["parts"].values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Clocks of training steps and their phases, of trainers of Lightning and of transformers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from transformers import TrainerCallback
+
+from ctrlreward.policy import PolicyTuner
+
+
+def now() -> float:
+    """Return the time when an accelerator, if there is one, has done all its work."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is not None:
+        getattr(torch, device.type).synchronize()
+    return time.perf_counter()
+
+
+class Clock:
+    """Seconds of each step and its phases, of processors and of the validation; tokens per step."""
+
+    def __init__(self) -> None:
+        self.step: list[float] = []
+        self.cpu: list[float] = []
+        self.sampling: list[float] = []
+        self.reward: list[float] = []
+        self.tokens: list[float] = []
+        self.validation = 0.0
+        self._started = self._cpu_started = 0.0
+
+    def start(self) -> None:
+        self._started, self._cpu_started = now(), time.process_time()
+
+    def stop(self) -> None:
+        self.step.append(now() - self._started)
+        self.cpu.append(time.process_time() - self._cpu_started)
+
+
+class LightningClock(Clock, pl.Callback):
+    """The same, of a trainer of Lightning."""
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.start()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
+        self.stop()
+
+    def on_validation_start(self, *args: Any) -> None:
+        self.start()
+
+    def on_validation_end(self, *args: Any) -> None:
+        self.validation = now() - self._started
+
+
+class TransformersClock(Clock, TrainerCallback):
+    """The same, of a trainer of transformers. The step ends when the optimizer has moved."""
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.start()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.stop()
+
+
+class TimedTuner(PolicyTuner):
+    """A tuner that keeps the seconds of sampling and of the reward."""
+
+    clock: Clock
+
+    def _log_step(self, scored: Any, *of_step: Any) -> None:
+        self.clock.sampling.append(scored.seconds)
+        self.clock.reward.append(of_step[-2])  # before the seconds of the whole step
+        self.clock.tokens.append(float(scored.rollout.mask.sum()))
+        super()._log_step(scored, *of_step)
