@@ -24,7 +24,15 @@ from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.reward import Reward, geometric_mean
 from ctrlreward.samples import Samples
-from ctrlreward.scorers import CompositeScorer, CTRLEval, Distinct, Perplexity, ScoreSpec, Task
+from ctrlreward.scorers import (
+    CompositeScorer,
+    CTRLEval,
+    Distinct,
+    Perplexity,
+    Repetition,
+    ScoreSpec,
+    Task,
+)
 from ctrlreward.scorers.base import Component, Scorer, Scores
 from ctrlreward.scorers.ctrleval import AspectName, Explanation
 from ctrlreward.scorers.task import TEXT_SLOT
@@ -215,6 +223,7 @@ def relevance_reward(
     aspects: Mapping[TextAspect, float] | None = None,
     fluency: float = 0.3,
     likelihood: tuple[float, float] = (-3.6, -3.0),
+    repetition: float = 0.0,
     evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
@@ -237,6 +246,8 @@ def relevance_reward(
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
             there is no cost. The defaults are perplexities of 37 and 20: those of the untuned
             SmolLM2-135M are about 28.
+        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`).
+            Coherence is higher for a sentence that is there twice.
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
@@ -262,7 +273,10 @@ def relevance_reward(
         name: (component, weights.get(name, 0.0)) for name, component in scores.items()
     }
     cost = LikelihoodCost(Perplexity(model, device=device, dtype=dtype), *likelihood)
-    return Reward({**components, "likelihood_cost": (cost["likelihood_cost"], -fluency)})
+    components["likelihood_cost"] = (cost["likelihood_cost"], -fluency)
+    if repetition:
+        components["repetition"] = (Repetition(model, n=2)["repetition"], -repetition)
+    return Reward(components)
 
 
 def ctrleval_scores(

@@ -197,6 +197,16 @@ def test_the_relevances_of_several_attributes_are_folded(model: str, fold: str) 
     assert len({*expected.tolist()}) == 4
 
 
+def test_repeated_pairs_of_tokens_cost(model: str) -> None:
+    texts = Samples(["so so so so", "so it was"], labels=["positive"] * 2)
+    plain, guarded = (relevance_reward(model, repetition=cost) for cost in (0.0, 0.5))
+    loss = plain(texts).total - guarded(texts).total
+    plain.release()
+    guarded.release()
+    assert loss[0] > 0.2  # of letters, all but a few pairs are there before
+    assert loss[1] < loss[0]
+
+
 def test_each_attribute_can_have_a_weight_in_place_of_the_fold(model: str) -> None:
     alone = relevances(model)
     weights = {"sentiment": 2.0, "topic": 0.5}
