@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,11 +184,15 @@ def _numbers(estimate: Estimate) -> dict[str, float | None]:
 
 def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> None:
     """Print the tables."""
-    console = plain_console()
+    console = plain_console(None if sys.stdout.isatty() else 160)
     components = [name for name in found.length_correlation if name != TOTAL]
     table = Table(title="degenerate - original", box=None, header_style="")
-    for name in ("probe", "total", "wins", *components, "verdict"):
-        table.add_column(name, justify="left" if name in ("probe", "verdict") else "right")
+    table.add_column("probe", no_wrap=True)
+    table.add_column("total, 95 % interval", justify="right", no_wrap=True)
+    table.add_column("wins", justify="right")
+    for name in components:
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
     for each in found.findings:
         change = each.change[TOTAL]
         interval = (
@@ -195,10 +200,9 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
             if math.isnan(change.value)
             else (f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})")
         )
-        failed = f", {each.failed} of {each.samples} without a score" if each.failed else ""
-        needs = f": needs {each.guard}" if each.verdict == "gamed" else failed
+        failed = f", {each.failed} without a score" if each.failed else ""
         parts = [_signed(each.change[name].value) for name in components]
-        table.add_row(each.probe, interval, f"{each.wins:.0%}", *parts, each.verdict + needs)
+        table.add_row(each.probe, interval, f"{each.wins:.0%}", *parts, each.verdict + failed)
     console.print(table)
     lengths = ", ".join(f"{n} {_signed(r)}" for n, r in found.length_correlation.items())
     console.print(f"rank correlation with the number of words: {lengths}")
@@ -221,6 +225,8 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
     for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):
         names = ", ".join(each.probe for each in which) or "none of the probes"
         console.print(f"{verdict}: {names}")
+    for guard, which in itertools.groupby(found.gamed, key=lambda each: each.guard):
+        console.print(f"guard against {', '.join(each.probe for each in which)}: {guard}")
 
 
 def _signed(value: float) -> str:
