@@ -338,9 +338,12 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
 
 
 def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
-    """Return an alarm on the reward against what it does not hold: other scores and Distinct-2."""
+    """Return an alarm on the reward against what it does not hold: other scores and Distinct-2.
+
+    None if no reward was logged: what supervised training does not learn from is not gamed.
+    """
     keys = stored.keys
-    proxy = next((key for key in _REWARDS if key in keys), best.monitor if best else None)
+    proxy = next((key for key in _REWARDS if key in keys), None)
     rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
     scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
     held_out = {
