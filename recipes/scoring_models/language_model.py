@@ -251,7 +251,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
         self.tokenizer.save_pretrained(folder)
         known = len(self.tokenizer) - 2
         report: dict[str, Any] = {"known_words": known, "rare_words": self.rare_words}
-        scorer = Perplexity(str(folder), max_tokens=None)
+        scorer = Perplexity(str(folder), max_tokens=None, device=str(self.device))
         for split in ("validation", "test"):
             if texts := self.data.sentences[split]:
                 report[split] = evaluate(scorer, texts)

@@ -110,7 +110,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         self.network.save_pretrained(folder)
         # Loaded anew: the one in use keeps its truncation and would write it.
         load_tokenizer(self.encoder).save_pretrained(folder)
-        scorer = Accuracy(str(folder))
+        scorer = Accuracy(str(folder), device=str(self.device))
         scores = scorer.score([s.text for s in test], labels=[labels[s.label] for s in test])
         scorer.release()
         accuracy = float(scores["accuracy"].mean())
