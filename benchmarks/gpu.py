@@ -31,7 +31,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -65,6 +65,7 @@ from ctrlreward.files import write_whole
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 
 Row = dict[str, Any]
+Rows = Generator[Row, None, None]
 MIB = 2**20
 TOLERANCE = 1e-4  # in float32; relative for scores above 1
 PACKAGES = ("torch", "transformers", "peft", "pytorch-lightning", "trl", "numpy")
@@ -326,7 +327,7 @@ class Kit:
     def left(self) -> float:
         return float(self.options.seconds - (time.monotonic() - self.started))
 
-    def run(self, name: str, part: Callable[[Kit], Iterator[Row]]) -> None:
+    def run(self, name: str, part: Callable[[Kit], Rows]) -> None:
         found: Row = {"status": "passed", "rows": []}
         self.record["parts"][name] = found
         started = time.monotonic()
@@ -435,7 +436,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, now() - started
 
 
-def scorers(kit: Kit) -> Iterator[Row]:
+def scorers(kit: Kit) -> Rows:
     """Each scorer against the CPU, and what it leaves in memory."""
     for case, build in kit.cases.items():
         samples = samples_of(case, SAMPLES)
@@ -463,7 +464,7 @@ def scorers(kit: Kit) -> Iterator[Row]:
         yield row
 
 
-def memory(kit: Kit) -> Iterator[Row]:
+def memory(kit: Kit) -> Rows:
     """Scores with 60 % of the memory that one batch of all texts takes."""
     samples = kit.texts(64) if kit.full else SAMPLES
     for name, kind in (("llama", CTRLEval), ("pegasus", CTRLEval), ("llama", Perplexity)):
@@ -538,7 +539,7 @@ def as_yaml(kit: Kit) -> str:
     return json.dumps({"components": parts})
 
 
-def rewards(kit: Kit) -> Iterator[Row]:
+def rewards(kit: Kit) -> Rows:
     """A reward in this thread, against the same on a thread, beside training, and served."""
     samples = kit.texts(64 if kit.full else 4, 60 if kit.full else 12)
     reward = a_reward(kit, kit.device, "float32")
@@ -623,7 +624,7 @@ def train(
     return tuner, seconds
 
 
-def steps(kit: Kit) -> Iterator[Row]:
+def steps(kit: Kit) -> Rows:
     """Median seconds of a step by phase, after one that warms up."""
     from step_clock import LightningClock
 
@@ -714,7 +715,7 @@ def train_trl(kit: Kit) -> tuple[Any, Any]:
     return clock, trainer.model
 
 
-def speed(kit: Kit) -> Iterator[Row]:
+def speed(kit: Kit) -> Rows:
     """Texts per second with the defaults of the device, and the share of its measured peak."""
     import floor
 
@@ -759,7 +760,7 @@ def speed(kit: Kit) -> Iterator[Row]:
 
 
 # The short ones first.
-PARTS: dict[str, Callable[[Kit], Iterator[Row]]] = {
+PARTS: dict[str, Callable[[Kit], Rows]] = {
     "scorers": scorers,
     "memory": memory,
     "rewards": rewards,
