@@ -250,9 +250,9 @@ class Card:
             self.second.memory.peak[:] = self.second.memory.live
 
     def peak(self) -> int | None:
-        """Return the largest number of bytes since `start_peak`, with what the allocator keeps."""
+        """Return the largest number of bytes of tensors since `start_peak`."""
         if self.type == "cuda":
-            return torch.cuda.max_memory_reserved(self.device)
+            return torch.cuda.max_memory_allocated(self.device)
         return self.second.memory.peak[0] if self.type == "second" else None
 
     @contextmanager
@@ -780,8 +780,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help=f"folder of {', '.join(SHAPES)}, text_cnn")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder")
     options = parser.parse_args()
-    if options.device == "cuda":
-        options.device = "cuda:0"
+    if options.device.startswith("cuda") and not has_card:
+        parser.error(f"--device {options.device}: torch {torch.__version__} finds no CUDA device")
+    if options.device in ("cuda", "second"):
+        options.device += ":0"
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.filterwarnings("ignore")
     transformers_logging.set_verbosity_error()
