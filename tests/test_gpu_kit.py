@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,12 @@ def test_runs_without_a_card(run_script: Callable[..., None], tmp_path: Path) ->
         ("scorers", "memory", "steps"), "passed"
     )
     judge, similarity = found["scorers"]["rows"]
-    assert (judge["scorer"], similarity["scorer"]) == ("Judge", "Similarity")
+    assert (judge["case"], similarity["case"]) == ("Judge", "Similarity")
     for row in (judge, similarity):
         assert row["difference, float32"] < 1e-6 < row["difference, bfloat16"]
-        assert row["MiB held, float32"] > row["MiB left"] == 0
+        assert row["MiB held, float32"] > row["MiB left, float32"] == 0
     assert [row["times out of memory"] for row in found["memory"]["rows"]] == [1, 1, 1]
-    ours, theirs, _ = found["steps"]["rows"]
+    ours, _, theirs = found["steps"]["rows"]
     assert 0 < ours["sampling, s"] < ours["step, s"]
     assert theirs["not run"] == "TRL does not train on second:0"
     table = (tmp_path / "gpu.md").read_text()
@@ -52,26 +52,30 @@ def test_runs_without_a_card(run_script: Callable[..., None], tmp_path: Path) ->
     assert "No card: second:0" in table
 
 
-def test_a_part_that_fails_is_recorded_and_so_are_its_rows(gpu: Any, tmp_path: Path) -> None:
-    def part(kit: Any) -> Iterator[dict[str, Any]]:
-        yield {"case": "first", "passed": True}
-        raise RuntimeError("no more cards")
+def fails() -> dict[str, Any]:
+    raise RuntimeError("no more cards")
 
+
+def test_a_case_that_fails_is_recorded_and_the_others_run(gpu: Any, tmp_path: Path) -> None:
     ours = kit(gpu, tmp_path)
-    ours.run("broken", part)
-    ours.run("worse", lambda kit: (row for row in [{"passed": False}, {"passed": True}]))
-    ours.run("fine", lambda kit: (row for row in [{"passed": True}]))
+    ours.run("broken", lambda kit: iter([("first", fails), ("second", lambda: {"passed": True})]))
+    ours.run("worse", lambda kit: iter([("third", lambda: {"passed": False})]))
+    ours.run("unready", lambda kit: map(lambda _: fails(), "x"))
+    ours.run("fine", lambda kit: iter([("fourth", lambda: {"passed": True})]))
     parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
-    assert [part["status"] for part in parts.values()] == ["failed", "failed", "passed"]
-    assert parts["broken"]["rows"] == [{"case": "first", "passed": True}]
-    assert "no more cards" in parts["broken"]["error"]
+    assert [part["status"] for part in parts.values()] == ["failed"] * 3 + ["passed"]
+    first, second = parts["broken"]["rows"]
+    assert first == {"case": "first", "passed": False, "error": "RuntimeError: no more cards"}
+    assert second == {"case": "second", "passed": True}
+    assert parts["unready"]["rows"] == [{**first, "case": "all"}]
+    assert "in fails" in parts["broken"]["errors"][0]
 
 
-def test_what_does_not_fit_into_the_time_is_not_run(gpu: Any, tmp_path: Path) -> None:
-    ours = kit(gpu, tmp_path, seconds=0)
-    ours.run("late", lambda kit: (row for row in [{"case": "first"}]))
+def test_what_does_not_fit_into_the_time_is_named(gpu: Any, tmp_path: Path) -> None:
+    ours = kit(gpu, tmp_path, seconds=-1)
+    ours.run("late", lambda kit: iter([("first", fails)]))
     part = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]["late"]
-    assert (part["status"], part["rows"]) == ("stopped after 0 s, the rest was not run", [])
+    assert (part["status"], part["rows"]) == ("not run after -1 s: first and others", [])
 
 
 def test_a_failed_sample_of_one_side_is_a_difference(gpu: Any) -> None:
