@@ -791,7 +791,8 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.disable(logging.WARNING)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")  # no TF32, nor in convolutions
+    torch.backends.cudnn.allow_tf32 = False
     gc.freeze()  # else each count of memory looks through all modules, for half a second
     with tempfile.TemporaryDirectory() as place:
         kit = Kit(options, Path(place))

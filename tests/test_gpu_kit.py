@@ -60,7 +60,7 @@ def test_a_case_that_fails_is_recorded_and_the_others_run(gpu: Any, tmp_path: Pa
     ours = kit(gpu, tmp_path)
     ours.run("broken", lambda kit: iter([("first", fails), ("second", lambda: {"passed": True})]))
     ours.run("worse", lambda kit: iter([("third", lambda: {"passed": False})]))
-    ours.run("unready", lambda kit: map(lambda _: fails(), "x"))
+    ours.run("unready", lambda kit: (fails() for _ in "x"))
     ours.run("fine", lambda kit: iter([("fourth", lambda: {"passed": True})]))
     parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
     assert [part["status"] for part in parts.values()] == ["failed"] * 3 + ["passed"]
