@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo transfer test lint bench clean
+.PHONY: help demo transfer test lint bench gpu clean
 
 help:  ## list what there is to make
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
@@ -47,6 +47,10 @@ lint: $(DEV)  ## ruff and mypy
 bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
 	@for suite in $(SUITES); do \
 		echo "== $$suite"; $(BIN)/python benchmarks/$$suite.py $(ARGS) || exit; done
+
+# With `dev`, as it has the second device of the tests and TRL.
+gpu: $(DEV)  ## run what needs a GPU on one, or on the second device of the tests; writes runs/gpu
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 clean:  ## remove what was built; keeps .venv and runs
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,6 +23,7 @@ import gc
 import importlib.util
 import json
 import logging
+import math
 import os
 import platform
 import subprocess
@@ -65,6 +66,7 @@ from ctrlreward.files import write_whole
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 
 Row = dict[str, Any]
+Cases = Iterator[tuple[str, Callable[[], Row]]]  # a part: names, and what makes their rows
 MIB = 2**20
 TOLERANCE = 1e-4  # in float32; relative for scores above 1
 PACKAGES = ("torch", "transformers", "peft", "pytorch-lightning", "trl", "numpy")
@@ -249,9 +251,9 @@ class Card:
             self.second.memory.peak[:] = self.second.memory.live
 
     def peak(self) -> int | None:
-        """Return the largest number of bytes since `start_peak`, with what the allocator keeps."""
+        """Return the largest number of bytes of tensors since `start_peak`."""
         if self.type == "cuda":
-            return torch.cuda.max_memory_reserved(self.device)
+            return torch.cuda.max_memory_allocated(self.device)
         return self.second.memory.peak[0] if self.type == "second" else None
 
     @contextmanager
@@ -326,30 +328,37 @@ class Kit:
     def left(self) -> float:
         return float(self.options.seconds - (time.monotonic() - self.started))
 
-    def run(self, name: str, part: Callable[[Kit], Iterator[Row]]) -> None:
-        found: Row = {"status": "passed", "rows": []}
-        self.record["parts"][name] = found
+    def run(self, name: str, part: Callable[[Kit], Cases]) -> None:
+        """Run the cases of a part while there is time; one that fails is recorded."""
         started = time.monotonic()
-        rows = part(self)
-        try:
-            while self.left() > 0:
-                row = next(rows, None)
-                if row is None:
-                    break
-                print(name, json.dumps(row), flush=True)
-                found["rows"].append(row)
-                self.write()
+        found: Row = {"status": "passed", "seconds": 0.0, "rows": [], "errors": []}
+        self.record["parts"][name] = found
+        cases = part(self)
+        while (given := self._attempt(found, partial(next, cases, None))) is not None:
+            if isinstance(given, dict):  # the error of what the cases share
+                case, row = "all", given
+            elif self.left() < 0:
+                found["status"] = f"not run after {self.options.seconds} s: {given[0]} and others"
+                break
             else:
-                found["status"] = f"stopped after {self.options.seconds} s, the rest was not run"
-        except Exception:
-            found["error"] = traceback.format_exc()
-            print(found["error"], file=sys.stderr, flush=True)
-        finally:
-            rows.close()
-        if "error" in found or any(row.get("passed") is False for row in found["rows"]):
+                case, row = given[0], self._attempt(found, given[1])
+            found["rows"].append({"case": case} | row)
+            found["seconds"] = round(time.monotonic() - started, 1)
+            print(name, json.dumps(found["rows"][-1]), flush=True)
+            self.write()
+        if any(row.get("passed") is False for row in found["rows"]):
             found["status"] = "failed"
-        found["seconds"] = round(time.monotonic() - started, 1)
         self.write()
+
+    @staticmethod
+    def _attempt(found: Row, work: Callable[[], Any]) -> Any:
+        """Return the result, or a row with the error."""
+        try:
+            return work()
+        except Exception as error:
+            found["errors"].append(traceback.format_exc())
+            print(found["errors"][-1], file=sys.stderr, flush=True)
+            return {"passed": False, "error": f"{type(error).__name__}: {error}"[:300]}
 
     def write(self) -> None:
         self.options.output.mkdir(parents=True, exist_ok=True)
@@ -392,14 +401,12 @@ def as_markdown(record: Row) -> str:
         f"models, {record['weights']} weights."
     ]
     for name, part in record["parts"].items():
-        lines += ["", f"### {name}: {part['status']}, {part.get('seconds', '?')} s", ""]
+        lines += ["", f"### {name}: {part['status']}, {part['seconds']} s", ""]
         columns = list(dict.fromkeys(key for row in part["rows"] for key in row))
         if columns:
             lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
         for row in part["rows"]:
             lines.append("| " + " | ".join(cell(row.get(key)) for key in columns) + " |")
-        if "error" in part:
-            lines += ["", "```", part["error"].strip(), "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -423,8 +430,8 @@ def difference(scores: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
     return worst
 
 
-def in_mib(count: int | None) -> float | None:
-    return None if count is None else round(count / MIB, 1)
+def in_mib(count: int | None, before: int | None = 0) -> float | None:
+    return None if count is None or before is None else round((count - before) / MIB, 1)
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -435,71 +442,68 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, now() - started
 
 
-def scorers(kit: Kit) -> Iterator[Row]:
+def scorers(kit: Kit) -> Cases:
     """Each scorer against the CPU, and what it leaves in memory."""
     for case, build in kit.cases.items():
-        samples = samples_of(case, SAMPLES)
-        expected = build(kit.folders, {"device": "cpu", "dtype": "float32"}).score(samples)
-        row: Row = {"scorer": case}
-        for dtype in ("float32", "bfloat16"):
-            before = kit.card.live()
-            scorer = build(kit.folders, {"device": kit.device, "dtype": dtype})
-            scores, row[f"seconds, {dtype}"] = timed(partial(scorer.score, samples))
-            held = kit.card.live()
-            scorer.release()
-            left = kit.card.live()
-            row[f"difference, {dtype}"] = difference(scores, expected)
-            if before is None or held is None or left is None:
-                row[f"MiB held, {dtype}"] = row["MiB left"] = None
-            else:
-                row[f"MiB held, {dtype}"] = in_mib(held - before)
-                row["MiB left"] = max(row.get("MiB left", 0.0), in_mib(left - before))
-        row["passed"] = (
-            row["difference, float32"] <= TOLERANCE
-            and np.isfinite(row["difference, bfloat16"])
-            and (row["MiB left"] or 0.0) < 1
-        )
-        row["passed"] = bool(row["passed"])
-        yield row
+        yield case, partial(against_the_cpu, kit, build, samples_of(case, SAMPLES))
 
 
-def memory(kit: Kit) -> Iterator[Row]:
-    """Scores with 60 % of the memory that one batch of all texts takes."""
-    samples = kit.texts(64) if kit.full else SAMPLES
-    for name, kind in (("llama", CTRLEval), ("pegasus", CTRLEval), ("llama", Perplexity)):
-        options: Row = {"device": kit.device, "dtype": "float32", "batch_tokens": 2**20}
-        scorer = kind(kit.folders[name], **options)
-        scorer.load()
-        row: Row = {"scorer": f"{kind.__name__} {name}", "texts": len(samples)}
-        default = batching.token_budget(lm_of(scorer).model, None)
-        row["default tokens per pass"] = default
+def against_the_cpu(kit: Kit, build: Callable[..., Any], samples: Samples) -> Row:
+    expected = build(kit.folders, {"device": "cpu", "dtype": "float32"}).score(samples)
+    row: Row = {}
+    for dtype in ("float32", "bfloat16"):
         before = kit.card.live()
-        kit.card.start_peak()
-        expected = scorer.score(samples)
-        most = kit.card.peak()
-        if before is None or most is None:
-            yield row | {"MiB of one batch": None, "times out of memory": None, "difference": None}
-            return
-        need = most - before
-        row["MiB of one batch"] = in_mib(need)
-        emptied: list[int] = []
-        originals = batching.free_unused, output_layer.free_unused
-
-        def counted(original: Callable[[], None] = originals[0], seen: Any = emptied) -> None:
-            seen.append(1)
-            original()
-
-        batching.free_unused = output_layer.free_unused = counted  # type: ignore[assignment]
-        try:
-            with kit.card.limited(int(0.6 * need)):
-                scores = scorer.score(samples)
-        finally:
-            batching.free_unused, output_layer.free_unused = originals
-        row["times out of memory"] = len(emptied)
-        row["difference"] = difference(scores, expected)
-        row["passed"] = bool(emptied) and row["difference"] <= TOLERANCE
+        scorer = build(kit.folders, {"device": kit.device, "dtype": dtype})
+        scores, row[f"seconds, {dtype}"] = timed(partial(scorer.score, samples))
+        held = kit.card.live()
         scorer.release()
-        yield row
+        row[f"difference, {dtype}"] = difference(scores, expected)
+        row[f"MiB held, {dtype}"] = in_mib(held, before)
+        row[f"MiB left, {dtype}"] = in_mib(kit.card.live(), before)
+    row["passed"] = (
+        row["difference, float32"] <= TOLERANCE
+        and row["difference, bfloat16"] < math.inf
+        and max(row[f"MiB left, {dtype}"] or 0 for dtype in ("float32", "bfloat16")) < 1
+    )
+    return row
+
+
+def memory(kit: Kit) -> Cases:
+    """Scores with 60 % of the memory that one batch of all texts takes."""
+    if kit.card.type == "cpu":
+        return  # has no limit
+    for name, kind in (("llama", CTRLEval), ("pegasus", CTRLEval), ("llama", Perplexity)):
+        yield f"{kind.__name__} {name}", partial(out_of_memory, kit, name, kind)
+
+
+def out_of_memory(kit: Kit, name: str, kind: Callable[..., Any]) -> Row:
+    samples = kit.texts(64) if kit.full else SAMPLES
+    scorer = kind(kit.folders[name], device=kit.device, dtype="float32", batch_tokens=2**20)
+    scorer.load()
+    row: Row = {"texts": len(samples)}
+    row["default tokens per pass"] = batching.token_budget(lm_of(scorer).model, None)
+    before = kit.card.live() or 0
+    kit.card.start_peak()
+    expected = scorer.score(samples)
+    need = (kit.card.peak() or 0) - before
+    row["MiB of one batch"] = in_mib(need)
+    free_unused, emptied = batching.free_unused, []
+
+    def counted() -> None:
+        emptied.append(1)
+        free_unused()
+
+    batching.free_unused = output_layer.free_unused = counted
+    try:
+        with kit.card.limited(int(0.6 * need)):
+            scores = scorer.score(samples)
+    finally:
+        batching.free_unused = output_layer.free_unused = free_unused
+        scorer.release()
+    row["times out of memory"] = len(emptied)
+    row["difference"] = difference(scores, expected)
+    row["passed"] = bool(emptied) and row["difference"] <= TOLERANCE
+    return row
 
 
 def lm_of(scorer: Any) -> Any:
@@ -538,46 +542,56 @@ def as_yaml(kit: Kit) -> str:
     return json.dumps({"components": parts})
 
 
-def rewards(kit: Kit) -> Iterator[Row]:
+def rewards(kit: Kit) -> Cases:
     """A reward in this thread, against the same on a thread, beside training, and served."""
     samples = kit.texts(64 if kit.full else 4, 60 if kit.full else 12)
     reward = a_reward(kit, kit.device, "float32")
-    reward.load()
-    expected, alone = timed(partial(reward, samples))
+    expected = reward(samples)
 
-    def row(how: str, found: Any, seconds: float, of: Any = expected) -> Row:
+    def row(found: Any, seconds: float, of: Any = expected) -> Row:
         apart = difference({"": found.total}, {"": of.total})
-        return {"reward": how, "seconds": seconds, "difference": apart,
-                "passed": apart <= TOLERANCE and not found.failed.any()}  # fmt: skip
+        passed = apart <= TOLERANCE and not bool(found.failed.any())
+        return {"seconds": seconds, "difference": apart, "passed": passed}
 
-    yield row("again, in this thread", *timed(partial(reward, samples)))
-    square = torch.rand(2048 if kit.full else 64, 2048 if kit.full else 64).to(kit.device)
-    pending = reward.submit(samples)
-    started = time.perf_counter()
-    while not pending.done():
-        square = torch.nn.functional.normalize(square @ square)
-    yield row("on a thread, beside products", pending.result(), time.perf_counter() - started)
+    def on_a_thread() -> Row:
+        width = 2048 if kit.full else 64
+        square = torch.rand(width, width).to(kit.device)
+        started, pending = time.perf_counter(), reward.submit(samples)
+        while not pending.done():
+            square = torch.nn.functional.normalize(square @ square)
+        return row(pending.result(), time.perf_counter() - started)
+
+    def overlapped() -> Row:
+        tuner, seconds = train(kit, "llama", a_reward(kit, kit.device, "float32"), overlap=True)
+        texts, scored = tuner.last_rollout
+        return row(scored, seconds, reward(texts))
+
+    def served(device: str) -> Row:
+        from ctrlreward.serving import RewardServer
+
+        file = kit.place / "reward.yaml"
+        file.write_text(as_yaml(kit), encoding="utf-8")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        with RewardServer(file, device=device, start_seconds=120) as remote:
+            remote(samples)
+            return row(*timed(partial(remote, samples)))
+
+    yield "in this thread", lambda: row(*timed(partial(reward, samples)))
+    yield "on a thread, beside products", on_a_thread
+    yield "overlapped, beside PolicyTuner", overlapped
     reward.release()
+    if absent := lacking("fastapi", "uvicorn"):
+        yield "served", lambda: {"not run": absent}
+    else:
+        # Only this process knows the second device.
+        device = "cpu" if kit.card.type == "second" else kit.device
+        yield f"served, on {device}", partial(served, device)
 
-    tuner, seconds = train(kit, "llama", a_reward(kit, kit.device, "float32"), overlap=True)
-    texts, scored = tuner.last_rollout
-    again = a_reward(kit, kit.device, "float32")
-    yield row("overlapped, beside PolicyTuner", scored, seconds, again(texts))
-    again.release()
 
-    if absent := [n for n in ("fastapi", "uvicorn") if importlib.util.find_spec(n) is None]:
-        yield {"reward": f"served: not run without {', '.join(absent)}"}
-        return
-    from ctrlreward.serving import RewardServer
-
-    file = kit.place / "reward.yaml"
-    file.write_text(as_yaml(kit), encoding="utf-8")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    device = "cpu" if kit.card.type == "second" else kit.device  # known to this process alone
-    with RewardServer(file, device=device) as remote:
-        remote(samples)
-        yield row(f"served, on {device}", *timed(partial(remote, samples)))
-    yield {"reward": "the first, in this thread", "seconds": alone}
+def lacking(*packages: str) -> str:
+    """Return which packages are not installed, or nothing."""
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"{', '.join(absent)} not installed" if absent else ""
 
 
 def prompts(kit: Kit) -> Samples:
@@ -594,9 +608,7 @@ def sampling(kit: Kit) -> Row:
     return {"num_generations": 8 if kit.full else 2, "max_completion_length": 48 if kit.full else 4}
 
 
-def train(
-    kit: Kit, model: str, reward: Reward, overlap: bool = False, clock: Any = None
-) -> tuple[Any, float]:
+def train(kit: Kit, model: str, reward: Reward, overlap: bool = False) -> tuple[Any, float]:
     """Train a policy for some steps; return the module and the seconds."""
     import pytorch_lightning as pl
     from step_clock import LightningClock, TimedTuner
@@ -613,7 +625,7 @@ def train(
         OptimizerConfig(overlap=overlap),
         lora=LoRA(r=16),
     )
-    tuner.clock = clock = clock or LightningClock()
+    tuner.clock = clock = LightningClock()
     steps = kit.steps + 1
     trainer = kit.card.trainer(kit.place, callbacks=[clock], max_steps=steps)
     batches: Any = [prompts(kit)] * (steps + overlap)
@@ -623,47 +635,36 @@ def train(
     return tuner, seconds
 
 
-def steps(kit: Kit) -> Iterator[Row]:
+def steps(kit: Kit) -> Cases:
     """Median seconds of a step by phase, after one that warms up."""
-    from step_clock import LightningClock
-
-    for name, form in (
-        ("llama", "PolicyTuner"),
-        ("llama", "GRPOTrainer"),
-        ("policy", "PolicyTuner"),
-    ):
-        row: Row = {"trainer": form, "policy": name}
-        if form == "GRPOTrainer" and (reason := without_trl(kit)):
-            yield row | {"not run": reason}
-            continue
-        kit.card.clean()
-        kit.card.start_peak()
-        clock = LightningClock()
-        if form == "PolicyTuner":
-            tuner, _ = train(kit, name, a_reward(kit, kit.device), clock=clock)
-            weights: Any = tuner.policy
-        else:
-            clock, weights = train_trl(kit)
-        row["million weights"] = round(sum(p.numel() for p in weights.parameters()) / 1e6)
-        row["base weights"] = str(next(weights.parameters()).dtype).removeprefix("torch.")
-        medians = {
-            phase: float(np.median(getattr(clock, phase)[-kit.steps :]))
-            for phase in ("step", "sampling", "reward")
-        }
-        row |= {f"{phase}, s": seconds for phase, seconds in medians.items()}
-        row["rest, s"] = 2 * medians["step"] - sum(medians.values())
-        row["tokens"] = float(np.mean(clock.tokens[-kit.steps :]))
-        row["peak MiB"] = in_mib(kit.card.peak())
-        del weights, clock
-        yield row
+    yield "PolicyTuner, llama", partial(step, kit, partial(train_ours, kit, "llama"))
+    yield "PolicyTuner, policy", partial(step, kit, partial(train_ours, kit, "policy"))
+    reason = lacking("trl", "datasets")
+    if kit.card.type == "second":
+        reason = f"TRL does not train on {kit.device}"
+    theirs = partial(step, kit, partial(train_trl, kit))
+    yield "GRPOTrainer, llama", (lambda: {"not run": reason}) if reason else theirs
 
 
-def without_trl(kit: Kit) -> str:
-    """Return why TRL is not compared, or nothing."""
-    absent = [n for n in ("trl", "datasets") if importlib.util.find_spec(n) is None]
-    if absent:
-        return f"{', '.join(absent)} not installed"
-    return "" if kit.card.type in ("cuda", "cpu") else f"TRL does not train on {kit.device}"
+def train_ours(kit: Kit, model: str) -> tuple[Any, Any]:
+    tuner, _ = train(kit, model, a_reward(kit, kit.device))
+    return tuner.clock, tuner.policy
+
+
+def step(kit: Kit, work: Callable[[], tuple[Any, Any]]) -> Row:
+    kit.card.clean()
+    kit.card.start_peak()
+    clock, policy = work()
+    count = sum(parameter.numel() for parameter in policy.parameters())
+    dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
+    row: Row = {"million weights": round(count / 1e6), "base weights": dtype}
+    phases = ("step", "sampling", "reward")
+    medians = [float(np.median(getattr(clock, phase)[-kit.steps :])) for phase in phases]
+    row |= {f"{phase}, s": seconds for phase, seconds in zip(phases, medians, strict=True)}
+    row["rest, s"] = medians[0] - medians[1] - medians[2]
+    row["tokens"] = float(np.mean(clock.tokens[-kit.steps :]))
+    row["peak MiB"] = in_mib(kit.card.peak())
+    return row
 
 
 def train_trl(kit: Kit) -> tuple[Any, Any]:
@@ -714,52 +715,54 @@ def train_trl(kit: Kit) -> tuple[Any, Any]:
     return clock, trainer.model
 
 
-def speed(kit: Kit) -> Iterator[Row]:
+def speed(kit: Kit) -> Cases:
     """Texts per second with the defaults of the device, and the share of its measured peak."""
+    for case, build in kit.cases.items():
+        yield case, partial(texts_per_second, kit, case, build)
+    if "CTRLEval pegasus" in kit.cases:
+        build = kit.cases["CTRLEval pegasus"]
+        for power in (24, 26):
+            work = partial(texts_per_second, kit, "CTRLEval pegasus", build, 2**power)
+            yield f"CTRLEval pegasus, blocks of 2^{power} logits", work
+
+
+def texts_per_second(
+    kit: Kit, case: str, build: Callable[..., Any], logits: int = output_layer._CUDA_LOGITS
+) -> Row:
     import floor
 
-    most, words = (256, 60) if kit.full else (4, 12)
-
-    def measured(case: str, scorer: Any) -> Row:
-        few = samples_of(case, kit.texts(most // 16 or 1, words))
-        scorer.score(few)  # loads the model
+    scorer, most, words = build(kit.folders, {"device": kit.device}), 4, 12
+    if kit.full:
+        most, words = 256, 60
+    few = samples_of(case, kit.texts(most // 16 or 1, words))
+    scorer.score(few)  # loads the model
+    default, output_layer._CUDA_LOGITS = output_layer._CUDA_LOGITS, logits
+    try:
         _, seconds = timed(partial(scorer.score, few))
         count = min(most, max(len(few), int(len(few) / seconds)))  # for about a second
-        given = samples_of(case, kit.texts(count, words))
-        work = partial(scorer.score, given)
+        work = partial(scorer.score, samples_of(case, kit.texts(count, words)))
         work()
         seconds = min(timed(work)[1] for _ in range(2))
         with floor.count_cost() as cost:
             work()
-        dtype = torch.bfloat16 if kit.card.type == "cuda" else torch.float32
-        peak = floor.speed(dtype, kit.device)
-        return {
-            "scorer": case,
-            "texts": len(given),
-            "texts per second": len(given) / seconds,
-            "tokens read": cost.embedded,
-            "10⁹ operations": cost.flops / 1e9,
-            "share of peak": cost.flops / 1e9 / seconds / peak.gflops,
-            "peak, 10⁹ operations per second": peak.gflops,
-        }
-
-    for case, build in kit.cases.items():
-        scorer = build(kit.folders, {"device": kit.device})
-        yield measured(case, scorer)
-        if case == "CTRLEval pegasus":
-            default = output_layer._CUDA_LOGITS
-            for power in (24, 26):
-                output_layer._CUDA_LOGITS = 2**power
-                try:
-                    yield measured(f"{case}, blocks of 2^{power} logits", scorer)
-                finally:
-                    output_layer._CUDA_LOGITS = default
+    finally:
+        output_layer._CUDA_LOGITS = default
         scorer.release()
         kit.card.clean()
+    dtype = torch.bfloat16 if kit.card.type == "cuda" else torch.float32
+    peak = floor.speed(dtype, kit.device).gflops
+    return {
+        "texts": count,
+        "texts per second": count / seconds,
+        "tokens read": cost.embedded,
+        "GFLOP": cost.flops / 1e9,
+        "share of peak": cost.flops / 1e9 / seconds / peak,
+        "peak, GFLOP/s": peak,
+    }
 
 
 # The short ones first.
-PARTS: dict[str, Callable[[Kit], Iterator[Row]]] = {
+PARTS: dict[str, Callable[[Kit], Cases]] = {
     "scorers": scorers,
     "memory": memory,
     "rewards": rewards,
@@ -779,23 +782,26 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help=f"folder of {', '.join(SHAPES)}, text_cnn")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder")
     options = parser.parse_args()
-    if options.device == "cuda":
-        options.device = "cuda:0"
+    if options.device.startswith("cuda") and not has_card:
+        parser.error(f"--device {options.device}: torch {torch.__version__} finds no CUDA device")
+    if options.device in ("cuda", "second"):
+        options.device += ":0"
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.filterwarnings("ignore")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.disable(logging.WARNING)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")  # no TF32, nor in convolutions
+    torch.backends.cudnn.allow_tf32 = False
     gc.freeze()  # else each count of memory looks through all modules, for half a second
     with tempfile.TemporaryDirectory() as place:
         kit = Kit(options, Path(place))
-        print(json.dumps({k: v for k, v in kit.record.items() if k != "parts"}), flush=True)
+        print(json.dumps(kit.record), flush=True)
         for name in options.parts:
             if kit.left() > 0:
                 kit.run(name, PARTS[name])
             else:
-                kit.record["parts"][name] = {"status": "not run: no time was left", "rows": []}
+                kit.record["parts"][name] = {"status": "not run", "seconds": 0, "rows": []}
                 kit.write()
     print((options.output / "gpu.md").read_text(encoding="utf-8"))
     sys.exit(any(part["status"] == "failed" for part in kit.record["parts"].values()))
