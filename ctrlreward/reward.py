@@ -165,7 +165,7 @@ class Reward(AnyReward):
     """Several components combined into one reward per sample; higher is better.
 
     A call scores in the caller's thread, `submit` on a background thread; on a CUDA device both
-    use a stream of their own. Repeated samples are scored once, and scorers that share a model
+    use separate streams. Repeated samples are scored once, and scorers that share a model
     share its forward passes.
 
     Args:
@@ -200,7 +200,7 @@ class Reward(AnyReward):
     that no sample gains by failing a condition. If the condition fails (NaN), so does the sample.
 
     Attributes:
-        aggregate: The function from scores by name to totals. The others are those of `AnyReward`.
+        aggregate: The function from scores by name to totals. For the others see `AnyReward`.
 
     Raises:
         TypeError: `components` is none of these.
@@ -266,8 +266,8 @@ class Reward(AnyReward):
             raise ValueError(f"penalty = {penalty}, must be 0 or more")
         if given_weights and aggregate != "weighted":
             raise ValueError(
-                f"aggregate = {aggregate!r} takes no weights (given for "
-                f"{', '.join(given_weights)}): give the components alone"
+                f"aggregate = {aggregate!r} does not take weights, got weights for "
+                f"{', '.join(given_weights)}. Pass these components without a weight."
             )
         # Partials instead of closures, so that a reward can be pickled.
         self.aggregate: Aggregate
@@ -293,9 +293,9 @@ class Reward(AnyReward):
                 spec = component.spec
                 if not spec.higher_is_better or spec.range[0] < 0:
                     raise ValueError(
-                        f"aggregate = 'geometric_mean' takes scores that are 0 or more and better "
-                        f"when higher, and {name} has the range {spec.range}: give a probability, "
-                        "or another aggregate"
+                        f"aggregate = 'geometric_mean' needs scores of 0 or more that are better "
+                        f"when higher, but {name} has the range {spec.range}. Use a probability, "
+                        "or another aggregate."
                     )
             self.aggregate = geometric_mean
         elif aggregate == "gm":
@@ -377,20 +377,20 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
         if isinstance(component, tuple):
             raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
         if not isinstance(weight, Real | None):
-            raise TypeError(f"{place} has the weight {shortened(weight)}, must be a number")
+            raise TypeError(f"{place} has the weight {shortened(weight)}, which is not a number")
         if isinstance(component, AnyReward):
-            raise TypeError(f"{place} is a Reward: give its components, such as reward['name']")
+            raise TypeError(f"{place} is a Reward. Pass its components, such as reward['name'].")
         component = as_component(place, component)
         name = component.name if name is None else name
         if name in split:
             raise ValueError(
-                f"{place} is the second component named {name!r}: give a mapping, name → component"
+                f"{place} is the second component named {name!r}. Pass a mapping, name → component."
             )
         split[name] = component
         if weight is not None:
             weights[name] = float(weight)
     if not split:
-        raise ValueError("components is empty: give at least one scorer['name'] or function")
+        raise ValueError("components is empty, must have at least one scorer['name'] or function")
     return split, weights
 
 
@@ -402,9 +402,9 @@ def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> 
 def counted(
     conditional: Mapping[str, Component], scores: Mapping[str, Scores]
 ) -> dict[str, Scores]:
-    """Return scores by name, those of components with a condition where they count.
+    """Return scores by name; scores with a condition are masked where they do not count.
 
-    `conditional` are these components, each after the one that its condition names.
+    `conditional` are the components with a condition, each after the one that its condition names.
     """
     result = dict(scores)
     for name, component in conditional.items():
@@ -424,7 +424,7 @@ def fit_scales(
 ) -> dict[str, tuple[float, float]]:
     """Return the mean and standard deviation of each component on sound texts, for `scales`.
 
-    The texts are such as the policy should write, or those of the policy before training; failed
+    The texts are examples of good output, or outputs of the policy before training; failed
     ones are left out.
 
     Args:
@@ -447,8 +447,8 @@ def fit_scales(
         mean, deviation = valid_mean(scores[name]), float(np.nanstd(scores[name]))
         if not deviation > 0:
             raise ValueError(
-                f"{name} is {mean} for all {len(scores[name])} texts, which gives no scale: give "
-                "texts whose scores differ"
+                f"{name} is {mean} for all {len(scores[name])} texts, so that it has no scale. "
+                "Pass texts whose scores differ."
             )
         scales[name] = (mean, deviation)
     return scales
@@ -483,16 +483,16 @@ def _one_scale(
         for name, component in components.items():
             if not component.spec.higher_is_better:
                 raise ValueError(
-                    f"aggregate = {aggregate!r} compares scores, and {name} is better when lower: "
-                    "give scales, as fit_scales returns them, a score that is better when higher, "
-                    "such as log_likelihood, or a callable"
+                    f"aggregate = {aggregate!r} compares scores, but {name} is better when lower. "
+                    "Pass the scales that fit_scales returns, a score that is better when higher, "
+                    "such as log_likelihood, or a callable."
                 )
         ranges = {name: component.spec.range for name, component in components.items()}
         if aggregate != "min" and len(set(ranges.values())) > 1:
             raise ValueError(
-                f"aggregate = {aggregate!r} needs one scale, and the ranges are "
-                f"{', '.join(f'{name} {each}' for name, each in ranges.items())}: give scales, as "
-                "fit_scales returns them"
+                f"aggregate = {aggregate!r} needs scores on one scale, but their ranges are "
+                f"{', '.join(f'{name} {each}' for name, each in ranges.items())}. Pass the scales "
+                "that fit_scales returns."
             )
         return dict.fromkeys(components, (0.0, 1.0))
     if unknown := [name for name in scales if name not in components]:
@@ -503,7 +503,9 @@ def _one_scale(
     signed = {}
     for name, component in components.items():
         if name not in scales:
-            raise ValueError(f"scales lacks {name}: give the mean and deviation of each component")
+            raise ValueError(
+                f"scales has no key {name!r}, must have the mean and deviation of each component"
+            )
         mean, deviation = scales[name]
         if not (np.isfinite(mean) and 0 < deviation < np.inf):
             raise ValueError(
@@ -525,15 +527,15 @@ def conditions(components: Mapping[str, Component]) -> dict[str, Component]:
             )
         if not components[given].spec.higher_is_better:
             raise ValueError(
-                f"{place}, which is better when lower: give a component that is better when "
-                "higher, such as log_likelihood in place of perplexity"
+                f"{place}, which is better when lower. Use a component that is better when "
+                "higher, such as log_likelihood instead of perplexity."
             )
         spec = components[name].spec
         if (spec.range[1] <= 0) if spec.higher_is_better else (spec.range[0] >= 0):
             raise ValueError(
-                f"{place}, and no value of its score ({spec.range}, better when "
-                f"{'higher' if spec.higher_is_better else 'lower'}) is better than 0, at which it "
-                "does not count: give a score that is better when higher and can be above 0"
+                f"{place}, but no value of its score ({spec.range}, better when "
+                f"{'higher' if spec.higher_is_better else 'lower'}) is better than 0, the value "
+                "if the condition fails. Use a score that is better when higher and can exceed 0."
             )
     try:
         order = TopologicalSorter({n: [given] for n, given in conditions.items()}).static_order()
@@ -572,14 +574,14 @@ def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, 
         if sorted(score_names) == sorted(wanted):
             return accuracy, tuple(keys[name] for name in wanted)
     raise ValueError(
-        "aggregate = 'gm' combines one accuracy or label_probability, one similarity and one "
-        f"perplexity, but the components are {', '.join(score_names)}: give these three, or "
-        "'geometric_mean' for the plain mean of other scores"
+        "aggregate = 'gm' needs exactly one accuracy or label_probability, one similarity and one "
+        f"perplexity, but the components are {', '.join(score_names)}. Use 'geometric_mean' for "
+        "the plain mean of other scores."
     )
 
 
 def _four_numbers(thresholds: Sequence[float]) -> Thresholds:
     values = tuple(float(value) for value in thresholds)
     if len(values) != 4 or not np.isfinite(values).all():
-        raise ValueError(f"thresholds = {values}: give four numbers, t1 to t4")
+        raise ValueError(f"thresholds must be four finite numbers, t1 to t4, got {values}")
     return values

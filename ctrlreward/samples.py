@@ -42,10 +42,10 @@ class MissingColumn(ValueError):
         super().__init__(column, reader, self.present)  # the arguments, so that it pickles
 
     def __str__(self) -> str:
-        """Return the message, with what to give."""
+        """Return the message, which names the missing column."""
         return (
             f"{self.reader} needs the column {self.column!r}, but these samples have "
-            f"{', '.join(self.present)}: give {self.column}=[...], one per text"
+            f"{', '.join(self.present)}. Pass {self.column}=[...], one per text."
         )
 
 
@@ -60,15 +60,14 @@ def columns_from_records(
     for i, record in enumerate(records):
         if not isinstance(record, Mapping) or not {"text", "texts"} & set(record):
             raise ValueError(
-                f"{name(i)} = {shortened(record)} is not an object with the key 'text': give every "
-                "sample one"
+                f"{name(i)} = {shortened(record)} is not an object with the key 'text'"
             )
         for key in keys:
             if (key in record) != (key in records[0]):
                 has, lacks = (i, 0) if key in record else (0, i)
                 raise ValueError(
-                    f"{name(lacks)} lacks the key {key!r} that {name(has)} has: give all samples "
-                    "the same keys"
+                    f"{name(lacks)} does not have the key {key!r}, but {name(has)} has it. All "
+                    "samples must have the same keys."
                 )
     present = [key for key in keys if key in records[0]]
     return _known_columns({key: [record[key] for record in records] for key in present})
@@ -103,7 +102,7 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
     if "texts" not in columns:
         raise ValueError(
             "the data has no column 'texts' or 'text', only "
-            f"{', '.join(map(str, table)) or 'none'}: give the texts to score this name"
+            f"{', '.join(map(str, table)) or 'none'}. Rename the column of the texts to 'text'."
         )
     return columns
 
@@ -135,7 +134,7 @@ class SampleKeywords(TypedDict, total=False):
 
     A column has a plural and a singular name; one string or integer stands for all samples.
 
-    `label_map` maps a label in the data to that of the scorer: `{0: "negative", 1: "positive"}`.
+    `label_map` maps labels in the data to the scorer's labels: `{0: "negative", 1: "positive"}`.
     """
 
     texts: Column
@@ -239,8 +238,8 @@ class Samples:
                 column = _attribute_rows(column, len(self.texts))
             if isinstance(column, str) or not isinstance(column, Iterable):
                 raise TypeError(
-                    f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of "
-                    "strings"
+                    f"{name} must be a list of strings, got {shortened(column)}, a "
+                    f"{type(column).__name__}"
                 )
             items = list(column)
             for i, item in enumerate(items):
@@ -261,14 +260,14 @@ class Samples:
             object.__setattr__(self, name, tuple(items))
             if len(items) != len(self.texts):
                 raise ValueError(
-                    f"{name} has {len(items)} items and texts has {len(self.texts)}: "
-                    "give one item per text"
+                    f"{name} has {len(items)} items, but texts has {len(self.texts)}. "
+                    "Pass one item per text."
                 )
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
                 raise ValueError(
-                    f"prefixes[{i}] = {shortened(prefix)} does not start "
-                    f"texts[{i}] = {shortened(text)}: give the text with its prefix"
+                    f"prefixes[{i}] = {shortened(prefix)} is not the beginning of "
+                    f"texts[{i}] = {shortened(text)}. A text includes its prefix."
                 )
 
     def __len__(self) -> int:
@@ -343,8 +342,8 @@ class Samples:
             if attribute not in named:
                 raise ValueError(
                     f"labels[{i}] = {label!r} does not name the attribute {attribute!r}"
-                    f"{did_you_mean(attribute, named)}, which {reader} reads: give "
-                    f"labels={{{attribute!r}: [...], ...}}, one per text"
+                    f"{did_you_mean(attribute, named)}, which {reader} reads. Pass "
+                    f"labels={{{attribute!r}: [...], ...}}, one per text."
                 )
             found.append(named[attribute])
         return tuple(found)
@@ -363,15 +362,16 @@ class Samples:
             if label not in indices:
                 several = parse_attributes(label) if attribute is None else None
                 advice = (
-                    f"use one of them, or map yours, label_map={{{label!r}: {known[0]!r}, ...}}"
+                    f"Use one of them, or pass label_map={{{label!r}: {known[0]!r}, ...}}."
                     if not several
-                    else "give the scorer the attribute to read, "
+                    else "Tell the scorer which attribute to read, "
                     + " or ".join(f"attribute={name!r}" for name in several)
+                    + "."
                 )
                 of = f" of the attribute {attribute!r}" if attribute else ""
                 raise ValueError(
                     f"labels[{i}] = {label!r}{of} is not a label of {owner}, which has "
-                    f"{', '.join(known)}{did_you_mean(label, known)}: {advice}"
+                    f"{', '.join(known)}{did_you_mean(label, known)}. {advice}"
                 )
         return [indices[label] for label in labels]
 
@@ -416,7 +416,8 @@ class Samples:
             raise MissingColumn("prefixes", "Samples.completed", self.columns())
         if len(completions) != len(prefixes):
             raise ValueError(
-                f"{len(completions)} completions for {len(prefixes)} prompts: give one per prompt"
+                f"got {len(completions)} completions for {len(prefixes)} prompts, must be one per "
+                "prompt"
             )
         return replace(self, texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
 
@@ -467,13 +468,13 @@ class Samples:
         """Concatenate samples in order."""
         parts = list(parts)
         if not parts:
-            raise ValueError("Samples.concat got no parts: give at least one Samples")
+            raise ValueError("Samples.concat needs at least one Samples, got none")
         names = list(parts[0].columns())
         for i, part in enumerate(parts):
             if list(part.columns()) != names:
                 raise ValueError(
                     f"parts[{i}] has the columns {', '.join(part.columns())}, but parts[0] has "
-                    f"{', '.join(names)}: give all parts the same columns"
+                    f"{', '.join(names)}. All parts must have the same columns."
                 )
         return Samples(
             **{name: [item for part in parts for item in getattr(part, name)] for name in names}
@@ -510,7 +511,7 @@ def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
             f"references[{i}] has {shortened(wrong[0])}, a {type(wrong[0]).__name__}, not a str"
         )
     if not references:
-        raise ValueError(f"references[{i}] is empty: give one string or more")
+        raise ValueError(f"references[{i}] is empty, must be one or more strings")
     return tuple(references)
 
 
@@ -535,7 +536,7 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
     if parse_attributes(text) != named:
         raise ValueError(
             f"labels of attributes {shortened(dict(targets))} are ambiguous as {text!r}: names must"
-            " have no white space and no '=', labels no '=' and no outer white space"
+            " not contain white space or '=', labels no '=' or outer white space"
         )
     return text
 
@@ -601,18 +602,16 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
     for name, given in columns.items():
         plural = COLUMN_OF.get(name)
         if plural is None:
-            advice = f"{', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
+            advice = f"must be one of {', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
             if name in _TEXTS_ELSEWHERE:
-                advice = "the texts as the first argument"
-            raise TypeError(
-                f"{name} = {shortened(given)} is not a column of Samples: give {advice}"
-            )
+                advice = "pass the texts as the first argument"
+            raise TypeError(f"{name} = {shortened(given)} is not a column of Samples, {advice}")
         if plural in added:
             raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column: leave one out")
         added[plural] = given
     if data is None:
         if added.get("texts") is None:
-            raise TypeError("there are no texts: give them as the first argument, in a list")
+            raise TypeError("there are no texts. Pass a list of texts as the first argument.")
         data = {"texts": added.pop("texts")}
     table = None if isinstance(data, Samples | list | tuple) else table_of(data)
     if isinstance(data, Samples):

@@ -98,8 +98,8 @@ def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str,
         explained: For each sample, its directions by name.
 
     Returns:
-        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`;
-        the tokens are records too.
+        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`,
+        whose tokens are records as well.
     """
     return [
         {
@@ -311,7 +311,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the chosen aspects read, or those of them with a score in `names`."""
+        """Columns that the chosen aspects read; with `names`, only the aspects of these scores."""
         directions = [d for a in self._wanted(names) for d in ASPECTS[a].directions.values()]
         columns = dict.fromkeys(c for d in directions for c in (d.text, *d.others))
         return {column: "Alignment" for column in columns if column != "texts"}
@@ -339,7 +339,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen aspects and their directions; with `names` only those of these scores.
+        """Return the chosen aspects and their directions; with `names` only these scores.
 
         NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
         The sum over a text of stop words only is 0: such a text carries no information.
@@ -355,9 +355,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
         """Split scores over the tokens of each text, in proportion to their alignment.
 
-        This is the alignment vector (Deng et al. 2021, definition 3.1): of a mean over n tokens
-        each has 1/n of its alignment, of a sum all of it. What is folded from two directions is
-        split like the direction of the text.
+        This is the alignment vector (Deng et al. 2021, definition 3.1): in a mean over n tokens
+        each token has 1/n of its alignment, in a sum all of it. A score folded from two directions
+        is split like the direction of the text.
         """
         aspects = self._wanted(names)
         found = list(self._align_each(samples, aspects))

@@ -97,7 +97,7 @@ class AttributeClassifier(CompositeScorer):
         **options: See `ModelOptions`.
 
     Raises:
-        ValueError: There is no classifier, or the name of an attribute is empty or contains white
+        ValueError: `models` is empty, or the name of an attribute is empty or contains white
             space or "=".
 
     Examples:
@@ -116,12 +116,14 @@ class AttributeClassifier(CompositeScorer):
         if models is None:
             models = {name: CTRLEval(task=name, **options) for name in ("sentiment", "topic")}
         if not isinstance(models, Mapping) or not models:
-            raise ValueError(f"models = {shortened(models)}: give {{attribute: classifier}}")
+            raise ValueError(
+                f"models must be a mapping, attribute → classifier, got {shortened(models)}"
+            )
         for attribute in models:
             if not re.fullmatch(r"[^\s=]+", attribute):
                 raise ValueError(
-                    f"models has the attribute {attribute!r}: give names without white space "
-                    "and '=', which separate the attributes in a sample's label"
+                    f"models has the attribute {attribute!r}, but names must not contain white "
+                    "space or '=', which separate the attributes in a sample's label"
                 )
         self.classifiers = {
             attribute: Accuracy(model, **options) for attribute, model in models.items()
@@ -239,8 +241,8 @@ class AttributeClassifier(CompositeScorer):
                 if target not in known:
                     raise ValueError(
                         f"{item}: {target!r} is not a label of the classifier for {attribute!r}, "
-                        f"which has {', '.join(known)}: use one of them, or map yours, "
-                        f"label_map={{{target!r}: {known[0]!r}, ...}}"
+                        f"which has {', '.join(known)}. Use one of them, or pass "
+                        f"label_map={{{target!r}: {known[0]!r}, ...}}."
                     )
             targets.append(parsed)
         return targets

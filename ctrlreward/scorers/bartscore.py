@@ -48,7 +48,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     Args:
         model: Local folder or Hugging Face id of an encoder-decoder: BART, PEGASUS, T5 and related
-            families. The published scores are those of BART fine-tuned on CNN/DailyMail.
+            families. Published scores use BART fine-tuned on CNN/DailyMail.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         **options: See `ModelOptions`.
 
@@ -92,13 +92,13 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         except OSError as error:
             raise OSError(
                 f"model = {name!r} could not be loaded, and no built-in model is an "
-                "encoder-decoder: where the hub can't be reached, give a folder, "
-                "BARTScore('models/bart-large-cnn')"
+                "encoder-decoder. If the hub can't be reached, pass a folder: "
+                "BARTScore('models/bart-large-cnn')."
             ) from error
         if not config.is_encoder_decoder:
             raise ValueError(
-                f"model = {name!r} has no encoder, which reads the source: give an encoder-decoder "
-                "such as BARTScore('facebook/bart-large-cnn'), or use Perplexity"
+                f"model = {name!r} has no encoder to read the source. Use an encoder-decoder "
+                "such as BARTScore('facebook/bart-large-cnn'), or Perplexity."
             )
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 

@@ -137,8 +137,8 @@ class Scorer(ABC):
     # True if the score of a sample does not depend on the other samples.
     pointwise: bool = True
 
-    # True if all samples of a group share one value. One prompt's part in it is then its jackknife
-    # value: that of all prompts against that without this one.
+    # True if all samples of a group share one value. The contribution of a prompt is then its
+    # jackknife value: the value of all prompts against the value without this prompt.
     of_groups: bool = False
 
     # Device of the model, as in torch; "" for a scorer without a model.
@@ -282,7 +282,7 @@ class Scorer(ABC):
         """Load the models now instead of at the first `score`.
 
         Building a model may draw random numbers, from generators that all threads share: call this
-        before scoring on a thread beside training.
+        before scoring on a thread parallel to training.
         """
         for part in self._inner:
             part.load()
@@ -302,9 +302,9 @@ class Scorer(ABC):
         def __getattr__(self, name: str) -> Any:
             if name in _METHODS_OF_METRICS:
                 raise AttributeError(
-                    f"{type(self).__name__} has no method {name!r}: call score(texts, labels=..., "
-                    "references=..., ...), or wrap one score for torchmetrics, "
-                    "ctrlreward.adapters.torchmetrics.ScoreMean(scorer['name'])"
+                    f"{type(self).__name__} has no method {name!r}. Call score(texts, labels=..., "
+                    "references=..., ...), or wrap one score for torchmetrics: "
+                    "ctrlreward.adapters.torchmetrics.ScoreMean(scorer['name'])."
                 )
             return object.__getattribute__(self, name)  # raises the error again
 
@@ -354,7 +354,7 @@ class Component:
                 "name of a component and the threshold that it has to reach"
             )
         if self.at_least is not None and not math.isfinite(self.at_least):
-            raise ValueError(f"at_least = {self.at_least}: give a finite number")
+            raise ValueError(f"at_least must be finite, got {self.at_least}")
 
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]

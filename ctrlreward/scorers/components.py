@@ -39,7 +39,7 @@ class FunctionScorer(Scorer):
         function: The function. It has to pickle where the reward does.
         higher_is_better: Direction of the score.
         pointwise: True if the score of a text does not depend on the other texts: repeated texts
-            are then scored once, and those of several clients together. False by default, since a
+            are then scored once, and texts of several clients together. False by default, since a
             function may compare the completions of a prompt.
 
     Raises:
@@ -66,9 +66,9 @@ class FunctionScorer(Scorer):
         for name, parameter in self._column_parameters().items():
             if name not in COLUMN_OF and _is_required(parameter):
                 raise TypeError(
-                    f"{self.name} needs the argument {name!r}, which is not a column of Samples: "
-                    f"use one of {', '.join(JSON_KEYS)}, or give it a default"
-                    f"{did_you_mean(name, COLUMN_OF)}"
+                    f"{self.name} needs the argument {name!r}, which is not a column of Samples"
+                    f"{did_you_mean(name, COLUMN_OF)}. Use one of {', '.join(JSON_KEYS)}, or give "
+                    "it a default."
                 )
 
     @property
@@ -136,7 +136,7 @@ def _is_required(parameter: Parameter) -> bool:
 def as_component(name: str, given: object) -> Component:
     """Return a component as it is, or the score of a scorer that has a single one.
 
-    `name` is that of the argument, for errors (`"components['fluency']"`).
+    `name` is the name of the argument in errors (`"components['fluency']"`).
 
     Raises:
         ValueError: The scorer has several scores; lists them.
@@ -150,12 +150,12 @@ def as_component(name: str, given: object) -> Component:
         kind = f"a {type(given).__name__}"
         kind = f"the class {given.__name__}" if isinstance(given, type) else kind
         raise TypeError(
-            f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity'], or "
-            "a function of texts"
+            f"{name} is {kind}, must be one score of a scorer, such as Perplexity()['perplexity'], "
+            "or a function of texts"
         )
     scores = list(given.specs)
     if len(scores) > 1:
         scorer = type(given).__name__
         options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
-        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores: give one of {options}")
+        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores. Choose one: {options}.")
     return given[scores[0]]

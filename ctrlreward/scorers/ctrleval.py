@@ -142,7 +142,7 @@ def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
 
 
 def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
-    """Return why a sample has no pattern, for the warning."""
+    """Return the reason why a sample has no pattern, for the warning."""
     if not text.strip():
         return "is empty"
     if aspect == "coherence":
@@ -310,10 +310,10 @@ class CTRLEval(ModelScorer[Infiller]):
         names: Collection[str] | None = None,
         evaluated: list[Evaluated] | None = None,
     ) -> Requests[dict[str, Scores]]:
-        """Compute the chosen aspects, or those of them in `names`, each float64 of shape (n,).
+        """Compute the chosen aspects, with `names` only these, each float64 of shape (n,).
 
         NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
-        also a text without a prefix, or with nothing after it. What is behind the scores is
+        also a text without a prefix, or with nothing after it. The values behind the scores are
         appended to `evaluated`, sample by sample.
         """
         aspects = [a for a in self.aspects if names is None or a in names]

@@ -54,7 +54,7 @@ class TokenCounts(Scorer):
 
     @property
     def _counted(self) -> str:
-        """What a warning says is NaN."""
+        """The score that a warning names as NaN."""
         return next(iter(self.specs))
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Repetition(_OneLength):
     - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
       better. seq-rep-n of Welleck et al. 2020. NaN for a text of fewer than n tokens.
 
-    It reads a text alone, so that it goes into a reward: give it a negative weight.
+    It reads a text alone, so that it can be part of a reward, with a negative weight.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,

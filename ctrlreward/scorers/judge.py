@@ -42,7 +42,7 @@ _TRIES = 4  # of a request that the server refuses for the moment
 
 @dataclass(frozen=True)
 class Rubric:
-    r"""What a judge is asked, and what its answers are worth.
+    r"""The question for a judge, and the scores of its answers.
 
     Args:
         prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
@@ -128,7 +128,9 @@ class Rubric:
         """
         file = Path(path).expanduser()
         if not file.is_file():
-            raise OSError(f"there is no rubric {path}: give the path of a YAML file, or a Rubric")
+            raise OSError(
+                f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
+            )
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         keys = set(content) if isinstance(content, dict) else set()
         if not {"prompt", "answers"} <= keys <= {"prompt", "answers", "name"}:
@@ -164,7 +166,7 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
             raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
         answers[str(answer).strip()] = float(value)
     if len(set(answers.values())) < 2:
-        raise ValueError("answers all have the same score: give two or more")
+        raise ValueError("answers all have the same score, must have at least two different scores")
     return answers
 
 
@@ -203,7 +205,7 @@ class Judge(ModelScorer[CausalLM]):
 
     Raises:
         ValueError: A number is out of range, or the address or the rubric is wrong.
-        OSError: There is no such rubric.
+        OSError: The rubric does not exist.
 
     Examples:
         >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
@@ -231,15 +233,17 @@ class Judge(ModelScorer[CausalLM]):
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
         parts = urlsplit(address or "http://host")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"address = {address!r}: give one such as 'http://127.0.0.1:8000/v1'")
+            raise ValueError(
+                f"address must be a URL such as 'http://127.0.0.1:8000/v1', got {address!r}"
+            )
         if key_variable is not None and address is None:
-            raise ValueError("key_variable is for a server: give its address")
+            raise ValueError("key_variable is for a server, but address is None")
         self.address = address and address.rstrip("/")
         self.key_variable = key_variable
         self.concurrency = positive("concurrency", concurrency)
         self.max_tokens = positive("max_tokens", max_tokens)
         if not timeout > 0:
-            raise ValueError(f"timeout = {timeout}: give a positive number of seconds")
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.timeout = timeout
 
     @property
@@ -300,7 +304,7 @@ class Judge(ModelScorer[CausalLM]):
             found[self.rubric.name][kept] = answered
             return found
         text, reference = np.reshape(answered, (len(kept), 2)).T
-        reference = 1.0 - reference  # what the text is worth in the second place
+        reference = 1.0 - reference  # the text's score in the second position
         valid = ~np.isnan(text + reference)
         consistent = np.where(valid, text == reference, np.nan)
         found["consistent"][kept] = consistent

@@ -61,7 +61,8 @@ class LexiconSentiment(Scorer):
         self.aspects = some_of("aspects", aspects, SPECS)
         if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
             raise ValueError(
-                f"labels = {labels!r}: give the names of the negative and of the positive label"
+                "labels must be the names of the negative and of the positive label, got "
+                f"{labels!r}"
             )
         self.labels = tuple(labels)
         self.attribute = attribute

@@ -93,8 +93,8 @@ class ModelScorer(Scorer, Generic[Model]):
     ) -> None:
         if isinstance(model, Sequence | Mapping) and not isinstance(model, str):
             raise TypeError(
-                f"model = {shortened(model)} is a {type(model).__name__}: give a folder, a Hugging "
-                "Face id, a short name or a loaded model"
+                f"model must be a folder, a Hugging Face id, a short name or a loaded model, got "
+                f"{shortened(model)}, a {type(model).__name__}"
             )
         self.model = fspath(model) if isinstance(model, PathLike) else model
         self.device = device

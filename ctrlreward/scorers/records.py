@@ -27,7 +27,7 @@ def write_scored_samples(
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
     The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
-    (n,). `Samples.from_jsonl` reads the file too. `by_prompt` has values of the prompts that are
+    (n,). `Samples.from_jsonl` can read the file. `by_prompt` has values of the prompts that are
     not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
     the first record of each prompt gets them as `"by_prompt"`. `explanations`, row → what
     `explain_some` returns, are the `"explanation"` of these records.

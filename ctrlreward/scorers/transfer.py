@@ -73,15 +73,15 @@ class TransferQuality(CompositeScorer):
         self.perplexity = Perplexity() if perplexity is None else perplexity
         names = {"accuracy": _FACTORS[0], "similarity": _FACTORS[1], "perplexity": _FACTORS[2]}
         for (argument, needed), part in zip(names.items(), self.parts, strict=True):
-            kind, example = type(part).__name__, f"give {argument.capitalize()}(...)"
+            kind, example = type(part).__name__, f"Use {argument.capitalize()}(...)."
             if not isinstance(part, Scorer):
                 raise TypeError(
-                    f"{argument} = {shortened(part)} is a {kind}, not a scorer: {example}"
+                    f"{argument} = {shortened(part)} is a {kind}, not a scorer. {example}"
                 )
             if needed not in part.specs:
                 raise ValueError(
-                    f"{argument} is a {kind}, which has no {needed}, only "
-                    f"{', '.join(part.specs)}: {example}"
+                    f"{argument} is a {kind}, which does not have {needed}, only "
+                    f"{', '.join(part.specs)}. {example}"
                 )
         self.thresholds = thresholds
 

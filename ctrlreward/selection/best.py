@@ -176,7 +176,7 @@ class BestRule:
     def __post_init__(self) -> None:
         check_direction("mode", self.mode)
         if self.top_k < -1:
-            raise ValueError(f"top_k = {self.top_k}: give a count, or -1 to keep all")
+            raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))
         check_level(self.level)
         if isinstance(self.ties_by, str):
@@ -264,9 +264,9 @@ class BestRule:
         return f"{what}, not distinguishable from {'; '.join(tied)}"
 
     def optimism(self, state: BestState) -> float | None:
-        """Return by how much the best score is expected to be better than it is, ≥ 0 on average.
+        """Estimate the optimism of the best score from its selection, ≥ 0 on average.
 
-        The best of several scores is the best by chance, too. Estimated by selecting on one half
+        The best of several scores is the best partly by chance. Estimated by selecting on one half
         of the prompts and reading the score on the other half
         (`ctrlreward.functional.sequential.selection_optimism`); None without scores by prompt, or
         with fewer than two candidates.

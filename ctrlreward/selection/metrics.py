@@ -44,7 +44,7 @@ class Validation:
     def of(
         cls, step: int, metrics: Mapping[str, float], evidence: Evidence | None, keys: Iterable[str]
     ) -> Validation:
-        """Return the values of some keys; without evidence where there is none."""
+        """Return the values of some keys, with their evidence where there is any."""
         names = list(keys)
         given = evidence or {}
         values = {key: tuple(map(float, given[key])) for key in names if key in given}

@@ -43,7 +43,7 @@ class Decided(NamedTuple):
         constraints: Key → whether and why the validation does not meet its bounds.
         keep: Decision of the `BestRule`.
         best: Step that is selected after this validation, None if there is none.
-        explanation: Why, in words.
+        explanation: The reason, in words.
         front: Steps on the Pareto front after this validation.
         pareto: Decision of the `ParetoRule`.
         stop: Decision of the `StopRule`; after a stop, of a run that has not been stopped.
@@ -79,7 +79,7 @@ class RunRules:
     may refuse validations with one.
 
     Raises:
-        ValueError: There is no rule.
+        ValueError: No rule is given.
 
     Examples:
         >>> from ctrlreward.selection import BestRule, StopRule

@@ -145,7 +145,7 @@ class StopRule:
         >>> decision.stop, state.wait_count
         (True, 2)
 
-        A resumed run with more patience goes on:
+        A resumed run with more patience continues:
 
         >>> StopRule("perplexity", mode="min", patience=3).resume(state, 300)[1].stop
         False
@@ -201,7 +201,7 @@ class StopRule:
     def resume(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
         """Judge the last score of a resumed run again, with the settings of this rule.
 
-        A run that had stopped stays stopped if this rule would stop it too. Otherwise, for example
+        A run that had stopped stays stopped if this rule stops it as well. Otherwise, for example
         with more patience, the stop is removed from the state and the last score is counted.
 
         Args:

@@ -82,7 +82,7 @@ def test_error_messages(reward, letters, kinds) -> None:
         ValueError, match=r"queries\[0\] = 'ab' does not start with prompts\[0\] = 'b'"
     ):
         reward_func(["ab"], ["b"], ["glad"])
-    with pytest.raises(TypeError, match=r"components\['share'\] is a float: give one score of"):
+    with pytest.raises(TypeError, match=r"components\['share'\] is a float, must be one score of"):
         as_reward_func({"share": 1.0}, [], -9.0)
     with pytest.raises(ValueError, match="failed_score = inf: give a finite number"):
         as_reward_func(reward, [], float("inf"))

@@ -156,7 +156,7 @@ def test_error_messages(reward, kinds) -> None:
     with pytest.raises(TypeError, match=r"labels\[0\] = 0.5 is a float"):
         function(prompts=["p"], completions=["a"], tone=[0.5], **trl_gives)
     for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
-        with pytest.raises(TypeError, match="the reward is a str: give one score of a scorer"):
+        with pytest.raises(TypeError, match="the reward is a str, must be one score of a scorer"):
             build("kinds")
         with pytest.raises(TypeError, match=r"columns = \['labels'\] is a list: give \{column of"):
             build(reward, ["labels"])

@@ -158,7 +158,9 @@ def test_error_messages(reward, letters, kinds) -> None:
     with pytest.raises(ValueError, match="a component 'score', which is a key of every result"):
         as_compute_score(Reward({"score": letters["share"]}), -9.0)
     for build in (as_compute_score, as_batch_compute_score, as_async_compute_score):
-        with pytest.raises(ValueError, match="the reward is a Letters with 2 scores: give one of"):
+        with pytest.raises(
+            ValueError, match=r"the reward is a Letters with 2 scores. Choose one: "
+        ):
             build(letters, -9.0)
     kinds_reward = Reward({"kinds": kinds["kinds"]})
     for build in (as_compute_score, as_async_compute_score):

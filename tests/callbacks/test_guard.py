@@ -283,12 +283,12 @@ def test_two_guards_have_separate_states() -> None:
 def test_bad_arguments(fit, counter, writer, prompts) -> None:
     for changes, error, message in [
         ({"held_out": "score/length"}, ValueError, "both 'score/length'"),
-        ({"window": 3}, ValueError, "window = 3: give 4 to 16"),
-        ({"window": 17}, ValueError, "window = 17: give 4 to 16"),
+        ({"window": 3}, ValueError, "window must be 4 to 16 scored validations, got 3"),
+        ({"window": 17}, ValueError, "window must be 4 to 16 scored validations, got 17"),
         (
             {"window": 6},
             ValueError,
-            r"level = 0.01: the smallest p-value of a window of 6 is 0.031",
+            r"at least 0.031, the smallest p-value of a window of 6, got 0.01",
         ),
         ({"level": 1.0}, ValueError, "level must be between 0 and 1"),
         (

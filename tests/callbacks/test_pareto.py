@@ -178,12 +178,12 @@ def test_another_folder_starts_a_new_front(fit, counter, watch, drawn, tmp_path)
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"score/a": "max"}, r"ParetoCheckpoint: metrics = .*: give two metrics or more"),
+        ({"score/a": "max"}, r"ParetoCheckpoint: metrics must have two or more keys"),
         (
             {"score/a": "max", "score/b": "up"},
-            r"metrics\['score/b'\] = 'up': give 'max' if higher is better",
+            r"metrics\['score/b'\] must be 'max' .* or 'min' .*, got 'up'",
         ),
-        ({"up": "best", "b": "max"}, r"metrics\['up'\] = 'best': give 'max' if higher is better"),
+        ({"up": "best", "b": "max"}, r"metrics\['up'\] must be 'max' .* or 'min' .*, got 'best'"),
     ],
 )
 def test_bad_metrics(metrics, message) -> None:

@@ -409,7 +409,7 @@ def test_a_resumed_run_without_its_texts_fails_before_training(compare, counter,
     ("judges", "error", "message"),
     [
         ([Noise()], TypeError, "judges is a list: give a mapping"),
-        ({"level": "noise"}, TypeError, r"judges\['level'\] is a str: give one score"),
+        ({"level": "noise"}, TypeError, r"judges\['level'\] is a str, must be one score"),
         ({"v": Noise()}, ValueError, "judges has the key 'v', which the scores have, too"),
         ({"fail_rate": Noise()}, ValueError, "judges has the key 'fail_rate'"),
         (

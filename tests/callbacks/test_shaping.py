@@ -728,10 +728,10 @@ def test_every_logged_name_of_a_guard_is_documented(tuner, share, fit) -> None:
         (lambda: RewardShaping(ranges={}), "ranges is empty: give name → UsefulRange"),
         (
             lambda: RewardShaping(ranges={"a": UsefulRange(0)}, range_rate=0),
-            "range_rate = 0: give a positive number",
+            "range_rate must be positive, got 0",
         ),
-        (lambda: RewardShaping(length_alpha=0.0), r"length_alpha = 0\.0: give a positive number"),
-        (lambda: ReferenceReward(scale=0.0), r"scale = 0\.0: give a positive number"),
+        (lambda: RewardShaping(length_alpha=0.0), r"length_alpha must be positive, got 0\.0"),
+        (lambda: ReferenceReward(scale=0.0), r"scale must be positive, got 0\.0"),
     ],
 )
 def test_bad_options_of_guards(build: Callable[[], object], message: str) -> None:

@@ -389,7 +389,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     [
         (["--replicas=2"], "replicas = 2: give --engine ray"),
         (["--engine=ray", "--replicas=0"], "replicas = 0"),
-        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus = -1.0: give a positive number"),
+        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be positive, got -1.0"),
         (["--engine=ray", "--ray.max_queued_requests=0"], "max_queued_requests = 0"),
         (["--engine=ray", "--ray.address=10.0.0.1:6379"], "port = 0: give a port that is free"),
         (["--engine=ray", "--replicas=3", "--ray.max_replicas=2"], "max_replicas = 2: give 3"),

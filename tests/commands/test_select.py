@@ -203,7 +203,10 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         ((), "no score is given: --maximise"),
         (("--subject_to", "acc>=1", "--guard", "reward:acc"), "--subject-to needs the score"),
         ((*MAXIMISE, "--guard", "acc"), "--guard must be PROXY:HELD_OUT, got 'acc'"),
-        ((*MAXIMISE, "--guard", "reward:reward"), "proxy and held_out are both 'reward'"),
+        (
+            (*MAXIMISE, "--guard", "reward:reward"),
+            "proxy and held_out must be different metrics, got 'reward'",
+        ),
         (("--pareto", "reward:up,acc:max"), "direction of 'reward' = 'up'"),
         ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' = 'up'"),
         ((*MAXIMISE, "--watch", "--prune"), "--prune removes from finished runs"),

@@ -80,7 +80,7 @@ def test_layers_to_adapt(folder: str, targets: Any, layers: set[str]) -> None:
 
 @pytest.mark.parametrize("targets", [["q_proj", "q_prj"], "q_prj", ["self_attn.q_prj"]])
 def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> None:
-    message = r"lora\.target_modules = .*q_prj': give one of down_proj, gate_proj, k_proj, o_proj, "
+    message = r"lora\.target_modules must be one of down_proj, gate_proj, k_proj, o_proj, "
     with pytest.raises(ValueError, match=message):
         load_policy(folder, LoRA(target_modules=targets), "cpu")
 
@@ -88,7 +88,7 @@ def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> No
 @pytest.mark.parametrize("targets", ["lm_head", [], "embed_tokens", ".*lm_hea"])
 def test_neither_the_output_layer_nor_no_layer_can_be_adapted(folder: str, targets: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"lora\.target_modules = .*: give one of down_proj, gate_proj"
+        ValueError, match=r"lora\.target_modules must be one of down_proj, gate_proj"
     ):
         load_policy(folder, LoRA(target_modules=targets), "cpu")
 
@@ -109,10 +109,10 @@ def test_rank_and_alpha(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"r": 0}, "lora.r = 0: give a positive number"),
-        ({"lora_alpha": -1}, "lora.lora_alpha = -1: give a positive number"),
+        ({"r": 0}, "lora.r must be positive, got 0"),
+        ({"lora_alpha": -1}, "lora.lora_alpha must be positive, got -1"),
         ({"lora_dropout": 1.0}, "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
-        ({"quantization": "int4"}, "lora.quantization = 'int4': give one of nf4, int8"),
+        ({"quantization": "int4"}, "lora.quantization must be one of nf4, int8"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -162,7 +162,7 @@ def test_a_config_of_peft_is_honoured(folder: str, tmp_path: Path, tuner, option
         ({"modules_to_save": ["lm_head"]}, r"LoraConfig\(modules_to_save=\['lm_head'\]\): Pol"),
         ({"trainable_token_indices": [1]}, r"LoraConfig\(trainable_token_indices=\[1\]\): Pol"),
         ({"init_lora_weights": "pissa"}, "changes the base weights, which are the reference"),
-        ({"target_modules": ["q_prj"]}, r"lora\.target_modules = 'q_prj': give one of down_proj"),
+        ({"target_modules": ["q_prj"]}, r"lora\.target_modules must be one of down_proj"),
         ({"target_modules": ["lm_head"]}, r"lora\.target_modules = 'lm_head': give one of"),
         ({"target_modules": ".*_head|.*q_proj"}, "adapts lm_head: give linear layers other than"),
     ],

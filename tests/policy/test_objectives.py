@@ -259,9 +259,9 @@ def test_a_given_choice_replaces_the_algorithms_own() -> None:
     [
         (
             {"baseline": "mean"},
-            "objective.baseline = 'mean': give one of group, leave_one_out, batch",
+            "objective.baseline must be one of group, leave_one_out, batch",
         ),
-        ({"kl_estimator": "k4"}, "objective.kl_estimator = 'k4': give one of k1, k2, k3"),
+        ({"kl_estimator": "k4"}, "objective.kl_estimator must be one of k1, k2, k3"),
         (
             {"baseline": "batch"},
             r"scale = 'group' cannot be used with objective.baseline = 'batch'.*batch, non",
@@ -310,5 +310,5 @@ def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int
 )
 def test_counts_are_positive(changes: dict[str, Any]) -> None:
     (name,) = changes
-    with pytest.raises(ValueError, match=f"optimizer.{name} = .*: give a positive number"):
+    with pytest.raises(ValueError, match=f"optimizer.{name} must be positive, got .*"):
         OptimizerConfig(**changes)

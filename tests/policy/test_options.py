@@ -108,17 +108,17 @@ def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("optimizer.num_iterations=0", "optimizer.num_iterations = 0: give a positive number"),
+        ("optimizer.num_iterations=0", "optimizer.num_iterations must be positive, got 0"),
         ("critic.gamma=2", "critic.gamma = 2.0: give a number in [0, 1]"),
         (
             "generation.num_generations=1",
             "generation.num_generations = 1: dapo compares the completions",
         ),
-        ("lora.r=0", "lora.r = 0: give a positive number"),
+        ("lora.r=0", "lora.r must be positive, got 0"),
         ("objective.algorithm=trpo", "must be one of grpo, "),
         ("optimizer.lr_scheduler_type=cos", "must be one of constant, "),
-        ("optimizer.learning_rate=0", "optimizer.learning_rate = 0.0: give a positive number"),
-        ("generation.temperature=0", "generation.temperature = 0.0: give a positive number"),
+        ("optimizer.learning_rate=0", "optimizer.learning_rate must be positive, got 0.0"),
+        ("generation.temperature=0", "generation.temperature must be positive, got 0.0"),
         ("generation.top_p=0", "generation.top_p = 0.0: give a number above 0"),
         ("generation.top_k=-1", "generation.top_k = -1: give 0 for all tokens"),
         ("generation.min_p=2", "generation.min_p = 2.0: give a number from 0 to 1"),

@@ -302,7 +302,7 @@ def test_completes_at_a_temperature_of_its_own(tuner) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "trpo"}, "objective.algorithm = 'trpo': give one of grpo, rloo, reinforce"),
+        ({"algorithm": "trpo"}, "objective.algorithm must be one of grpo, rloo, reinforce"),
         (
             {"num_generations": 1},
             "generation.num_generations = 1: grpo compares the completions of a ",

@@ -342,9 +342,13 @@ def test_a_wrong_label_raises(label: str, message: str) -> None:
 def test_other_errors() -> None:
     with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
         AttributeClassifier(CLASSIFIERS).score(Samples(["good"]))
-    with pytest.raises(ValueError, match=r"models = \{\}: give \{attribute: classifier\}"):
+    with pytest.raises(
+        ValueError, match=r"models must be a mapping, attribute → classifier, got \{\}"
+    ):
         AttributeClassifier({})
-    with pytest.raises(ValueError, match="has the attribute 'a b': give names without white"):
+    with pytest.raises(
+        ValueError, match="has the attribute 'a b', but names must not contain white"
+    ):
         AttributeClassifier({"a b": SENTIMENT})
-    with pytest.raises(ValueError, match="score = 'f1': give one of accuracy, label_probability"):
+    with pytest.raises(ValueError, match="score must be one of accuracy, label_probability"):
         AttributeClassifier(CLASSIFIERS).report(Samples([], labels=[]), "f1")

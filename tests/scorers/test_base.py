@@ -184,7 +184,7 @@ def test_the_check_takes_less_than_a_microsecond_per_sample() -> None:
 
 @pytest.mark.parametrize("method", ["compute", "update"])
 def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
-    with pytest.raises(AttributeError, match=rf"Returns has no method '{method}': call score\(te"):
+    with pytest.raises(AttributeError, match=rf"Returns has no method '{method}'. Call score\(te"):
         getattr(Returns(None), method)
 
 

@@ -151,7 +151,7 @@ def test_an_ablation_needs_no_word_frequencies(scorer: CTRLEval, weights: str) -
 
 
 def test_weights_that_are_unknown_raise() -> None:
-    with pytest.raises(ValueError, match="weights = 'median': give one of beta, mean, max, min"):
+    with pytest.raises(ValueError, match="weights must be one of beta, mean, max, min"):
         CTRLEval(weights="median")
 
 

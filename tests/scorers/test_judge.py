@@ -322,11 +322,17 @@ def test_a_rubric_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rubric": "no-such.yaml"}, "there is no rubric no-such.yaml: give the path of a YAML"),
-        ({"address": "localhost:8000"}, "address = 'localhost:8000': give one such as"),
-        ({"key_variable": "KEY"}, "key_variable is for a server: give its address"),
+        (
+            {"rubric": "no-such.yaml"},
+            "the rubric no-such.yaml does not exist. Pass the path of a YAML",
+        ),
+        ({"address": "localhost:8000"}, "address must be a URL such as .*, got 'localhost:8000'"),
+        ({"key_variable": "KEY"}, "key_variable is for a server, but address is None"),
         ({"address": "http://h", "concurrency": 0}, "concurrency"),
-        ({"address": "http://h", "timeout": 0}, "timeout = 0: give a positive number"),
+        (
+            {"address": "http://h", "timeout": 0},
+            "timeout must be a positive number of seconds, got 0",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

@@ -75,7 +75,9 @@ def test_bad_labels() -> None:
     with pytest.raises(ValueError, match=message):
         LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
     for labels in (["positive"], "ab", ["a", "a"]):
-        with pytest.raises(ValueError, match="give the names of the negative and of the positive"):
+        with pytest.raises(
+            ValueError, match="must be the names of the negative and of the positive"
+        ):
             LexiconSentiment(labels=labels)
 
 

@@ -85,8 +85,8 @@ def test_a_point_without_its_file_leaves_the_front() -> None:
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"x": "max"}, r"metrics = \{'x': 'max'\}: give two metrics or more"),
-        ({"x": "max", "y": "up"}, r"metrics\['y'\] = 'up': give 'max' if higher is better"),
+        ({"x": "max"}, r"metrics must have two or more keys, got \{'x': 'max'\}"),
+        ({"x": "max", "y": "up"}, r"metrics\['y'\] must be 'max' .* or 'min' .*, got 'up'"),
     ],
 )
 def test_bad_metrics(metrics, message) -> None:

@@ -207,7 +207,7 @@ def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
     assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
     with pytest.raises(ValueError, match="with a different labels: "):
         build(tmp_path / "pairs.jsonl", lines, **{**settings, "labels": "words"})
-    with pytest.raises(ValueError, match="kind = 'chat': give one of transfer, summary, "):
+    with pytest.raises(ValueError, match="kind must be one of transfer, summary, "):
         build(tmp_path / "other.jsonl", kind="chat")
 
 

@@ -312,7 +312,7 @@ def test_a_text_that_fails_is_left_out(pegasus: str) -> None:
     [
         ("--quality-levels=q.svg", "plot = q.svg: give a file that ends in .png"),
         ("--evaluator-counts=e", "plot = e: give a file that ends in .png"),
-        ("--draws=0", "draws = 0: give a positive number"),
+        ("--draws=0", "draws must be positive, got 0"),
     ],
 )
 def test_options_are_checked_before_the_file_is_read(

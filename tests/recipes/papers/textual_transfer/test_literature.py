@@ -87,7 +87,7 @@ def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
         ({"files": {"a": "x", "b": ["y"]}}, "files of a = 'x': give a list of one file or more"),
         ({"words": (9, 8)}, r"words = \(9, 8\): give two numbers of 1 or more, in order"),
         ({"dev": 0}, "dev = 0: give 1 or more"),
-        ({"names": "capital"}, "names = 'capital': give one of capitals"),
+        ({"names": "capital"}, "names must be one of capitals"),
         ({"test": 9}, "old: 11 sentences of 6 to 25 words, and dev and test take 11: give more"),
         ({"sentence_splitter": "x"}, "sentence_splitter = 'x'"),
     ],
