@@ -19,7 +19,7 @@ class CallbackMixin(Callback):
 
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
     validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
-    `trainer.test` are appended to those of a `HistoryLogger`.
+    `trainer.test` are appended to the file of a `HistoryLogger`.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -31,11 +31,11 @@ from ctrlreward.selection.best import ConstraintTest, Ties
 class RewardCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
-    Decides by `ctrlreward.selection.BestRule` at the end of each validation. One without a new,
-    finite score is not a candidate. `last.ckpt` is written in any case, so that a killed run can
-    resume from its last validation with `ckpt_path="last"`, if both runs have the same folder: give
-    `dirpath`, or a logger with a fixed version. Under a distributed strategy the values of rank 0
-    decide.
+    Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without
+    a new, finite score is not a candidate. `last.ckpt` is always written, so that a killed run can
+    resume from its last validation with `ckpt_path="last"`, if both runs have the same folder: set
+    `dirpath`, or use a logger with a fixed version. Under a distributed strategy the values of rank
+    0 decide.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or

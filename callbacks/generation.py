@@ -62,7 +62,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
-    with the `step` of the weights, which with `ckpt_path="best"` is that of the checkpoint. The
+    with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The
     texts of a test go to `test-step=000123.jsonl`. Its module needs a `test_step`, which may do
     nothing, and a test dataloader.
 
@@ -105,7 +105,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     Raises:
         TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: There are no scores or no samples, a count is not positive, or a name is
+        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
             reserved.
         MisconfigurationException: In `setup`: `generate` refuses module or samples, the run has no
             validation, a scorer shares one of several training devices, or a checkpoint callback
@@ -266,9 +266,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if not trainer.enable_validation:
             raise misconfigured(
                 trainer,
-                "GenerationScorer scores at validation, and this run has none: define "
-                "validation_step, give the trainer val_dataloaders (one item is enough) and leave "
-                "limit_val_batches above 0",
+                "GenerationScorer scores at validation, but this run has no validation. Define "
+                "validation_step, pass val_dataloaders (one item is enough) to the trainer, and "
+                "keep limit_val_batches above 0.",
             )
         for callback in trainer.checkpoint_callbacks if self.overlap else ():
             is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")

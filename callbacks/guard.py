@@ -41,7 +41,7 @@ class ProxyGuardMixin(CallbackMixin):
 
     Logs `<name>/p_value` and `<name>/alarm`, 1 if the p-value is at most `level`, else 0. When an
     alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert. To
-    exclude checkpoints under alarm, give `RewardCheckpoint` the constraint
+    exclude checkpoints under alarm, use the constraint of `RewardCheckpoint`
     `{"guard/alarm": (None, 0)}`.
 
     A metric can come from a `GenerationScorer` listed before this callback, from `validation_step`,
@@ -186,7 +186,7 @@ class ProxyGuardMixin(CallbackMixin):
             return
         alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)
         if alarm:
-            self.state = self.state.alarmed(step)  # possibly that of another rank
+            self.state = self.state.alarmed(step)  # possibly the alarm of another rank
         if alarm and not before.alarm:
             reason = f"ProxyGuard at step {step}: {decision.reason}"
             rank_zero_warn(reason)

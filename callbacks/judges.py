@@ -60,8 +60,8 @@ class AUC:
         labels = dict.fromkeys(samples.labels_of(self.attribute, "AUC"))
         if self.positive not in labels or len(labels) < 2:
             raise ValueError(
-                f"AUC ranks texts of the label {self.positive!r} above those of another one, and "
-                f"the samples have the labels {', '.join(labels)}: give samples of both"
+                f"AUC ranks texts of the label {self.positive!r} above texts of another label, but "
+                f"all samples have the labels {', '.join(labels)}. Use samples of both labels."
             )
 
     def value(self, scores: Scores, samples: Samples) -> float:
@@ -80,16 +80,16 @@ Judge: TypeAlias = Component | AUC  # a component is compared by its mean
 def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
-    """Return the judges, scorers as components; their names must not be those of `scores`."""
+    """Return the judges, scorers as components; their names must differ from those in `scores`."""
     if not isinstance(judges, Mapping):
         raise TypeError(
-            f"judges is a {type(judges).__name__}: give a mapping, "
-            '{"sentiment": LexiconSentiment()["accuracy"]}'
+            f"judges must be a mapping, {{'sentiment': LexiconSentiment()['accuracy']}}, got a "
+            f"{type(judges).__name__}"
         )
     for name in judges:
         if name in scores or name == FAIL_RATE:
             raise ValueError(
-                f"judges has the key {name!r}, which the scores have, too: give another name"
+                f"judges has the key {name!r}, which is also the name of a score. Rename it."
             )
     return {
         name: judge if isinstance(judge, AUC) else as_component(f"judges[{name!r}]", judge)
@@ -107,8 +107,8 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
     groups = set(_groups(prompts))
     if len(groups) < 2:
         raise ValueError(
-            f"the samples of BeforeAfter are of {len(groups)} group, and its intervals draw "
-            "whole groups: give prompts of two or more"
+            f"BeforeAfter draws whole groups of samples for its intervals, but the samples are of "
+            f"{len(groups)} group. Use prompts of two or more groups."
         )
     for judge in judges:
         if isinstance(judge, AUC):
@@ -179,7 +179,7 @@ def comparison(
 
 
 def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Estimate:
-    """Return after - before of a judge with its 95 % interval; NaN where a side has no value."""
+    """Return after - before of a judge with its 95 % interval; NaN if either has no value."""
     for scores in (before, after):
         if np.isnan(scores).all() or np.isinf(scores).any():
             return Estimate(nan, nan, nan)

@@ -5,7 +5,7 @@ Lightning: tests/callbacks/test_lightning_internals.py fails if one does, or if 
 has one of these names.
 
 - `ModelCheckpoint._save_checkpoint` and `_remove_checkpoint` write and delete every checkpoint,
-  `last.ckpt` too, and have no public hook. Adapters are exported and removed with them.
+  including `last.ckpt`, and have no public hook. Adapters are exported and removed with them.
 - `ModelCheckpoint._save_last_checkpoint`: Lightning writes `last.ckpt` only if the set of best
   checkpoints changed. We write it at every validation.
 - `ModelCheckpoint._should_skip_saving_checkpoint`, `_monitor_candidates`,

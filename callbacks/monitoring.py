@@ -80,8 +80,8 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     """Return the better direction of a logged key: the given one, else the declared one.
 
     A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
-    the module those of its components; `reward/total` and `reward/shaped` are better when higher,
-    `reward/disagreement` when lower.
+    the module the directions of its components; `reward/total` and `reward/shaped` are better when
+    higher, `reward/disagreement` when lower.
     """
     scored = _scored_modes(trainer)
     declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)

@@ -86,5 +86,5 @@ def late_score_error(callback: Callback, key: str) -> str:
     """Return the error message for a checkpoint callback that monitors an overlapped score."""
     return (
         f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "
-        "late, after the weights have changed: give the GenerationScorer overlap=False"
+        "late, after the weights have changed. Use GenerationScorer(overlap=False)."
     )

@@ -37,15 +37,15 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     A validation counts if it logged a new value of every metric. One with NaN or infinity is not
     kept, and a warning names the metric. A resumed run continues with the front of its checkpoint;
     a file that has been deleted is named in a warning and leaves the front. Under a distributed
-    strategy the values of rank 0 decide. Next to a `RewardCheckpoint`, give each another `dirpath`,
+    strategy the values of rank 0 decide. Next to a `RewardCheckpoint`, set a different `dirpath`,
     since both write `last.ckpt`.
 
     Args:
         metrics: Two or more logged keys, with or without directions:
             `{"score/sim": "max", "score/pp": "min"}` or `["score/sim", "score/pp"]`. Without, they
             have the direction that the trainer's `GenerationScorer` declares; other keys need one.
-        dirpath: Local folder. Defaults to that of `RewardCheckpoint`. Files are named by step and
-            metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
+        dirpath: Local folder. Defaults to the `dirpath` of `RewardCheckpoint`. Files are named by
+            step and metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
         save_last: Write `last.ckpt`.
 
     Attributes:
@@ -142,8 +142,8 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         if "://" in str(self.dirpath):
             raise misconfigured(
                 trainer,
-                f"dirpath = {str(self.dirpath)!r}: the front is kept and drawn in a local folder, "
-                "give one",
+                f"dirpath must be a local folder, in which the front is kept and drawn, got "
+                f"{str(self.dirpath)!r}",
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -30,9 +30,9 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
 
     - Phases: start (loading), sanity check, training and validation; before and after it the
       phases of `BeforeAfter`.
-    - Steps are those of `trainer.global_step`. They are counted up to the smallest of `max_steps`,
+    - Steps are `trainer.global_step`. They are counted up to the smallest of `max_steps`,
       the number of batches, and ("about") the steps that `max_time` leaves time for.
-    - Metrics are those logged with `prog_bar=True`, and the scores that checkpoint and early
+    - Metrics are the values logged with `prog_bar=True`, and the scores that checkpoint and early
       stopping callbacks monitor.
     - The time left follows from the seconds per step so far, validations included, and includes the
       phase after training, which takes as long as the one before. Early stopping may end the run

@@ -51,13 +51,13 @@ class UsefulRange:
 
     def __post_init__(self) -> None:
         if self.low is None and self.high is None:
-            raise ValueError("low and high are None: give at least one bound")
+            raise ValueError("low and high are None, must have at least one bound")
         if self.low is not None and self.high is not None and not self.low <= self.high:
-            raise ValueError(f"low = {self.low} is above high = {self.high}: give low <= high")
+            raise ValueError(f"low must not exceed high, got low = {self.low}, high = {self.high}")
 
 
 class RangeMultipliers:
-    """Multipliers of the bounds of some ranges, and what they are learned from.
+    """Multipliers of the bounds of some ranges, learned from the violations.
 
     A bound is named `<range>_low` or `<range>_high`. The excess of a mean over its bound, and the
     distance of a text from it, count in standard deviations of the score over all texts so far, and
@@ -73,9 +73,9 @@ class RangeMultipliers:
 
     def __init__(self, ranges: Mapping[str, UsefulRange], rate: float) -> None:
         if not ranges:
-            raise ValueError("ranges is empty: give name → UsefulRange(low=..., high=...)")
+            raise ValueError("ranges is empty, must map a name to UsefulRange(low=..., high=...)")
         if not 0 < rate < math.inf:
-            raise ValueError(f"range_rate = {rate}: give a positive number")
+            raise ValueError(f"range_rate must be positive, got {rate}")
         self.ranges = dict(ranges)
         self.rate = rate
         self.starts: dict[str, float] = {}
@@ -116,14 +116,14 @@ class RangeMultipliers:
             if component is None and name not in reward.components:
                 raise ValueError(
                     f"ranges[{name!r}] has no component, and the reward has only "
-                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}: give "
-                    "one, or the name of one of these"
+                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}. Pass "
+                    "a component, or use one of these names."
                 )
             component = component or reward.components[name]
             if component.scorer.of_groups:
                 raise ValueError(
                     f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
-                    "of a group, so that none of them would be preferred: give a score of single "
+                    "of a group, so that none of them would be preferred. Use a score of single "
                     "texts, such as Uniqueness()['uniqueness'] for Distinct-2, and "
                     "monitor='score/distinct_2'"
                 )

@@ -94,14 +94,14 @@ class BeforeAfterMixin(CallbackMixin):
         samples: Prompts that neither training nor selection uses, as for `generate`.
         generations_per_prompt: Completions per prompt.
         seed: Seed of both generations, so that they differ by the weights alone.
-        others: Name → texts to score beside the generations, one for each of `samples` and in their
-            order: human references, or the inputs themselves as a copy baseline.
+        others: Name → texts to score together with the generations, one for each of `samples` and
+            in their order: human references, or the inputs themselves as a copy baseline.
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
             or an `AUC`.
 
     Raises:
         TypeError: A value of `scores` or `judges` is not a score.
-        ValueError: There are no scores, a name is reserved, or `others` has a different number of
+        ValueError: `scores` is empty, a name is reserved, or `others` has a different number of
             texts than `samples`. In `setup`: the samples are of one group, or lack a
             column or label of a judge.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
@@ -139,11 +139,11 @@ class BeforeAfterMixin(CallbackMixin):
         self.others = dict(others or {})
         for name, texts in self.others.items():
             if name in ("before", "after"):
-                raise ValueError(f"others has the key {name!r}, a file of its own: rename it")
+                raise ValueError(f"others has the key {name!r}, which is reserved. Rename it.")
             if len(texts) != len(self.samples):
                 raise ValueError(
-                    f"others[{name!r}] has {len(texts)} texts for {len(self.samples)} samples: "
-                    "give one text per sample"
+                    f"others[{name!r}] has {len(texts)} texts, but there are {len(self.samples)} "
+                    "samples. Pass one text per sample."
                 )
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()

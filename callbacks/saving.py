@@ -98,7 +98,8 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
             raise misconfigured(
                 trainer,
-                f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one",
+                f"dirpath must be a local folder, to which adapters are written, got "
+                f"{str(self.dirpath)!r}",
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -55,7 +55,7 @@ class RewardShapingMixin(CallbackMixin):
        completions) (GR³, Li et al. 2026). It must be 0 or more.
     6. `ranges`: it is mixed with the distances of scores from the bounds that they violate.
     7. `window`, `overlong`: a length penalty is subtracted. After clipping, so that it also works
-       at the bounds; before normalisation, so that its unit is that of the reward.
+       at the bounds; before normalisation, so that it has the unit of the reward.
     8. `normalise`: the running mean is subtracted, and the result divided by the running standard
        deviation of all rewards so far. Last, so that advantages always have the same scale.
 
@@ -69,7 +69,7 @@ class RewardShapingMixin(CallbackMixin):
     `shaping/reference`, the mean reward of the references; `shaping/potential` and
     `shaping/length`, the mean terms; `shaping/length_factor`, the mean factor;
     `shaping/range/<name>`, the mean of a bounded score, and `shaping/multiplier/<name>_low` and
-    `_high`, those of its bounds; `shaping/clipped`, the share of clipped samples;
+    `_high`, the multipliers of its bounds; `shaping/clipped`, the share of clipped samples;
     `shaping/running_mean` and `shaping/running_std`; `shaping/beta`, the weight in this step's
     loss; and always `shaping/fail_rate`, the share of samples without a shaped reward.
 
@@ -86,7 +86,7 @@ class RewardShapingMixin(CallbackMixin):
             after each batch (Ziegler et al. 2019); None leaves it alone.
         kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
-        reference: Bounded reward by that of references.
+        reference: Bounded reward relative to the reward of references.
         length_alpha: α of the length factor, > 0: the larger, the more a long completion loses.
         ranges: Name → range that the mean of a score has to stay in, `{"similarity":
             UsefulRange(high=0.9)}`. A multiplier of each bound rises while it is violated and falls
@@ -128,13 +128,15 @@ class RewardShapingMixin(CallbackMixin):
         given = (kl_target, reference, length_alpha, ranges)
         active = (weights, potential, clip, window, overlong, normalise)
         if not any(active) and all(option is None for option in given):
-            raise ValueError("nothing to shape: give at least one of weights, clip, normalise, …")
+            raise ValueError(
+                "nothing to shape, must have at least one of weights, clip, normalise, …"
+            )
         if kl_target is not None and not kl_target > 0:
-            raise ValueError(f"kl_target = {kl_target}: give nats per token, greater than 0")
+            raise ValueError(f"kl_target must be positive (nats per token), got {kl_target}")
         if not kl_horizon >= 1:
-            raise ValueError(f"kl_horizon = {kl_horizon}: give 1 batch or more")
+            raise ValueError(f"kl_horizon must be 1 batch or more, got {kl_horizon}")
         if length_alpha is not None and not length_alpha > 0:
-            raise ValueError(f"length_alpha = {length_alpha}: give a positive number")
+            raise ValueError(f"length_alpha must be positive, got {length_alpha}")
         self.schedules = WeightSchedules(weights) if weights else None
         self.potential = potential
         self.bounds = None if clip is None else _bounds(*clip)
@@ -184,7 +186,7 @@ class RewardShapingMixin(CallbackMixin):
             raise misconfigured(
                 trainer,
                 f"the rewards of {type(pl_module).__name__} are already shaped by "
-                f"{pl_module.shape_rewards}: give the trainer only one RewardShaping",
+                f"{pl_module.shape_rewards}. Use only one RewardShaping per trainer.",
             )
         if self.schedules is not None:
             self.schedules.check(pl_module.reward)
@@ -194,8 +196,8 @@ class RewardShapingMixin(CallbackMixin):
             raise misconfigured(
                 trainer,
                 f"reference needs a policy to compare with, which {type(pl_module).__name__} "
-                "lacks: define complete_as_reference(prompts), or give "
-                "ReferenceReward('references')",
+                "does not have. Define complete_as_reference(prompts), or pass "
+                "ReferenceReward('references').",
             )
         if self.kl_target is not None:
             if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
@@ -209,7 +211,7 @@ class RewardShapingMixin(CallbackMixin):
         pl_module.shape_rewards = partial(self._shape, trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the module's `beta` to that of the checkpoint, if training is resumed."""
+        """Restore the module's `beta` from the checkpoint, if training is resumed."""
         if self._weighted is not None:
             self.beta = self._weighted.beta if self.beta is None else self.beta
             self._weighted.beta = self.beta
@@ -329,9 +331,9 @@ class RewardShapingMixin(CallbackMixin):
         if (rewards < 0).any():
             i = int((rewards < 0).argmax())
             raise ValueError(
-                f"the reward of texts[{i}] = {shortened(samples.texts[i])} is {rewards[i]:.4g}: "
-                "length_alpha multiplies rewards, of which a negative one would gain by length: "
-                "give a reward of 0 or more, clip=(0, None), or reference=ReferenceReward()"
+                f"the reward of texts[{i}] = {shortened(samples.texts[i])} is {rewards[i]:.4g}, "
+                "but length_alpha multiplies rewards, and a long text would gain from a negative "
+                "one. Use a reward of 0 or more, clip=(0, None), or reference=ReferenceReward()."
             )
         columns = [column for name, column in samples.columns().items() if name != "texts"]
         prompts = list(zip(*columns, strict=True)) if columns else [()] * len(samples)
@@ -382,5 +384,5 @@ def _bounds(low: float | None, high: float | None) -> tuple[float, float]:
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
     if not bounds[0] < bounds[1]:
         clip = (low, high)
-        raise ValueError(f"clip = {clip}: give the smaller bound first, None for no bound")
+        raise ValueError(f"clip must have the smaller bound first, None for no bound, got {clip}")
     return bounds

@@ -560,8 +560,8 @@ def check_direction(name: str, component: Component, weight: float) -> None:
     better = "higher" if component.spec.higher_is_better else "lower"
     if (weight if better == "higher" else -weight) < 0:
         raise ValueError(
-            f"{name} is better when {better}, but its weight {weight} rewards the opposite: "
-            f"give {-weight}"
+            f"{name} is better when {better}, but its weight {weight} rewards the opposite. "
+            f"Use {-weight}."
         )
 
 

@@ -17,7 +17,7 @@ def test_known_names_are_returned() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("maen", r"^a must be one of mean, sum , got 'maen' \(did you mean 'mean'\?\)$"),
+        ("maen", r"^a must be one of mean, sum, got 'maen' \(did you mean 'mean'\?\)$"),
         ("x", r"^a must be one of mean, sum, got 'x'$"),
         (None, r"^a must be one of mean, sum, got None$"),
         (["mean"], r"^a must be one of mean, sum, got \['mean'\]"),

@@ -271,7 +271,7 @@ WRONG = {
     "a lexicon as the accuracy": (
         lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
         ValueError,
-        r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Acc\(",
+        r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\(",
     ),
     "parts in another order": (
         lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
@@ -311,7 +311,7 @@ WRONG = {
     "scores of a callback as a list": (
         lambda s: GenerationScorer([s], ["The food"]),
         TypeError,
-        r'scores is a list: give a mapping, \{"coherence": ctrleval\["coherence"\]\}',
+        r'scores must be a mapping, \{"coherence": ctrleval\["coherence"\]\}',
     ),
     "a tuner's reward that is none": (
         lambda s: PolicyTuner("smollm2-135m", "similarity"),
@@ -321,7 +321,7 @@ WRONG = {
     "a tuner's objective as a string": (
         lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
         TypeError,
-        r"objective = 'grpo' is a str: give Objective\(\.\.\.\)",
+        r"objective must be Objective\(\.\.\.\), got 'grpo', a str",
     ),
     "a front of one metric": (
         lambda _: ParetoCheckpoint("score/similarity"),

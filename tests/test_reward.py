@@ -409,7 +409,7 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
             lambda: Reward(judges("first"), "min", scales={"frist": (0, 1)}),
             r"scales has 'frist', and the components are first \(did you mean 'first'\?\)",
         ),
-        (lambda: Reward(judges("first", "second"), "min", scales={"first": (0, 1)}), "lacks sec"),
+        (lambda: Reward(judges("first", "second"), "min", scales={"first": (0, 1)}), "no key 'sec"),
         (
             lambda: Reward(judges("first"), "min", scales={"first": (0, 0)}),
             r"scales\['first'\] = \(0, 0\), must be a mean and a positive deviation",
@@ -440,12 +440,12 @@ def test_bad_conditions_and_scales(build, message: str) -> None:
         (
             {"g": (NumberScorer()["gain"], -0.5)},
             "weighted",
-            r"g is better when higher, but its weight -0\.5 rewards the opposite: give 0\.5",
+            r"g is better when higher, but its weight -0\.5 rewards the opposite\. Use 0\.5",
         ),
         (
             {"c": (NumberScorer()["cost"], 2)},
             "weighted",
-            r"c is better when lower, but its weight 2\.0 rewards the opposite: give -2\.0",
+            r"c is better when lower, but its weight 2\.0 rewards the opposite\. Use -2\.0",
         ),
         (
             {"g": (NumberScorer()["gain"], 1.0), "c": NumberScorer()["cost"]},
@@ -713,7 +713,7 @@ def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(
         (
             {"r": (brevity, "2")},
             TypeError,
-            r"components\['r'\] has the weight '2', must be a number",
+            r"components\['r'\] has the weight '2', which is not a number",
         ),
     ],
 )

@@ -57,7 +57,10 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
         ({"texts": ["a"], "labels": 1}, "labels must be a list of strings, got 1, a int"),
         ({"texts": ["a", b"b"]}, "texts[1] = b'b' is a bytes, not a str"),
         ({"texts": ["a"], "labels": [None]}, "labels[0] = None is a NoneType, not a str"),
-        ({"texts": "long" * 99}, "texts = 'longlonglonglonglonglonglonglonglongl…' is a str"),
+        (
+            {"texts": "long" * 99},
+            "texts must be a list of strings, got 'longlonglonglonglonglonglonglonglongl…'",
+        ),
     ],
 )
 def test_columns_that_are_not_lists_of_strings_raise(

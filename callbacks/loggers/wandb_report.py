@@ -62,7 +62,7 @@ class WandbReportMixin(CallbackMixin):
 
     An offline run prints one line when training ends, the command that uploads it. `fast_dev_run`
     starts no run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves and
-    alerts to the same run, and to that of any other `WandbLogger`.
+    alerts to the same run, and to the run of any other `WandbLogger`.
 
     Args:
         logger: A `WandbLogger` that the trainer does not have. None to use the trainer's own, whose
@@ -123,13 +123,13 @@ class WandbReportMixin(CallbackMixin):
             raise misconfigured(
                 trainer,
                 "WandbReport and the trainer have a WandbLogger each, for two runs of Weights & "
-                "Biases: give a WandbLogger to WandbReport alone",
+                "Biases. Pass a WandbLogger to WandbReport alone.",
             )
         if self.logger is None and not others:
             raise misconfigured(
                 trainer,
-                "WandbReport has no WandbLogger, nor has the trainer: use "
-                "WandbReport(WandbLogger(project=...))",
+                "neither WandbReport nor the trainer has a WandbLogger. Use "
+                "WandbReport(WandbLogger(project=...)).",
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -147,8 +147,8 @@ class WandbReportMixin(CallbackMixin):
         if self.logger is None and self.run_id not in ("", run.id):
             rank_zero_warn(
                 f"the checkpoint belongs to the Weights & Biases run {self.run_id}, but this "
-                f"training logs to the run {run.id}: to continue the former, give the WandbLogger "
-                f"to WandbReport instead of to the trainer, or WandbLogger(id={self.run_id!r})"
+                f"training logs to the run {run.id}. To continue the former, pass the WandbLogger "
+                f"to WandbReport instead of the trainer, or use WandbLogger(id={self.run_id!r})."
             )
         if run.offline and run.id == self.run_id and run.step < self._rows:
             run.log({}, step=self._rows)  # number the rows from here; online, the server does it

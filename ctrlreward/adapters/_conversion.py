@@ -17,8 +17,8 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names."""
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
-            f"columns = {shortened(columns)} is a {type(columns).__name__}: give {{column of "
-            "Samples: column of the trainer}}"
+            f"columns must be a mapping, {{column of Samples: column of the trainer}}, got "
+            f"{shortened(columns)}, a {type(columns).__name__}"
         )
     known = [name for name in JSON_KEYS if name not in _FILLED_IN]
     mapping: dict[str, str] = {}
@@ -52,7 +52,7 @@ def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[st
     """Raise unless `failed_score` is finite, and no component is named as a result's key."""
     if not math.isfinite(failed_score):
         raise ValueError(
-            f"failed_score = {failed_score}: give a finite number; the trainer would spread it to "
+            f"failed_score must be finite, got {failed_score}; the trainer would spread it to "
             "the advantages of other samples"
         )
     for name in keys:
@@ -79,7 +79,7 @@ def build_samples(
         if source not in known:
             raise ValueError(
                 f"columns maps {name!r} to {source!r}, but the dataset has "
-                f"{', '.join(known) or 'no columns'}: give one of these"
+                f"{', '.join(known) or 'no columns'}. Use one of these."
             )
     mapped = {name: known[source] for name, source in columns.items()}
     if "groups" in mapped:
@@ -101,8 +101,8 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     for message in chat:
         if not isinstance(message, Mapping):
             raise TypeError(
-                f"a message = {shortened(message)} is a {type(message).__name__}: give a text, or "
-                "a list of messages with role and content"
+                f"a message must be a text, or a list of messages with role and content, got "
+                f"{shortened(message)}, a {type(message).__name__}"
             )
     contents = []
     for message in chat:

@@ -22,7 +22,7 @@ class Trainer(PPOTrainer):
         return metrics
 ```
 
-Without a class of your own, `ctrlreward select` reads the logs of both.
+If you don't write such a class, `ctrlreward select` reads the logs of both.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class BestCheckpoint:
         decided: The decisions at each validation so far.
 
     Raises:
-        ValueError: `checkpoint` has no `{step}`. When called: a key of a rule is not in the metrics
-            of any validation.
+        ValueError: `checkpoint` does not contain `{step}`. When called: a key of a rule is not in
+            the metrics of any validation.
 
     Examples:
         >>> import json

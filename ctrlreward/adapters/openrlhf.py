@@ -1,6 +1,6 @@
 """Adapter of a `Reward` to OpenRLHF's reward function (OpenRLHF 0.11).
 
-`--reward.remote_url rewards.py` names a file of your own that defines `reward_func`:
+`--reward.remote_url rewards.py` names a Python file that defines `reward_func`:
 
 ```python
 reward_func = as_reward_func(reward, tokenizer.all_special_tokens, failed_score=-1.0,

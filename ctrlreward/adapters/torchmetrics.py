@@ -201,7 +201,9 @@ class ScoreOfAll(_ScoreMetric):
         """
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):
-            raise ValueError(f"{len(ids)} ids for {len(samples)} samples: give one per sample")
+            raise ValueError(
+                f"got {len(ids)} ids for {len(samples)} samples, must be one per sample"
+            )
         if len(samples):
             update = [None if ids is None else list(map(int, ids)), samples.columns()]
             encoded = bytearray((json.dumps(update) + "\n").encode())
@@ -230,8 +232,8 @@ def _decode(records: list[Tensor] | Tensor) -> Samples | None:
     ids = [i for each, _ in updates for i in each or ()]
     if ids and len(ids) < len(samples):
         raise ValueError(
-            f"ids were given for {len(ids)} of {len(samples)} samples: give them in every update, "
-            "or in none"
+            f"ids were passed for {len(ids)} of {len(samples)} samples. Pass them in every update, "
+            "or in none."
         )
     rows = {i: row for row, i in enumerate(ids)}
     return samples[[rows[i] for i in sorted(rows)]] if ids else samples

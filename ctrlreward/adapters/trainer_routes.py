@@ -103,8 +103,8 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
             for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
                 if items is not None and len(items) != len(body.query):
                     raise ValueError(
-                        f"{name} has {len(items)} items and query has {len(body.query)}: give one "
-                        "each"
+                        f"{name} has {len(items)} items, but query has {len(body.query)}. "
+                        "Send one item per query."
                     )
             completions = completions_of(body.query, body.prompts)
             samples = options.samples(completions, body.prompts, body.labels)
@@ -138,7 +138,9 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
                     "template"
                 )
             if body.use_activation:
-                raise ValueError("use_activation = true: a reward has no activation; give false")
+                raise ValueError(
+                    "use_activation must be false, got true; a reward has no activation"
+                )
             pairs = [options.template.split(text) for text in texts]
             samples = options.samples([r for _, r in pairs], [p for p, _ in pairs], None)
         values = await values_of(request, samples)

@@ -30,7 +30,7 @@ RewardFunc = Callable[..., Rewards]
 AsyncRewardFunc = Callable[..., Coroutine[Any, Any, Rewards]]
 LogMetric = Callable[[str, float], None]
 
-# Keywords that TRL passes besides the dataset's columns.
+# Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
 
 
@@ -66,7 +66,7 @@ def as_reward_funcs(
             over whole groups (`Distinct`) sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone.
-        name: Name of the function in TRL's log; give each reward its own.
+        name: Name of the function in TRL's log, different for each reward.
 
     Raises:
         TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
@@ -88,7 +88,7 @@ def as_async_reward_funcs(
 ) -> list[AsyncRewardFunc]:
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
-    Worth it with several rewards, each on a device of its own.
+    Use it with several rewards on different devices.
 
     Examples:
         >>> from ctrlreward import Perplexity

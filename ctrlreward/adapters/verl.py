@@ -1,6 +1,6 @@
 """Adapter of a `Reward` to verl's custom reward function (verl 0.9.1).
 
-A file of your own builds the function at module level, and verl's config names the file and the
+A Python file builds the function at module level, and verl's config names the file and the
 variable (`reward.custom_reward_function.path` and `.name`):
 
 ```python
@@ -171,7 +171,7 @@ class _BatchComputeScore:
                 if source not in row:
                     raise ValueError(
                         f"columns maps {name!r} to {source!r}, but sample {i} has "
-                        f"{', '.join(row)}: give one of these"
+                        f"{', '.join(row)}. Use one of these."
                     )
         table = {source: [row[source] for row in rows] for source in self.columns.values()}
         return build_samples(solution_strs, None, table, self.columns)

@@ -54,9 +54,9 @@ class BeforeAfter(TrainerCallback):
         generation: As in `GenerationScorer`.
 
     Raises:
-        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` not
-            a score.
-        ValueError: There are no scores or samples, a name is reserved, or a column is missing.
+        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` is
+            not a score.
+        ValueError: `scores` or `samples` is empty, a name is reserved, or a column is missing.
         FileNotFoundError: In a resumed run: `before.jsonl` is missing.
 
     Examples:

@@ -22,12 +22,12 @@ from ctrlreward.selection.best import Bounds, ConstraintTest, KeepDecision, Ties
 class RewardCheckpoint(DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
-    Saves a checkpoint at each evaluation whose score is the best so far, besides the checkpoints of
-    the trainer's `save_strategy`, and sets `state.best_global_step`, `state.best_model_checkpoint`
-    and `state.best_metric`: `save_total_limit` keeps the selected checkpoint, and
-    `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says. If no evaluation
-    met the constraints, nothing is loaded, with a warning: the model of the last step remains. With
-    `save_strategy="best"` the trainer writes no other checkpoint to resume from.
+    Saves a checkpoint at each evaluation whose score is the best so far, in addition to the
+    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step`,
+    `state.best_model_checkpoint` and `state.best_metric`: `save_total_limit` keeps the selected
+    checkpoint, and `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says.
+    If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
+    step remains. With `save_strategy="best"` the trainer writes no other checkpoint to resume from.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
@@ -163,7 +163,9 @@ class RewardCheckpoint(DecisionCallback):
     ) -> None:
         """Log the selection."""
         super().on_train_end(args, state, control, **kwargs)
-        loaded = ": the model is that of the last step" if self.selected_step is None else ""
+        loaded = (
+            ": the model has the weights of the last step" if self.selected_step is None else ""
+        )
         self.say(state, self.reason + loaded)
 
 

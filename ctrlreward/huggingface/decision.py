@@ -81,14 +81,14 @@ class DecisionCallback(TrainerCallback, ABC):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the decisions of a run that had stopped as they were."""
+        """Keep the decisions of a run that had stopped."""
         if self._had_stopped:
             control.should_evaluate = control.should_save = False
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the decisions of a run that had stopped as they were."""
+        """Keep the decisions of a run that had stopped."""
         self.on_step_end(args, state, control)
 
     def on_step_begin(

@@ -31,15 +31,15 @@ class TrainerGenerator:
         """Raise if the trainer cannot complete the samples.
 
         Raises:
-            ValueError: The strategy splits the model, there is no tokenizer, or it is open whether
-                an encoder-decoder reads or continues the samples.
+            ValueError: The strategy splits the model, the trainer has no tokenizer, or it is not
+                known whether an encoder-decoder reads or continues the samples.
         """
         trainer: Any = self.trainer
         error = unclear_input(trainer.model, samples)
         if error:
             raise ValueError(error)
         if trainer.processing_class is None:
-            raise ValueError("the trainer has no tokenizer: give Trainer(processing_class=...)")
+            raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
         zero = getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0)
         if not self._has_vllm and (trainer.is_fsdp_enabled or zero == 3):
             raise ValueError(

@@ -32,7 +32,7 @@ class Validation(NamedTuple):
     """Metrics of an evaluation, as rules read them.
 
     Attributes:
-        metrics: Key → value. `eval_score/sim` is `score/sim`, too; a key of training keeps its last
+        metrics: Key → value. `eval_score/sim` is also `score/sim`; a key of training keeps its last
             value.
         stale: Keys that this evaluation did not score.
         evidence: Key → value of each held-out prompt.

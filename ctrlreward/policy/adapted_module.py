@@ -48,9 +48,9 @@ class AdaptedModuleMixin(LightningModule):
         super().__init__()
         if not isinstance(model, str | PathLike):
             raise TypeError(
-                f"model is a loaded {type(model).__name__}: give its folder, Hugging Face id or "
-                "short name; write a folder with model.save_pretrained and tokenizer."
-                "save_pretrained"
+                f"model must be a folder, a Hugging Face id or a short name, got a loaded "
+                f"{type(model).__name__}. Write a folder with model.save_pretrained and tokenizer."
+                "save_pretrained."
             )
         self.base_model = str(model)
         self.generation = generation
@@ -90,7 +90,7 @@ class AdaptedModuleMixin(LightningModule):
         return batch
 
     def on_fit_start(self) -> None:
-        """Take the seed of the run: the checkpoint's, else that of PyTorch's generator."""
+        """Take the seed of the run from the checkpoint, else from PyTorch's generator."""
         seed = torch.initial_seed() if self._resumed_seed is None else self._resumed_seed
         self._seed = self.trainer.strategy.broadcast(seed)
         self._resumed_seed = None

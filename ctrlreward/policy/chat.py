@@ -46,8 +46,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
     """Return the special token that ends an answer in the chat template, if it has one."""
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"generation.chat = True, but the tokenizer of model = {model!r} has no chat template: "
-            "give an instruction-tuned model, or leave generation.chat out"
+            f"generation.chat = True, but the tokenizer of model = {model!r} has no chat template. "
+            "Use an instruction-tuned model, or leave generation.chat out."
         )
     messages = _messages(options, "Question")
     try:
@@ -73,9 +73,9 @@ def check_beginnings(prompts: Samples) -> None:
     for prompt, beginning in zip(prompts.prompts or (), prompts.prefixes or (), strict=True):
         if beginning and prompt == beginning:
             raise ValueError(
-                f"generation.chat = True, and {prompt!r} is both the user's message and the "
-                "beginning of the text that is scored: give Samples(texts=[''], prefixes=[''], "
-                "prompts=[...]), whose texts are the answers alone"
+                f"generation.chat = True, but {prompt!r} is both the user's message and the "
+                "beginning of the text to score. Use Samples(texts=[''], prefixes=[''], "
+                "prompts=[...]), whose texts are the answers alone."
             )
 
 

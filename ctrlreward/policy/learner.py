@@ -58,9 +58,9 @@ class Learner:
     ) -> Experience:
         """Compute advantages and everything else that stays fixed during the updates.
 
-        Baselines and deviations are those of the completions of all ranks. Completions of one
+        Baselines and deviations are over the completions of all ranks. Completions of one
         prompt are consecutive in the rollout. `rewards` are NaN where a sample failed, shape (n,);
-        `greedy`, shape (prompts,), are those of greedy completions, if they are the baseline.
+        `greedy`, shape (prompts,), are the rewards of greedy completions, if they are the baseline.
         `output` is of the policy that sampled; None if it is the current policy. `credit` are the
         rewards of each completion's tokens, for values; None gives them at the last token.
         """
@@ -89,7 +89,8 @@ class Learner:
         return Experience(rollout, advantages.to(mask.device), mask, reference, old, estimates)
 
     def terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
-        """Yield the loss and the logged terms of each microbatch; they sum to those of the update.
+        """Yield the loss and the logged terms of each microbatch; their sums are those of the
+        update.
 
         See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
         gradient reaches the adapter, and `value_loss` is that loss without gradients.

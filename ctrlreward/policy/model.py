@@ -85,7 +85,7 @@ def _keep_in_training_mode(base: PreTrainedModel) -> None:
 
 
 def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """Set every rate of dropout, of layers too, and of jitter in a configuration to 0.
+    """Set every rate of dropout, including layer dropout, and of jitter to 0.
 
     Frozen weights need no regularisation, and the policy that learns has to be the one that
     sampled. Turning dropout off by eval mode would turn gradient checkpointing off as well.
@@ -108,8 +108,8 @@ def _plain_generation_config(model: str, base: PreTrainedModel) -> GenerationCon
     start = published.decoder_start_token_id
     if base.config.is_encoder_decoder and start is None:
         raise ValueError(
-            f"model = {model!r} has no decoder_start_token_id: set it in its "
-            "generation_config.json to the token that the decoder starts with"
+            f"model = {model!r} has no decoder_start_token_id. Set it in its "
+            "generation_config.json to the token that the decoder starts with."
         )
     return GenerationConfig(eos_token_id=published.eos_token_id, decoder_start_token_id=start)
 
@@ -148,7 +148,7 @@ _OF_PEFT = {name: f"PolicyTuner(lora=LoraConfig({name}=...)) of peft" for name i
 class LoRA:
     """The adapter, and the precision of the frozen base weights under it.
 
-    The first four are those of peft's `LoraConfig`, with other defaults; `PolicyTuner` also takes a
+    The first four are as in peft's `LoraConfig`, with other defaults; `PolicyTuner` also takes a
     `LoraConfig` itself. Adapter weights are float32. Dropout layers of the base model stay off, and
     the adapter's are on only while the loss is computed: sampling, the reference policy and the
     log-probabilities at sampling have none.
@@ -191,9 +191,7 @@ class LoRA:
         positive("lora.r", self.r)
         positive("lora.lora_alpha", self.lora_alpha)
         if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
-            raise ValueError(
-                f"lora.lora_dropout = {self.lora_dropout}: give a number from 0 to below 1"
-            )
+            raise ValueError(f"lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
         if self.quantization is not None:
             one_of("lora.quantization", self.quantization, get_args(Quantization))
 
@@ -221,7 +219,7 @@ def check_config(config: LoraConfig) -> None:
     if config.init_lora_weights not in _INITIAL:
         raise ValueError(
             f"lora = LoraConfig(init_lora_weights={config.init_lora_weights!r}) changes the base "
-            "weights, which are the reference policy: give True, 'gaussian' or 'orthogonal'"
+            "weights, which are the reference policy. Use True, 'gaussian' or 'orthogonal'."
         )
 
 
@@ -263,8 +261,8 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     policy = get_peft_model(base, config)
     if others := _adapted(policy) - linear:
         raise ValueError(
-            f"lora.target_modules = {lora.target_modules!r} adapts {', '.join(sorted(others))}: "
-            "give linear layers other than the output layer"
+            f"lora.target_modules must be linear layers other than the output layer, but "
+            f"{lora.target_modules!r} adapts {', '.join(sorted(others))}"
         )
     return policy.train()
 
@@ -296,8 +294,8 @@ def _matching(targets: str | list[str], linear: Set[str]) -> set[str]:
         return {name for name in linear if check_target_module_exists(config, name)}
     except re.error as error:
         raise ValueError(
-            f"lora.target_modules = {targets!r} is not a regular expression ({error}): give names "
-            "of linear layers in a list, or a regular expression that matches full names"
+            f"lora.target_modules = {targets!r} is not a regular expression ({error}). Use names "
+            "of linear layers in a list, or a regular expression that matches full names."
         ) from error
 
 
@@ -319,7 +317,7 @@ def _continued(
     adapted = _adapted(policy)
     if others := adapted - linear:
         raise ValueError(
-            f"{fits} adapts {', '.join(sorted(others))}: give one of linear layers other than the "
+            f"{fits} adapts {', '.join(sorted(others))}, must adapt linear layers other than the "
             "output layer"
         )
     for name in ("r", "lora_alpha", "lora_dropout"):
@@ -343,17 +341,17 @@ def _adapter_config(folder: str) -> LoraConfig:
     absent = [n for n in ("adapter_config.json", _WEIGHTS) if not Path(folder, n).is_file()]
     if absent:
         raise ValueError(
-            f"lora.adapter = {folder!r} has no {' and no '.join(absent)}: give a folder written by "
-            "PolicyTuner.export_adapter or by peft's save_pretrained, which has both"
+            f"lora.adapter = {folder!r} does not contain {' and '.join(absent)}, must be a folder "
+            "written by PolicyTuner.export_adapter or by peft's save_pretrained"
         )
     config = PeftConfig.from_pretrained(folder)
     if not isinstance(config, LoraConfig):
-        raise ValueError(f"lora.adapter = {folder!r} is of type {config.peft_type}: give a LoRA")
+        raise ValueError(f"lora.adapter = {folder!r} is of type {config.peft_type}, must be a LoRA")
     if config.modules_to_save or config.bias != "none":
         raise ValueError(
             f"lora.adapter = {folder!r} has whole layers or biases (modules_to_save = "
-            f"{config.modules_to_save}, bias = {config.bias!r}): give one of low-rank weights "
-            "alone, or merge it into its base model first"
+            f"{config.modules_to_save}, bias = {config.bias!r}), must have low-rank weights only. "
+            "Merge it into its base model first."
         )
     config.inference_mode = False
     return config

@@ -47,7 +47,7 @@ _DEVIATIONS: dict[Scale, Callable[[Tensor, Tensor], Tensor]] = {
     "group": formulas.group_deviation,
     "batch": formulas.batch_deviation,
 }
-# Scales whose deviation can be 0 only where the advantages are 0 too.
+# Scales whose deviation can be 0 only where the advantages are 0 as well.
 _SCALES: dict[Baseline, tuple[Scale, ...]] = {
     "group": ("group", "batch", "none"),
     "leave_one_out": ("group", "batch", "none"),
@@ -81,14 +81,14 @@ class Choices:
         if self.scale not in _SCALES[self.baseline]:
             raise ValueError(
                 f"objective.scale = {self.scale!r} cannot be used with objective.baseline = "
-                f"{self.baseline!r}, where it may divide by nearly 0: give one of "
+                f"{self.baseline!r}, where it may divide by nearly 0, must be one of "
                 f"{', '.join(_SCALES[self.baseline])}"
             )
         lower, upper = self.clip
         if not (0 < lower <= 1 and upper > 0):
             raise ValueError(
-                f"objective.clip = ({lower}, {upper}): give how far the ratio may go below 1, in "
-                "(0, 1], and above 1, greater than 0"
+                "objective.clip must be how far the ratio may go below 1, in (0, 1], and above 1, "
+                f"greater than 0, got ({lower}, {upper})"
             )
         if self.ratio == "none" and tuple(self.clip) != NO_CLIP:
             raise ValueError(
@@ -165,7 +165,7 @@ class Objective:
             latter takes an algorithm with baseline and scale `"group"`, such as `"grpo"`.
         filter_groups: Score whose deviation among the completions of a prompt is their signal:
             `"total"`, or a component of the reward, before any shaping. Groups without signal are
-            dropped and replaced by those of other prompts of the training set (dynamic sampling of
+            dropped and replaced by groups of other prompts of the training set (dynamic sampling of
             DAPO, Yu et al. 2025, eq. 11). None keeps all groups.
         max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Nothing is learned from
             the rewards of groups that are still without signal after them.
@@ -227,9 +227,9 @@ class Objective:
 
     @cached_property
     def choices(self) -> Choices:
-        """The algorithm's choices, with the given ones in their place.
+        """The algorithm's choices, overridden by the given ones.
 
-        What is decoupled has been normalised within the groups: what is left is the batch.
+        Decoupled rewards are already normalised within the groups, so that the scale is the batch.
         """
         chosen = self._chosen
         return replace(chosen, baseline="batch", scale="batch") if self.decoupled else chosen
@@ -270,13 +270,13 @@ def check_sampling(objective: Objective, num_generations: int, optimizer: Optimi
     choices = objective.choices
     if num_generations < 2 and objective.compares:
         raise ValueError(
-            f"generation.num_generations = {num_generations}: {objective.algorithm} compares the "
-            "completions of a prompt, give 2 or more"
+            f"generation.num_generations must be 2 or more for {objective.algorithm}, which "
+            f"compares the completions of a prompt, got {num_generations}"
         )
     if objective.filter_groups is not None and optimizer.overlap:
         raise ValueError(
             "objective.filter_groups needs the rewards of a rollout before the next is sampled, "
-            "and optimizer.overlap = True has them a step later: give one of the two"
+            "but optimizer.overlap = True has them a step later. Leave one of the two out."
         )
     if objective.credit == "token" and optimizer.overlap:
         raise ValueError(
@@ -339,7 +339,7 @@ def loss_weights(choices: Choices, experience: Experience, max_length: int) -> d
     """Compute the weight of each token in the loss and in the logged means, (n, tokens).
 
     `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there are
-    values to train. A collective: means over tokens are over those of all ranks.
+    values to train. A collective: means over tokens include the tokens of all ranks.
     """
     mask = experience.mask
     sequence = losses.sequence_weights(mask)

@@ -74,9 +74,7 @@ class OptimizerConfig:
             positive(f"optimizer.{name}", getattr(self, name))
         for name in ("weight_decay", "warmup_steps"):
             if not getattr(self, name) >= 0:
-                raise ValueError(
-                    f"optimizer.{name} = {getattr(self, name)}: give 0 or a positive number"
-                )
+                raise ValueError(f"optimizer.{name} must be 0 or more, got {getattr(self, name)}")
         one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
 
     @cached_property
@@ -140,8 +138,8 @@ def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
         raise misconfigured(
             trainer,
             f"optimizer.lr_scheduler_type = {config.lr_scheduler_type!r} needs the number of "
-            "training steps, which is unknown here: give the Trainer max_steps, or max_epochs and "
-            "a dataloader with a length, or use 'constant_with_warmup'",
+            "training steps, which is unknown here. Pass max_steps to the Trainer, or max_epochs "
+            "and a dataloader with a length, or use 'constant_with_warmup'.",
         )
     each = config.per_rollout
     number = int(rollouts) * each

@@ -18,7 +18,7 @@ from ctrlreward.scorers.base import Scores
 
 
 class Scored(NamedTuple):
-    """Completions with their rewards; those of a prompt are consecutive.
+    """Completions with their rewards; completions of a prompt are consecutive.
 
     Attributes:
         samples: n samples with all columns.
@@ -46,7 +46,7 @@ class Refilled(NamedTuple):
     """A rollout after the replacement of its groups without signal.
 
     Attributes:
-        scored: As many groups as before.
+        scored: The groups after refilling, as many as before.
         lacking: True for the groups that still have no signal, shape (groups,).
         rounds: Extra sampling rounds.
     """
@@ -115,7 +115,7 @@ def unfit_loader(loader: object) -> str | None:
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__}"
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        return f"a DataLoader of a {type(loader.dataset).__name__}, which has no length"
+        return f"a DataLoader of a {type(loader.dataset).__name__}, which does not have a length"
     return None
 
 

@@ -76,8 +76,8 @@ class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
     `samples` have all columns; `wait_for_scores` returns the rewards and, if they are spread over
-    the tokens, those of each token, or raises the scorer's exception; `seconds` is the duration of
-    sampling.
+    the tokens, the rewards of each token, or raises the scorer's exception; `seconds` is the
+    duration of sampling.
     """
 
     samples: Samples
@@ -123,10 +123,10 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     A batch is `Samples` of prompts (see `Samples.as_prompts`), or what a DataLoader makes of a list
     of strings, a list of dicts or a `datasets.Dataset`. The policy reads `prompts` and completes
-    each `num_generations` times; the reward scores prefix + completion, with all other columns as
-    they are. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is scored,
-    as in TRL; or else `prefix` or `text`, which the text that is scored begins with. Strings are
-    beginnings of texts, too. Other columns that `Samples` does not have are ignored.
+    each `num_generations` times; the reward scores prefix + completion, with all other columns
+    unchanged. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is
+    scored, as in TRL; or else `prefix` or `text`, which the text that is scored begins with.
+    Strings are beginnings of texts as well. Other columns that `Samples` does not have are ignored.
 
     In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the decoder generates
     the completion; if that is the whole text, as in style transfer, use `""` as prefix. With
@@ -201,8 +201,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 check_config(value)
             elif not isinstance(value, kind):
                 raise TypeError(
-                    f"{name} = {shortened(value)} is a {type(value).__name__}: give "
-                    f"{kind.__name__}(...)"
+                    f"{name} must be {kind.__name__}(...), got {shortened(value)}, a "
+                    f"{type(value).__name__}"
                 )
         check_sampling(objective, generation.num_generations, optimizer)
         super().__init__(model, generation, optimizer, lora)
@@ -259,11 +259,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def train_dataloader(self) -> Any:
-        """Raise an error that says how to give prompts; a trainer's dataloader comes first."""
+        """Raise an error that says how to pass prompts; a trainer's dataloader comes first."""
         raise misconfigured(
             self,
-            "there are no prompts to train on: use trainer.fit(tuner, DataLoader(prompts, "
-            "batch_size=8)), with a list of strings or a datasets.Dataset",
+            "there are no prompts to train on. Use trainer.fit(tuner, DataLoader(prompts, "
+            "batch_size=8)), with a list of strings or a datasets.Dataset.",
         )
 
     def on_train_start(self) -> None:
@@ -365,7 +365,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
 
     def on_fit_start(self) -> None:
-        """Take the seed of the run, and load the scorers if they run beside training."""
+        """Take the seed of the run, and load the scorers if they run parallel to training."""
         super().on_fit_start()
         if self.optimizer.overlap:
             if self.device.type == "cpu":

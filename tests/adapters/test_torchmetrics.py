@@ -201,7 +201,7 @@ def test_error_messages(letters, kinds) -> None:
         metric.update(Samples(["a", "b"]), ids=[1])
     metric.update(Samples(["a", "b"]), ids=[1, 2])
     metric.update(Samples(["a"]))
-    with pytest.raises(ValueError, match="ids were given for 2 of 3 samples"):
+    with pytest.raises(ValueError, match="ids were passed for 2 of 3 samples"):
         metric.compute()
     metric.reset()
     metric.update(Samples(["a"]))

@@ -150,7 +150,7 @@ def test_error_messages(reward, kinds) -> None:
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}
     with pytest.raises(
-        ValueError, match="maps 'labels' to 'tone', but the dataset has prompt, mood: give one"
+        ValueError, match="maps 'labels' to 'tone', but the dataset has prompt, mood\. Use one"
     ):
         function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
     with pytest.raises(TypeError, match=r"labels\[0\] = 0.5 is a float"):
@@ -158,7 +158,9 @@ def test_error_messages(reward, kinds) -> None:
     for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
         with pytest.raises(TypeError, match="the reward is a str, must be one score of a scorer"):
             build("kinds")
-        with pytest.raises(TypeError, match=r"columns = \['labels'\] is a list: give \{column of"):
+        with pytest.raises(
+            TypeError, match=r"columns must be a mapping, \{column of .*, got \['labels'\], a list"
+        ):
             build(reward, ["labels"])
     with pytest.raises(ValueError, match="not a weighted sum, and TRL can combine"):
         as_component_funcs(Reward({"kinds": kinds["kinds"]}, lambda scores: scores["kinds"]))

@@ -207,7 +207,9 @@ def test_a_key_that_is_not_logged(fit, counter, watch) -> None:
 
 def test_a_remote_folder_is_an_error(fit, counter, watch) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath="memory://front")
-    with pytest.raises(MisconfigurationException, match=r"dirpath = 'memory://front': the front"):
+    with pytest.raises(
+        MisconfigurationException, match=r"dirpath must be a local folder, .* got 'memory://front'"
+    ):
         fit(counter(), [keeper, watch()])
 
 

@@ -111,7 +111,7 @@ def test_rank_and_alpha(folder: str) -> None:
     [
         ({"r": 0}, "lora.r must be positive, got 0"),
         ({"lora_alpha": -1}, "lora.lora_alpha must be positive, got -1"),
-        ({"lora_dropout": 1.0}, "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
+        ({"lora_dropout": 1.0}, "lora.lora_dropout must be in \[0, 1\), got 1.0"),
         ({"quantization": "int4"}, "lora.quantization must be one of nf4, int8"),
     ],
 )
@@ -164,7 +164,10 @@ def test_a_config_of_peft_is_honoured(folder: str, tmp_path: Path, tuner, option
         ({"init_lora_weights": "pissa"}, "changes the base weights, which are the reference"),
         ({"target_modules": ["q_prj"]}, r"lora\.target_modules must be one of down_proj"),
         ({"target_modules": ["lm_head"]}, r"lora\.target_modules = 'lm_head': give one of"),
-        ({"target_modules": ".*_head|.*q_proj"}, "adapts lm_head: give linear layers other than"),
+        (
+            {"target_modules": ".*_head|.*q_proj"},
+            "must be linear layers other than .* adapts lm_head",
+        ),
     ],
 )
 def test_a_config_of_peft_that_cannot_be_honoured(tuner, options, message: str) -> None:
@@ -353,7 +356,9 @@ def test_options_that_contradict_the_adapter(
 def test_only_safetensors_are_read(continued, trained: str) -> None:
     weights_file = Path(trained) / "adapter_model.safetensors"
     weights_file.rename(weights_file.with_name("adapter_model.bin"))
-    with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors: give a folder writt"):
+    with pytest.raises(
+        ValueError, match=r"does not contain adapter_model\.safetensors, must be a folder writt"
+    ):
         continued().configure_model()
     with pytest.raises(ValueError, match=r"has no adapter_config\.json and no adapter_model"):
         continued(adapter="absent").configure_model()
@@ -371,7 +376,7 @@ def test_an_adapter_of_another_model(continued, tiny_causal, trained: str, folde
     [
         ({"modules_to_save": ["lm_head"]}, "has whole layers or biases"),
         ({"bias": "lora_only"}, "has whole layers or biases"),
-        ({"target_modules": ["lm_head", "q_proj"]}, "adapts lm_head: give one of linear layers"),
+        ({"target_modules": ["lm_head", "q_proj"]}, "adapts lm_head, must adapt linear layers"),
     ],
 )
 def test_an_adapter_that_would_be_read_in_part(
@@ -388,5 +393,5 @@ def test_another_kind_of_adapter(continued, folder: str, tmp_path: Path) -> None
     base = AutoModelForCausalLM.from_pretrained(folder)
     config = peft.IA3Config(target_modules=["q_proj"], feedforward_modules=[])
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "ia3")
-    with pytest.raises(ValueError, match=r"is of type .*IA3: give a LoRA"):
+    with pytest.raises(ValueError, match=r"is of type .*IA3, must be a LoRA"):
         continued(adapter=str(tmp_path / "ia3")).configure_model()

@@ -268,13 +268,13 @@ def test_a_given_choice_replaces_the_algorithms_own() -> None:
         ),
         (
             {"baseline": "greedy", "scale": "batch"},
-            "objective.scale = 'batch' cannot be used with .*: .*none",
+            "objective.scale = 'batch' cannot be used with .*, must be one of .*none",
         ),
         (
             {"clip": (1.5, 0.2)},
-            r"objective.clip = \(1.5, 0.2\): give how far the ratio may go below 1, in",
+            r"objective.clip must be how far the ratio may go below 1, .*, got \(1.5, 0.2\)",
         ),
-        ({"clip": (0.2, 0.0)}, r"objective.clip = \(0.2, 0.0\): give how far"),
+        ({"clip": (0.2, 0.0)}, r"objective.clip must be how far .*, got \(0.2, 0.0\)"),
         ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, but objective.ratio = 'none'"),
     ],
 )

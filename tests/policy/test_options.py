@@ -109,21 +109,21 @@ def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
     ("option", "message"),
     [
         ("optimizer.num_iterations=0", "optimizer.num_iterations must be positive, got 0"),
-        ("critic.gamma=2", "critic.gamma = 2.0: give a number in [0, 1]"),
+        ("critic.gamma=2", "critic.gamma must be in [0, 1], got 2.0"),
         (
             "generation.num_generations=1",
-            "generation.num_generations = 1: dapo compares the completions",
+            "generation.num_generations must be 2 or more for dapo",
         ),
         ("lora.r=0", "lora.r must be positive, got 0"),
         ("objective.algorithm=trpo", "must be one of grpo, "),
         ("optimizer.lr_scheduler_type=cos", "must be one of constant, "),
         ("optimizer.learning_rate=0", "optimizer.learning_rate must be positive, got 0.0"),
         ("generation.temperature=0", "generation.temperature must be positive, got 0.0"),
-        ("generation.top_p=0", "generation.top_p = 0.0: give a number above 0"),
-        ("generation.top_k=-1", "generation.top_k = -1: give 0 for all tokens"),
-        ("generation.min_p=2", "generation.min_p = 2.0: give a number from 0 to 1"),
+        ("generation.top_p=0", "generation.top_p must be in (0, 1]"),
+        ("generation.top_k=-1", "generation.top_k must be 0 (all tokens) or more, got -1"),
+        ("generation.min_p=2", "generation.min_p must be in [0, 1], got 2.0"),
         ("generation.system=Hi", "generation.system = 'Hi' is part of a chat: set generation.chat"),
-        ("lora.lora_dropout=1", "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
+        ("lora.lora_dropout=1", "lora.lora_dropout must be in [0, 1), got 1.0"),
     ],
 )
 def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> None:
@@ -196,7 +196,9 @@ def test_all_lines_name_options_that_exist() -> None:
 
 def test_a_loaded_model_is_refused(tiny_causal) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2"))
-    with pytest.raises(TypeError, match=r"^model is a loaded GPT2LMHeadModel: give its folder"):
+    with pytest.raises(
+        TypeError, match=r"^model must be a folder, .*, got a loaded GPT2LMHeadModel"
+    ):
         PolicyTuner(model, Reward({"length": Distinct()["distinct_1"]}))
 
 
