@@ -76,7 +76,7 @@ def test_a_special_token_given_as_a_string_is_one_token(reward, letters) -> None
 
 def test_error_messages(reward, letters, kinds) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
-    with pytest.raises(ValueError, match="'tone', but the dataset has prompt, label\. Use one"):
+    with pytest.raises(ValueError, match=r"'tone', but the dataset has prompt, label\. Use one"):
         reward_func(["ab"], ["a"], ["glad"])
     with pytest.raises(
         ValueError, match=r"queries\[0\] = 'ab' does not start with prompts\[0\] = 'b'"

@@ -150,7 +150,7 @@ def test_error_messages(reward, kinds) -> None:
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}
     with pytest.raises(
-        ValueError, match="maps 'labels' to 'tone', but the dataset has prompt, mood\. Use one"
+        ValueError, match=r"maps 'labels' to 'tone', but the dataset has prompt, mood\. Use one"
     ):
         function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
     with pytest.raises(TypeError, match=r"labels\[0\] = 0.5 is a float"):

@@ -150,7 +150,7 @@ def test_texts_start_with_a_mapped_prefix(reward, letters) -> None:
 def test_error_messages(reward, letters, kinds) -> None:
     compute_score = as_batch_compute_score(reward, -9.0, {"labels": "tone"})
     with pytest.raises(
-        ValueError, match="'tone', but sample 1 has mood, data_source, ground_truth\. Use one"
+        ValueError, match=r"'tone', but sample 1 has mood, data_source, ground_truth\. Use one"
     ):
         compute_score(["d"] * 2, ["a", "b"], ["", ""], [{"tone": "glad"}, {"mood": "sad"}])
     with pytest.raises(ValueError, match="failed_score must be finite, got nan"):

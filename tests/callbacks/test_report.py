@@ -428,7 +428,7 @@ def test_bad_judges_are_rejected(curve, judges, error: type[Exception], message:
     ("labels", "message"),
     [
         (None, "Noise needs the column 'labels'"),
-        (["positive"] * 4, "samples have the labels positive\. Use samples of both"),
+        (["positive"] * 4, r"samples have the labels positive\. Use samples of both"),
         (
             ["good", "bad"] * 2,
             "of the label 'positive' above texts of another label, but all",

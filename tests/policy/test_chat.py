@@ -92,7 +92,7 @@ def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_an_error(tuner) -> None:
-    with pytest.raises(ValueError, match="has no chat template\. Use an instruction-tuned model"):
+    with pytest.raises(ValueError, match=r"has no chat template\. Use an instruction-tuned model"):
         tuner(chat=True).configure_model()
 
 
