@@ -128,8 +128,8 @@ def preference_pairs(
     """
     if not len(prompts) == len(texts) == len(totals):
         raise ValueError(
-            f"prompts has {len(prompts)} items, texts {len(texts)} and totals {len(totals)}: give "
-            "one of each per completion"
+            f"prompts, texts and totals must have one item per completion, got {len(prompts)}, "
+            f"{len(texts)} and {len(totals)}"
         )
     if per_prompt < 1:
         raise ValueError(f"per_prompt must be 1 or more, got {per_prompt}")
@@ -183,7 +183,9 @@ def score_preferences(
     """
     better, worse = as_samples(chosen, **columns), as_samples(rejected, **columns)
     if len(better) != len(worse):
-        raise ValueError(f"chosen has {len(better)} texts and rejected {len(worse)}: give pairs")
+        raise ValueError(
+            f"chosen and rejected must be pairs, got {len(better)} and {len(worse)} texts"
+        )
     reward = Reward(components)
     n = len(better)
     both = reward(Samples.concat([better, worse])).components

@@ -81,7 +81,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     texts that begin with "The food". `Samples(texts=["The food"], prompts=["Praise: The food"],
     labels=["positive"])` requests the same from a model that reads an instruction. In tasks whose
     text does not continue the prompt (dialog, summaries, transfer), the beginning is "". For a data
-    set with texts of its own, `as_samples(data, prefixes="")` says so.
+    set with independent texts, `as_samples(data, prefixes="")` says so.
 
     Args:
         module: A `TextGenerator` or a function, which gets the prompts, or a `SampleGenerator`,

@@ -37,7 +37,7 @@ def check_credit(reward: AnyReward) -> Reward:
 def token_credit(
     reward: RewardLike, samples: SamplesLike, offsets: Sequence[Offsets]
 ) -> tuple[RewardBatch, list[Scores]]:
-    """Score samples, and give each reward at the tokens of its text: dense rewards, as for PPO.
+    """Score samples, and spread each reward over the tokens of its text: dense rewards, as for PPO.
 
     A weighted component that has a value for each token or sentence (`Scorer.credited`) is given
     where these end: CTC's alignment (Deng et al. 2021, definition 3.1) at the aligned tokens, the
@@ -56,7 +56,8 @@ def token_credit(
         for a sample that failed.
 
     Raises:
-        ValueError: The reward has no such component or another aggregate, or offsets are missing.
+        ValueError: The component does not exist, the aggregate is not a weighted sum, or offsets
+            are missing.
 
     Example:
         >>> from ctrlreward import Alignment, Samples

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, SupportsFloat
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write or replace a file atomically; create its folders.
 
-    The content goes to a temporary file beside it, is synced to disk, and is then renamed.
+    The content goes to a temporary file in the same folder, is synced to disk, and is then renamed.
     """
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -41,7 +41,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, and rename it to `path` at the end.
 
     An existing folder stays if filling raises or the process is killed; between the last two
-    renames, it is beside `path` as `.NAME.replaced`.
+    renames, it is in the same folder as `.NAME.replaced`.
     """
     unfinished, replaced = _beside(path, "unfinished"), _beside(path, "replaced")
     for leftover in (unfinished, replaced):  # of a run that was killed
@@ -132,7 +132,7 @@ class JsonLog:
 
     def _not_a_log(self) -> ValueError:
         return ValueError(
-            f"{self.path} is not a JSON Lines log of this job: give another path, or delete it"
+            f"{self.path} is not a JSON Lines log of this job. Use another path, or delete it."
         )
 
 

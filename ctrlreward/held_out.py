@@ -65,7 +65,7 @@ class HeldOutScorer:
 
     Raises:
         TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: There are no scores or no samples, a count is not positive, or a name is
+        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
             reserved.
 
     Examples:
@@ -96,7 +96,7 @@ class HeldOutScorer:
         self.samples = as_samples(samples)
         self.prompts = self.samples.as_prompts()
         if len(self.samples) == 0:
-            raise ValueError("samples has no items: give at least one held-out prompt")
+            raise ValueError("samples is empty, must have at least one held-out prompt")
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = name
         self.seed = seed
@@ -209,19 +209,21 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
 
     Raises:
         TypeError: `scores` is not a mapping, or a value is not a component or a scorer.
-        ValueError: There are no scores, a scorer has several, or a name is reserved.
+        ValueError: `scores` is empty, a scorer has several scores, or a name is reserved.
     """
     if not isinstance(scores, Mapping):
         raise TypeError(
-            f"scores is a {type(scores).__name__}: give a mapping, "
-            '{"coherence": ctrleval["coherence"]}'
+            "scores must be a mapping, {'coherence': ctrleval['coherence']}, got a "
+            f"{type(scores).__name__}"
         )
     if not scores:
-        raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
+        raise ValueError(
+            "scores is empty, must have at least one, {'coherence': ctrleval['coherence']}"
+        )
     for key in scores:
         if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith((f"{CORPUS}/", f"{CV}/")):
             raise ValueError(
-                f"scores has the key {key!r}, which the callback logs itself: give another name"
+                f"scores has the key {key!r}, which the callback logs itself. Rename it."
             )
     return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
 
@@ -255,7 +257,7 @@ def logged_specs(components: Mapping[str, Component]) -> dict[str, ScoreSpec]:
 
 
 def with_corpus_parts(components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return the components, and under keys of their own those that corpus folds read."""
+    """Return the components, and under separate keys the components that corpus folds read."""
     parts = {
         _part_key(key, name): Component(component.scorer, name)
         for key, component in components.items()

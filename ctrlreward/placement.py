@@ -1,4 +1,4 @@
-"""Placement of scorers beside training: devices, and the background thread."""
+"""Placement of scorers during training: devices, and the background thread."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def shared_device(
         for device in devices:
             if device == kind or device in taken:
                 return (
-                    f"{name} runs on {device!r}, which is also a training device (these are "
-                    f"{', '.join(taken)}): give the scorer device='cpu' or another device, such "
-                    f"as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices"
+                    f"{name} runs on {device!r}, which is also a training device (of "
+                    f"{', '.join(taken)}). Set device='cpu' for the scorer, or another device, "
+                    f"such as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices."
                 )
     return None
 
@@ -87,7 +87,7 @@ def _lower_priority() -> None:
     restoring = threading.Thread(target=torch.set_num_threads, args=(threads,))
     restoring.start()
     restoring.join()
-    if sys.platform == "linux":  # elsewhere, threads have no priority of their own
+    if sys.platform == "linux":  # elsewhere, threads do not have separate priorities
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 

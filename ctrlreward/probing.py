@@ -133,7 +133,7 @@ class Finding:
         failed: Degenerate texts without a total (NaN).
         verdict: `"gamed"` if the total rises, by the lower end of its interval; `"blind"` if it is
             not shown to fall; `"ok"` if it falls, or if the degenerate texts have no score.
-        guard: What keeps a policy from it.
+        guard: Measure that keeps a policy from it.
     """
 
     probe: str
@@ -176,7 +176,7 @@ class Examination:
 def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0.05) -> Examination:
     """Compare the reward of texts with the reward of degenerate versions of them.
 
-    What follows the prefix in a text is degraded, or the whole text of a sample without a prefix.
+    The part after the prefix is degraded, or the whole text of a sample without a prefix.
     A probe is gamed if the mean total rises by an interval above 0. The confidence of an
     interval is 1 - level / (number of probes), so that with probability 1 - level at least no probe
     is called gamed that leaves the mean as it is.

@@ -1,6 +1,6 @@
 """Progress of long work on standard error: live bars on a terminal, whole lines in a log file.
 
-Work may have parts, and parts of their own: the scoring of a file, the windows of texts of one
+Work may have parts, and parts have parts: the scoring of a file, the windows of texts of one
 scorer, the batches of one window. The outermost work chooses the form for all of them. A terminal
 shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise every ten
 seconds, without carriage returns or colours, so that it can be read while it grows.

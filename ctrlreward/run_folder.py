@@ -96,7 +96,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
         checkpoints: Folder of the checkpoints, where the trainer writes them elsewhere.
 
     Raises:
-        FileNotFoundError: There is no such file or folder.
+        FileNotFoundError: The file or folder does not exist.
         ValueError: No known log, a damaged one, or one without a number.
     """
     path = Path(name)
@@ -110,7 +110,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     folder = path if path.is_dir() else log.path.parent
     files = files or sample_files(folder)
     if checkpoints is not None and not checkpoints.is_dir():
-        raise ValueError(f"{checkpoints} is not a folder: give the folder of the checkpoints")
+        raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
     found = find_checkpoints(checkpoints or folder, log.path)
     shift = 0 if files else _lightning_shift(log, found)
     metrics: dict[int, dict[str, float]] = {}

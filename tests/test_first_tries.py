@@ -311,7 +311,7 @@ WRONG = {
     "scores of a callback as a list": (
         lambda s: GenerationScorer([s], ["The food"]),
         TypeError,
-        r'scores must be a mapping, \{"coherence": ctrleval\["coherence"\]\}',
+        r"scores must be a mapping, \{'coherence': ctrleval\['coherence'\]\}, got a list",
     ),
     "a tuner's reward that is none": (
         lambda s: PolicyTuner("smollm2-135m", "similarity"),
@@ -331,12 +331,12 @@ WRONG = {
     "word vectors by name": (
         lambda _: WordVectors("glove"),
         TypeError,
-        r"vectors = 'glove' is a str: give .* or read a file with WordVectors\.from_file",
+        r"vectors must be a mapping, .*, got 'glove', a str\. Read a file with WordVectors",
     ),
     "a device of no kind": (
         lambda _: Perplexity(device="gpu").score(["good"]),
         ValueError,
-        r"device = 'gpu' is not a device of torch: give one such as 'cpu' or 'cuda:1'",
+        r"device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'",
     ),
     "a dtype of another library": (
         lambda _: Perplexity(dtype="fp32"),

@@ -147,7 +147,7 @@ def find(name: str) -> Sequence[DataFile]:
     if data_set not in DATA_SETS:
         hint = did_you_mean(data_set, DATA_SETS)
         raise ValueError(
-            f"there is no data set {data_set!r}{hint}: it must be one of {', '.join(DATA_SETS)}"
+            f"there is no data set {data_set!r}{hint}, must be one of {', '.join(DATA_SETS)}"
         )
     known = DATA_SETS[data_set].files
     if not slash:
@@ -171,7 +171,7 @@ def local_file(file: str | Path) -> Path:
             - a local path, which need not exist.
 
     Raises:
-        ValueError: A data set has no such file.
+        ValueError: A data set does not have the file.
         OSError: The file can't be downloaded; names address, file and folder.
     """
     name = str(file)

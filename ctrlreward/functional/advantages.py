@@ -118,8 +118,9 @@ def decoupled_rewards(
 def zero_signal(values: Tensor, groups: Tensor) -> Tensor:
     """Return True for the samples of a group in which the valid values don't differ, bool, (n,).
 
-    A deviation of at most 1e-8 counts as 0, as in TRL, and so does that of fewer than two valid
-    values. DAPO (Yu et al. 2025, section 3.2) leaves such groups out: all their advantages are 0.
+    A deviation of at most 1e-8 counts as 0, as in TRL, and so does the deviation of fewer than two
+    valid values. DAPO (Yu et al. 2025, section 3.2) leaves such groups out: all their advantages
+    are 0.
 
     Examples:
         >>> zero_signal(torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
@@ -191,7 +192,7 @@ def whitened(
 ) -> Tensor:
     """Subtract the mean and divide by the standard deviation, shape (n, tokens); 0 where masked.
 
-    Mean and (unbiased) deviation are those of `among`, shape (k,), or of the unmasked values.
+    Mean and (unbiased) deviation are over `among`, shape (k,), or over the unmasked values.
     `epsilon` is added to the deviation.
 
     Examples:

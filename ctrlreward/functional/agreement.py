@@ -120,7 +120,9 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape:
-        raise ValueError(f"first has {a.size} values and second has {b.size}: give paired values")
+        raise ValueError(
+            f"first and second must have the same length, got {a.size} and {b.size} values"
+        )
     finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
     if a.size < 3 or not finite or np.ptp(a) == 0 or np.ptp(b) == 0:
         return Correlation(nan, nan, a.size)

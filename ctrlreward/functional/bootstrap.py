@@ -49,7 +49,7 @@ def paired_bootstrap(
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.
-        after: Scores, shape (n,), of rows with the same clusters as those of `before`.
+        after: Scores, shape (n,), of rows with the same clusters as `before`.
         clusters: Cluster of each row, for example its prefix, shape (n,).
         confidence: Share of the draws inside the interval, in (0, 1).
         resamples: Number of draws.
@@ -92,18 +92,18 @@ def clustered_sides(
         side = np.asarray(scores, dtype=np.float64)
         if side.shape != (len(clusters),):
             raise ValueError(
-                f"{name} has shape {side.shape} and clusters has {len(clusters)} items: give one "
-                "of each per row"
+                f"{name} must have one score per row, got shape {side.shape} for {len(clusters)} "
+                "clusters"
             )
         if np.isnan(side).all() or np.isinf(side).any():
             raise ValueError(
-                f"{name} has no valid score or an infinite one: give numbers, NaN for failed "
+                f"{name} has no valid score, or an infinite one, must be finite, NaN for failed "
                 "samples"
             )
         sides.append(side)
     members = cluster_numbers(clusters)
     if not members.any():
-        raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
+        raise ValueError(f"clusters must be two or more, but all rows have {clusters[0]!r}")
     return sides, members
 
 
@@ -162,12 +162,12 @@ def check_options(confidence: float, resamples: int) -> None:
     Examples:
         >>> check_options(confidence=95, resamples=1000)
         Traceback (most recent call last):
-        ValueError: confidence = 95 and resamples = 1000: give a confidence between 0 and 1...
+        ValueError: confidence must be between 0 and 1 and resamples 1 or more, got 95 and 1000
     """
     if not (0 < confidence < 1 and resamples > 0):
         raise ValueError(
-            f"confidence = {confidence} and resamples = {resamples}: give a confidence between 0 "
-            "and 1, and 1 or more resamples"
+            f"confidence must be between 0 and 1 and resamples 1 or more, got {confidence} and "
+            f"{resamples}"
         )
 
 

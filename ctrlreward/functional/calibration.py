@@ -29,7 +29,7 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
         Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.
 
     Raises:
-        ValueError: There is no reference text, the array has another number of dimensions, or a
+        ValueError: `log_probs` is empty, does not have three dimensions, or a
             log-probability is not finite.
 
     Examples:
@@ -39,8 +39,8 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
     values = np.asarray(log_probs, dtype=np.float64)
     if values.ndim != 3 or not values.size:
         raise ValueError(
-            f"log_probs has shape {values.shape}: give (texts, evaluators, labels), one or more "
-            "of each"
+            "log_probs must have shape (texts, evaluators, labels), one or more of each, got "
+            f"{values.shape}"
         )
     wrong = np.argwhere(~np.isfinite(values))
     if wrong.size:

@@ -19,7 +19,7 @@ def distinct_n(
     studies of multi-aspect control report. N-grams do not cross sequence boundaries.
 
     Args:
-        token_sequences: Token ids of each text, including those of its prefix.
+        token_sequences: Token ids of each text, including its prefix.
         n: Length of the n-grams.
         groups: Group of each sequence, for example its prefix; None puts all into one group.
 
@@ -133,7 +133,7 @@ def check_length(n: int) -> None:
         >>> check_length(2)
     """
     if n < 1:
-        raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
+        raise ValueError(f"n, the length of the n-grams, must be 1 or more, got {n}")
 
 
 def _grams(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
@@ -145,7 +145,7 @@ def _one_each(
 ) -> Sequence[Hashable]:
     if len(groups) != len(token_sequences):
         raise ValueError(
-            f"groups has {len(groups)} items and token_sequences has {len(token_sequences)}: "
-            "give one group per sequence"
+            f"groups has {len(groups)} items, but token_sequences has {len(token_sequences)}. "
+            "Pass one group per sequence."
         )
     return groups

@@ -49,11 +49,10 @@ def pairwise_preferences(
     rated = np.asarray(ratings, dtype=np.float64)
     if rated.shape != (len(items),):
         raise ValueError(
-            f"ratings has shape {rated.shape} and items has {len(items)} items: give one of each "
-            "per output"
+            f"ratings must have one value per item, got shape {rated.shape} for {len(items)} items"
         )
     if not margin >= 0:
-        raise ValueError(f"margin = {margin}: give 0 or more")
+        raise ValueError(f"margin must be 0 or more, got {margin}")
     outputs = defaultdict(list)
     for place, item in enumerate(items):
         outputs[item].append(place)
@@ -78,7 +77,7 @@ class Preferences:
             of one group are held out, and drawn by the bootstrap, together. None: each is one.
 
     Raises:
-        ValueError: Names or lengths differ, or there are no scores.
+        ValueError: Names or lengths differ, or the scores are empty.
 
     Examples:
         >>> Preferences({"fluency": [2, 3]}, {"fluency": [1, 1]}, {"fluency": True}).groups
@@ -97,7 +96,7 @@ class Preferences:
             given = getattr(self, side)
             if not names or set(given) != set(names):
                 raise ValueError(
-                    f"{side} has the scores {', '.join(given) or 'none'}, must have those of "
+                    f"{side} has the scores {', '.join(given) or 'none'}, must have the names in "
                     f"higher_is_better: {', '.join(names) or 'none'}"
                 )
             sides[side] = {name: np.asarray(given[name], dtype=np.float64) for name in names}
@@ -109,7 +108,7 @@ class Preferences:
                     raise ValueError(f"{side}[{name!r}] has shape {values.shape}, must be ({n},)")
         groups = tuple(range(n) if self.groups is None else self.groups)
         if len(groups) != n:
-            raise ValueError(f"groups has {len(groups)} items for {n} pairs: give one per pair")
+            raise ValueError(f"groups must have one item per pair, got {len(groups)} for {n} pairs")
         object.__setattr__(self, "groups", groups)
 
     def __len__(self) -> int:
@@ -144,7 +143,7 @@ class Preferences:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a score is worth: linear between its knots, constant outside them.
+    """Utility of a score: linear between its knots, constant outside them.
 
     Attributes:
         scores: Knots, in ascending order.
@@ -219,7 +218,7 @@ class LearnedAggregate:
         if missing:
             raise ValueError(
                 f"the learned aggregate reads the components {', '.join(self.curves)}, but "
-                f"{', '.join(missing)} is missing: give components of these names, or fit again"
+                f"{', '.join(missing)} is missing. Pass components with these names, or fit again."
             )
         for name, curve in self.curves.items():
             rise = curve.worth[-1] - curve.worth[0]
@@ -250,7 +249,7 @@ class LearnedAggregate:
 
         Raises:
             ValueError: The file is not one that `save` writes, or a curve is not monotone.
-            OSError: There is no such file.
+            OSError: The file does not exist.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -338,8 +337,8 @@ def fit_aggregate(
     count = len(set(groups))
     if count < folds:
         raise ValueError(
-            f"{count} groups have preferences with all scores, must be {folds} or more: "
-            "give more groups, or fewer folds"
+            f"preferences with all scores must come from {folds} or more groups, got {count}. "
+            "Add groups, or use fewer folds."
         )
     knots = _knots(better, worse, segments)
     rises = _rises(better, knots) - _rises(worse, knots)
@@ -357,7 +356,7 @@ def fit_aggregate(
         worth = np.concatenate([[0.0], heights[owner == i].cumsum()])
         ascending = np.argsort(at)
         curves[name] = Curve(tuple(at[ascending].tolist()), tuple(worth[ascending].tolist()))
-    # Each fold has knots of its own: nothing of a held-out pair takes part.
+    # Each fold has separate knots: a held-out pair does not take part.
     fold_of = np.random.default_rng(seed).permutation(count)[members] % folds
     gains = np.empty(len(better))
     for fold in range(folds):

@@ -123,7 +123,7 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     that are all 0. Each omission is reported as a `Gap`.
 
     Raises:
-        ValueError: There are fewer than two tables, or they have no metric in common.
+        ValueError: `tables` has fewer than two, or they have no metric in common.
 
     Examples:
         >>> first = {"sim": {"A": 0.5, "B": 0.6, "C": 0.7}}
@@ -132,12 +132,12 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
         (Findings(upheld=2, total=3), 0.5)
     """
     if len(tables) < 2:
-        raise ValueError(f"tables has {len(tables)} item: give the tables of 2 or more runs")
+        raise ValueError(f"tables must be the tables of 2 or more runs, got {len(tables)}")
     names = list(dict.fromkeys(metric for table in tables for metric in table))
     if not any(all(metric in table for table in tables) for metric in names):
         raise ValueError(
             f"the runs have no metric in common: run 1 has {', '.join(tables[0]) or 'none'}, "
-            f"run 2 has {', '.join(tables[1]) or 'none'}; give runs of the same study"
+            f"run 2 has {', '.join(tables[1]) or 'none'}. Pass runs of the same study."
         )
     gaps: list[Gap] = []
     shared = {}

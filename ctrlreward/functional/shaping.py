@@ -1,7 +1,7 @@
 """Reward shaping: schedules, references, potentials, lengths, ranges, normalisation, a KL target.
 
 Rewards are float64, shape (n,); higher is better, and NaN (a failed sample) stays NaN. Lengths are
-those of the completions in tokens, end token included, shape (n,).
+of the completions in tokens, including the end token, shape (n,).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
 def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float, float]:
     """Return the next sum of excesses of a bound and its Lagrange multiplier, both ≥ 0.
 
-    The sum is that of projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
+    The sum follows projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
     max(0, s + excess), with the proportional term of Stooke et al. 2020
     (https://arxiv.org/abs/2007.03964), without which a policy that moves fast is past the bound
     before the sum has grown. A bound that holds with some space has the multiplier 0 and changes no

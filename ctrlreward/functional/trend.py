@@ -37,7 +37,7 @@ def rising_p_value(values: npt.ArrayLike) -> float:
     """
     curve = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1 or len(curve) > LONGEST:
-        raise ValueError(f"values has shape {curve.shape}: give one row of at most {LONGEST}")
+        raise ValueError(f"values must be one row of at most {LONGEST}, got shape {curve.shape}")
     if not np.isfinite(curve).all():
         place = int(np.flatnonzero(~np.isfinite(curve))[0])
         raise ValueError(f"values[{place}] = {curve[place]}: leave out values that are not finite")

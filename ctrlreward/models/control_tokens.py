@@ -64,7 +64,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     suspects, marked = [], False
     for text in texts:
         marked = marked or _OPEN in text
-        # A normalizer turns other characters ("＜") into those of ASCII.
+        # A normalizer turns other characters ("＜") into ASCII.
         characters = readers.first if text.isascii() else readers.first_or_similar
         if any(character in text for character in characters):
             suspects.append(text)
@@ -79,7 +79,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
 
 
 def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
-    """Return ids of a `text_reader`, with those of the control tokens in place of their marks'."""
+    """Return ids of a `text_reader`, with control tokens in place of their marks."""
     of_marks = (_CACHE.get(tokenizer) or _build(tokenizer)).of_marks
     return [of_marks.get(token, token) for token in ids]
 
@@ -220,7 +220,7 @@ def _unspelled(reader: Any, literals: Mapping[str, int]) -> frozenset[str]:
     """Return the control tokens that a tokenizer reads as such in some text."""
     if not literals:
         return frozenset()
-    # The unknown token is what an ordinary character may be, too.
+    # An ordinary character may be the unknown token as well.
     control = {*literals.values()} - {reader.unk_token_id}
     texts = [form.format(token) for token in literals for form in _AROUND]
     rows = reader(texts, add_special_tokens=False, verbose=False).input_ids

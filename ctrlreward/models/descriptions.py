@@ -28,7 +28,8 @@ class LabelDescriptions:
         device: Device of the encoder.
 
     Raises:
-        ValueError: It is not a mapping of two labels or more, or a label has no description.
+        ValueError: It is not a mapping of two labels or more, or a label does not have a
+            description.
 
     Examples:
         >>> from ctrlreward import Accuracy

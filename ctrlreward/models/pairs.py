@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Pair = tuple[str, str]
 Span = tuple[int, int]
 
-# Between two texts, for tokenizers that join a pair without a token of their own.
+# Between two texts, for tokenizers that join a pair without a separator token.
 _BREAK = "\n\n"
 
 # What has a label and a value: a word between white space, or a token.
@@ -35,7 +35,7 @@ class EncodedPair(NamedTuple):
 
     `types` are token type ids, empty for models without them. `places` are the indices in `ids` of
     the tokens of each unit of a, `spans` the units' character spans in a, end exclusive. `has_b` is
-    False if b has no token, and `dropped` has the truncated tokens of a and of b.
+    False if b does not have a token, and `dropped` has the truncated tokens of a and of b.
     """
 
     ids: Ids
@@ -57,7 +57,7 @@ def encode_pairs(
 
     Two line breaks separate the texts where the tokenizer has no token for that, as of GPT-2.
 
-    A pair that exceeds the limit loses the end of b; if a alone leaves no room for b, the longer of
+    A pair that exceeds the limit loses the end of b; if a alone fills the limit, the longer of
     the two is truncated. `warn_truncated_pairs` logs both.
     """
     if not pairs:
@@ -75,11 +75,11 @@ def encode_pairs(
         if len(pair.ids) <= limit:
             continue
         tokens = sum(map(len, pair.places))
-        room = limit - between - tokens
+        left = limit - between - tokens
         truncated = reader(
             [firsts[i]],
             [seconds[i]],
-            truncation=("only_second", "only_first")[side] if room > 0 else "longest_first",
+            truncation=("only_second", "only_first")[side] if left > 0 else "longest_first",
             max_length=limit,
             return_offsets_mapping=True,
         )
@@ -95,7 +95,7 @@ def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], 
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
     without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
     for consequence, indices in (
-        ("a leaves no room for b and is truncated", cut),
+        ("a fills the limit and is truncated", cut),
         ("the end of b is dropped", without_end),
     ):
         if indices:

@@ -84,7 +84,7 @@ class Seq2SeqInfiller(FrozenModel):
     def _prepare(self) -> None:
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
-        # Positions of the decoder; T5 has no limit.
+        # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
@@ -97,8 +97,8 @@ class Seq2SeqInfiller(FrozenModel):
             return []
         if self._mask == _NO_MASK:
             raise ValueError(
-                f"the tokenizer of model = {self.name!r} has no mask token for blanks: give the "
-                "tokenizer that the model was pretrained with"
+                f"the tokenizer of model = {self.name!r} has no mask token for blanks. Use the "
+                "tokenizer that the model was pretrained with."
             )
         masked = [blank.left + mark(self._mask) + blank.right for blank in blanks]
         rows = text_reader(self.tokenizer, masked)(masked, verbose=False).input_ids
@@ -267,8 +267,8 @@ def _family(
     }
     if config.model_type not in families:
         raise ValueError(
-            f"{config.model_type} models are not supported for infilling: give an encoder-decoder "
-            f"of {', '.join(families)}, or a decoder-only model"
+            f"{config.model_type} models are not supported for infilling. Use an encoder-decoder "
+            f"of {', '.join(families)}, or a decoder-only model."
         )
     token, filling = families[config.model_type]
     mask = control_tokens(tokenizer).get(token, _NO_MASK)

@@ -97,7 +97,8 @@ class TokenAligner(FrozenModel):
             `aligner_unit` of the model's config.json names, or `"word"`.
 
     Raises:
-        ValueError: `unit` is unknown, or the model has no trained head, or no label of that name.
+        ValueError: `unit` is unknown, or the model does not have a trained head, or a label of that
+            name.
     """
 
     auto_class = AutoModelForTokenClassification
@@ -129,8 +130,8 @@ class TokenAligner(FrozenModel):
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield the probabilities of the units of a for each pair (a, b).
 
-        A pair that exceeds the model's context loses the end of b, with a warning. If a has no
-        token there are no values; if b has none they are NaN.
+        A pair that exceeds the model's context loses the end of b, with a warning. No values if a
+        does not have a token; NaN values if b does not have one.
         """
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
@@ -148,14 +149,14 @@ class RegressionAligner(FrozenModel):
 
     The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5. It estimates
     the aggregate of D's labels, so a has one span with one value, which mean and sum do not change.
-    Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
+    Higher is better aligned. The unit is as in training: about 0 to 1 for the share of
     aligned tokens, 0 or more for their number.
 
     Takes the arguments of `FrozenModel`; the model is a sequence classifier with one output. It
     reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's.
 
     Raises:
-        ValueError: The model has no trained head, or more outputs than one.
+        ValueError: The model does not have a trained head, or has more than one output.
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -163,15 +164,15 @@ class RegressionAligner(FrozenModel):
     def _prepare(self) -> None:
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"model = {self.name!r} has {self.model.config.num_labels} outputs: "
-                "give a regression model, which has 1"
+                f"model = {self.name!r} has {self.model.config.num_labels} outputs, "
+                "must be a regression model, which has 1"
             )
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield one span, the whole of a, and its value for each pair (a, b).
 
-        A pair that exceeds the model's context loses the end of b, with a warning. If a has no
-        token there is no span; if b has none the value is NaN.
+        A pair that exceeds the model's context loses the end of b, with a warning. No span if a
+        does not have a token; NaN if b does not have one.
         """
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:

@@ -67,7 +67,7 @@ class WordVectors:
 
     Raises:
         TypeError: `vectors` is not a mapping.
-        ValueError: There are no vectors, their widths differ, one is not finite, or a weight is
+        ValueError: `vectors` is empty, widths differ, one is not finite, or a weight is
             negative.
 
     Examples:
@@ -89,18 +89,18 @@ class WordVectors:
     ) -> None:
         if not isinstance(vectors, Mapping):
             raise TypeError(
-                f"vectors = {shortened(vectors)} is a {type(vectors).__name__}: give "
-                "{word: vector}, or read a file with WordVectors.from_file, or a name with "
-                "WordVectors.load"
+                f"vectors must be a mapping, word → vector, got {shortened(vectors)}, a "
+                f"{type(vectors).__name__}. Read a file with WordVectors.from_file, or a name with "
+                "WordVectors.load."
             )
         self.vectors = vectors if isinstance(vectors, WordMatrix) else _matrix_of(vectors)
         self.width = int(self.vectors.matrix.shape[1])
         if idf is not None and not idf:
-            raise ValueError("idf is empty: give the weights of a corpus, or None")
+            raise ValueError("idf is empty, must be the weights of a corpus, or None")
         self.idf = idf or {}
         for word, weight in self.idf.items():
             if not 0 <= weight < inf:
-                raise ValueError(f"idf[{word!r}] = {weight}: give finite weights of 0 or more")
+                raise ValueError(f"idf[{word!r}] must be finite and 0 or more, got {weight}")
         self.unseen = max(self.idf.values(), default=1.0)
         self.split = split
         self.centre = None if centre is None else np.asarray(centre, dtype=np.float64)
@@ -108,7 +108,7 @@ class WordVectors:
             self.centre.shape != (self.width,) or not np.isfinite(self.centre).all()
         ):
             raise ValueError(
-                f"centre has shape {self.centre.shape}: give {self.width} finite numbers"
+                f"centre must be {self.width} finite numbers, got shape {self.centre.shape}"
             )
 
     @classmethod
@@ -135,9 +135,9 @@ class WordVectors:
         folder = resolve_vectors(str(name))
         if folder is None:
             raise ValueError(
-                f"name = {str(name)!r} names no word vectors: give a folder that WordVectors.save "
-                f"has written, or {' or '.join(VECTOR_NAMES)}; read a text file with "
-                "WordVectors.from_file"
+                f"name = {str(name)!r} names no word vectors, must be a folder written by "
+                f"WordVectors.save, or {' or '.join(VECTOR_NAMES)}. Read a text file with "
+                "WordVectors.from_file."
             )
         words, matrix, own_idf, centre = read_vectors(folder)
         if idf is not None and centre is not None:
@@ -154,7 +154,9 @@ class WordVectors:
         """
         path = Path(folder).expanduser()
         if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
-            raise ValueError(f"folder = {str(folder)!r} holds something else: give a new one")
+            raise ValueError(
+                f"folder = {str(folder)!r} contains something else, must be a new folder"
+            )
         with whole_folder(path) as unfinished:
             matrix = self.vectors.matrix
             write_vectors(unfinished, [*self.vectors], matrix, self.idf or None, self.centre)
@@ -188,7 +190,7 @@ class WordVectors:
                 if not np.isfinite(vectors[word]).all():
                     raise ValueError(f"{place} has {numbers}, expected finite numbers")
         if not vectors:
-            raise ValueError(f"{path} has no vector for any of the words: give other words or None")
+            raise ValueError(f"{path} has no vector for any of the words. Use other words or None.")
         return cls(vectors, idf, split)
 
     def centred(self, texts: Iterable[str]) -> WordVectors:
@@ -197,14 +199,16 @@ class WordVectors:
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
         unit vector of the text before centring, so that each sentence of the corpus counts the
         same. The cosine of unrelated sentences is then about 0, and a sentence that fits everything
-        has no advantage. Not part of the paper. Texts without a vector are left out.
+        does not have an advantage. Not part of the paper. Texts without a vector are left out.
 
         Raises:
             TypeError: `texts` is a single string.
             ValueError: No text has a word with a vector and a weight.
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts = {shortened(texts)} is a str: give an iterable of sentences")
+            raise TypeError(
+                f"texts must be an iterable of sentences, got {shortened(texts)}, a str"
+            )
         total, count = np.zeros(self.width), 0
         for text in texts:
             unit = _unit(self._sum(text))
@@ -212,7 +216,7 @@ class WordVectors:
                 total += unit
                 count += 1
         if not count:
-            raise ValueError("texts has no word with a vector and a weight: give other sentences")
+            raise ValueError("texts has no word with a vector and a weight. Use other sentences.")
         return WordVectors(self.vectors, self.idf or None, self.split, total / count)
 
     def embed(
@@ -244,7 +248,7 @@ class WordVectors:
 
 
 def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
-    """Return the vector with length 1, or None if it is no longer than `shortest`."""
+    """Return the vector with length 1, or None if its length is at most `shortest`."""
     length = np.linalg.norm(vector)
     return vector / length if length > shortest else None
 
@@ -253,13 +257,13 @@ def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
     """Copy the vectors of a mapping, after checking them."""
     rows = {word: np.asarray(vector, dtype=np.float32) for word, vector in vectors.items()}
     if not rows:
-        raise ValueError("vectors is empty: give at least one")
+        raise ValueError("vectors is empty, must have at least one")
     (width,) = next(iter(rows.values())).shape
     for word, row in rows.items():
         if row.shape != (width,):
             raise ValueError(
-                f"vectors[{word!r}] has shape {row.shape}, the first one ({width},): "
-                "give vectors of the same width"
+                f"vectors[{word!r}] has shape {row.shape}, the first one ({width},), "
+                "must be of the same width"
             )
         if not np.isfinite(row).all():
             raise ValueError(f"vectors[{word!r}] has a value that is not finite")

@@ -140,7 +140,8 @@ def _history(folder: Path) -> Rows:
 
 
 def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
-    """Return the keys that get a panel: those of a report, else all that are drawn elsewhere not.
+    """Return the keys that get a panel: the keys of a report, else all that are not drawn
+    elsewhere.
 
     The share of texts without a score is left out while it is 0.
     """

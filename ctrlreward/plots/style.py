@@ -58,7 +58,7 @@ def arrowed(label: str, mode: str | None) -> str:
 def plain(value: float) -> str:
     """Return a number in few characters: `"0.250"`, `"41.920"`, `"1,797,222"`, `"1.23e+12"`.
 
-    A number that rounds to 0 has no sign.
+    A number that rounds to 0 is printed without a sign.
     """
     if abs(value) >= 1e9:
         return f"{value:.2e}"

@@ -41,7 +41,7 @@ def _read_number(value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not abs(value) <= sys.float_info.max:
         raise ValueError(
-            f"{shortened(value)} is not a score: give a number, null, 'Infinity' or '-Infinity'"
+            f"{shortened(value)} is not a score, must be a number, null, 'Infinity' or '-Infinity'"
         )
     return float(value)
 
@@ -98,8 +98,8 @@ class Sample(Message):
         text = info.data.get("text", prefix)  # absent if it is wrong itself
         if not text.startswith(prefix):
             raise ValueError(
-                f"prefix = {shortened(prefix)} does not start text = {shortened(text)}: give the "
-                "text with its prefix"
+                f"prefix = {shortened(prefix)} is not the beginning of text = {shortened(text)}. "
+                "A text includes its prefix."
             )
         return prefix
 
@@ -117,8 +117,8 @@ class SamplesBody(Message):
                 key = min(sample.model_fields_set ^ samples[0].model_fields_set)
                 has, lacks = (i, 0) if key in sample.model_fields_set else (0, i)
                 raise ValueError(
-                    f"samples[{has}] has {key!r}, samples[{lacks}] has not: give all samples the "
-                    "same keys"
+                    f"samples[{has}] has {key!r}, but samples[{lacks}] does not. All samples must "
+                    "have the same keys."
                 )
         return samples
 
@@ -154,7 +154,7 @@ class FoldBody(Message):
     def _have_one_length(cls, parts: list[list[float]]) -> list[list[float]]:
         if len({len(part) for part in parts}) > 1:
             lengths = ", ".join(str(len(part)) for part in parts)
-            raise ValueError(f"the parts have {lengths} items: give as many to each")
+            raise ValueError(f"the parts must have the same number of items, got {lengths}")
         return parts
 
 
@@ -271,7 +271,10 @@ def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             key = str(error["loc"][-1])
-            hint = did_you_mean(key, known, str) or f": give {', '.join(dict.fromkeys(known))}"
+            hint = (
+                did_you_mean(key, known, str)
+                or f", must be one of {', '.join(dict.fromkeys(known))}"
+            )
             message = f"{shortened(key)} is not a key{hint}"
         details.append({"loc": list(error["loc"]), "msg": message, "type": error["type"]})
     return details

@@ -22,7 +22,7 @@ def describe(reward: Reward) -> dict[str, Any]:
     Returns:
         Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`, `of_groups`,
         `required_columns` (score → column → who needs it), `scores` (name → `higher_is_better` and
-        `range`, with null where there is no bound) and `folds` (score of a corpus → names of its
+        `range`, with null for no bound) and `folds` (score of a corpus → names of its
         parts); `components` (name → id of its scorer, score, and
         the condition if it has one); `derived`, the names of further columns, if there are any;
         `aggregate`, `weights`,

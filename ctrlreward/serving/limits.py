@@ -33,12 +33,12 @@ _HUNG_UP = 499
 class QueueOptions:
     """Sizes of the server's batches and of its queue.
 
-    A reward has no single count of tokens, as each of its models has a tokenizer and templates of
-    its own; characters are proportional to all of them. The models cut a batch by tokens again.
+    A reward does not have a single count of tokens, as each of its models has its tokenizer and
+    templates; characters are proportional to all of them. The models cut a batch by tokens again.
 
     Args:
         batch_characters: Most characters of a batch, all columns together. A larger request is a
-            batch of its own.
+            separate batch.
         window: Seconds to wait for the next request while a batch gathers. Only where other
             requests were there a moment ago: a lone one is scored at once.
         waiting_characters: Most characters to hold; a request above it is refused (429).
@@ -53,9 +53,9 @@ class QueueOptions:
     def __post_init__(self) -> None:
         for name in ("batch_characters", "waiting_characters", "waiting_requests"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: give a positive number")
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.window < math.inf:
-            raise ValueError(f"window = {self.window}: give seconds, 0 or more")
+            raise ValueError(f"window must be 0 seconds or more, got {self.window}")
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if self.body_bytes < 1:
-            raise ValueError(f"body_bytes = {self.body_bytes}: give a positive number")
+            raise ValueError(f"body_bytes must be positive, got {self.body_bytes}")
         if not 0 < self.body_seconds < math.inf:
-            raise ValueError(f"body_seconds = {self.body_seconds}: give a positive number")
+            raise ValueError(f"body_seconds must be positive, got {self.body_seconds}")
         if self.token is not None and not (self.token.isascii() and self.token.strip()):
-            raise ValueError("the token is empty or not ASCII: give some letters and digits")
+            raise ValueError("the token must be ASCII letters and digits, and not empty")
 
 
 class LimitsMiddleware:
@@ -136,7 +136,7 @@ class LimitsMiddleware:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         equal = hmac.compare_digest(token.strip(), self.options.token.encode())
         if not equal or scheme.lower() != b"bearer":
-            message = "give the server's token: Authorization: Bearer TOKEN"
+            message = "the server needs its token: Authorization: Bearer TOKEN"
             raise _Refused(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:

@@ -20,7 +20,7 @@ from ctrlreward.serving.server_connection import ServerConnection
 
 
 class RemoteReward(AnyReward):
-    """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
+    """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
     `remote["relevance"]` is a component for callbacks and adapters; the server scores it. Building
     it opens no connection: names and weights are fetched at their first use, or by `load`, which
@@ -128,7 +128,7 @@ class RemoteReward(AnyReward):
         self._connection.close()
 
     def _score(self, samples: Samples) -> RewardBatch:
-        """Return the rewards as the server computed them; `seconds` are those of its scoring."""
+        """Return the rewards that the server computed; `seconds` is the duration of its scoring."""
         components = self.components
         check_columns(components, samples)
         body = {"samples": records(samples), "strict": True}
@@ -224,7 +224,7 @@ def _expected(
             ) from None
     if expect is not None and not isinstance(expect, Mapping):
         raise TypeError(
-            f"expect is a {type(expect).__name__}: give a Reward, a description, or the JSON file "
-            "of one"
+            f"expect must be a Reward, a description, or the JSON file of one, got a "
+            f"{type(expect).__name__}"
         )
     return expect

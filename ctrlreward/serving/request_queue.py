@@ -115,7 +115,7 @@ class RequestQueue:
         known = list(dict.fromkeys([*scorer.specs, *parts]))
         for i, name in enumerate(wanted):
             if name not in known:
-                hint = did_you_mean(name, known, str) or f": give some of {', '.join(known)}"
+                hint = did_you_mean(name, known, str) or f", only {', '.join(known)}"
                 raise RejectedSamples(f"the scorer has no score {name!r}{hint}", ("names", i))
         components = {name: Component(scorer, name) for name in wanted}
         key = ("scorer", scorer_id, frozenset(wanted), *([] if scorer.pointwise else [object()]))

@@ -73,10 +73,10 @@ class ServerConnection:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url = {url!r}: give an address such as 'http://127.0.0.1:8700'")
+            raise ValueError(f"url must be an address such as 'http://127.0.0.1:8700', got {url!r}")
         for name, seconds in (("timeout", timeout), ("patience", patience)):
             if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name} = {seconds}: give a positive number of seconds")
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
         self.url = url.rstrip("/")
         self.token = token
         self.timeout = timeout
@@ -157,12 +157,12 @@ class ServerConnection:
             if not error.reached and self.patience is None and self._description is None:
                 raise ServerLost(
                     f"there is no reward server at {self.url}: {error}; {tried}. Start one with "
-                    "`ctrlreward serve reward.yaml`, or give patience=SECONDS to wait for it"
+                    "`ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
                 ) from error
             raise ServerLost(
                 f"the reward server {self.url} was lost: {error}; {tried} of patience = "
                 f"{self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the "
-                "URL, or give more patience"
+                "URL, or increase patience."
             ) from error
 
     def _patience(self, state: tenacity.RetryCallState) -> float:
@@ -185,7 +185,7 @@ class ServerConnection:
         except httpx2.TimeoutException as error:  # scored already, or soon: no second request
             raise ServerLost(
                 f"the reward server {self.url} did not answer {path} in timeout = "
-                f"{self.timeout:g} s: give a longer timeout or smaller batches"
+                f"{self.timeout:g} s. Set a longer timeout or smaller batches."
             ) from error
         self._check_fingerprint(response, expected)
         if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
@@ -193,7 +193,7 @@ class ServerConnection:
         if response.status_code == 422:
             raise ValueError(_message(response))
         if response.status_code == 401:
-            raise ServerError(f"the reward server {self.url} refuses the request: give its token")
+            raise ServerError(f"the reward server {self.url} refuses the request. Pass its token.")
         if not response.is_success:
             status = f"{method} {path}: {response.status_code}"
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")

@@ -20,7 +20,7 @@ _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter tha
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a file")
+        raise ValueError(f"{path} is a folder, must be a file")
     if not path.exists():
         raise no_such_file(path)
     return path.read_bytes()

@@ -60,7 +60,8 @@ class RowStream:
                         if set(row) != set(columns):
                             raise ValueError(
                                 f"{name} has the columns {', '.join(row)}, but "
-                                f"{self.files[0]} has {', '.join(columns)}: give all files the same"
+                                f"{self.files[0]} has {', '.join(columns)}. All files must have "
+                                "the same columns."
                             )
                     yield PlacedRow(number, f"{name}:{line}", row)
 
@@ -71,13 +72,13 @@ def open_rows(source: Location, target: Location) -> RowStream:
         if not target.exists() or target.is_folder():
             raise source.missing()
         raise ValueError(
-            f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
-            f"score {target} {source}`"
+            f"there is no file {source}. The texts come first, then the output, as in `ctrlreward "
+            f"score {target} {source}`."
         )
     if target.is_folder() and not source.is_folder():
-        raise ValueError(f"{target} is a folder: give a file for the scores")
+        raise ValueError(f"{target} is a folder, but the scores of a file go to a file")
     if target.exists() and source.is_same(target):
-        raise ValueError(f"{target} is the input: give another file for the scores")
+        raise ValueError(f"{target} is the input. Choose another file for the scores.")
     if target.suffix or not source.is_folder():
         check_suffix(target)
     return RowStream(source)
@@ -86,7 +87,7 @@ def open_rows(source: Location, target: Location) -> RowStream:
 def check_suffix(path: Path | Location) -> None:
     """Raise if a file's format is unknown or can't be read and written here."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} ends in {path.suffix!r}: give {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
     if path.suffix == ".parquet":
         import_extra("pyarrow", str(path))
 
@@ -95,7 +96,7 @@ def read_rows(path: Path) -> list[Row]:
     """Read a whole table; see `RowStream`."""
     check_suffix(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a file")
+        raise ValueError(f"{path} is a folder, must be a file")
     return list(RowStream(Location(path)))
 
 
@@ -148,7 +149,7 @@ def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
         if not isinstance(row, dict):
             start = line.rstrip("\n")[:40]
             raise ValueError(
-                f"{path}:{number} = {start} is not a JSON object: give one object per line"
+                f"{path}:{number} = {start} is not a JSON object; a file has one object per line"
             )
         yield number, row
 
@@ -170,5 +171,7 @@ def _tables_in(folder: Location) -> list[Location]:
     formats = sorted({file.suffix for file in tables})
     if len(formats) != 1:
         has = f"has files of several formats ({', '.join(formats)})" if formats else "has no tables"
-        raise ValueError(f"{folder} is a folder and {has}: give a file, or a folder of one format")
+        raise ValueError(
+            f"{folder} is a folder and {has}, must be a file, or a folder of one format"
+        )
     return tables

@@ -78,8 +78,8 @@ def read_log(name: str | Path) -> Log:
             `FILE.db:RUN` names a run of a trackio database.
 
     Raises:
-        FileNotFoundError: There is no such file or folder.
-        ValueError: It is no log, or damaged, or has several runs; names the file and the line.
+        FileNotFoundError: The file or folder does not exist.
+        ValueError: It is not a log, or damaged, or has several runs; names the file and the line.
     """
     path, run = _split_run(str(name))
     if path.is_dir():
@@ -103,11 +103,11 @@ def _split_run(name: str) -> tuple[Path, str]:
 def _read_folder(folder: Path) -> Log:
     found = list(_logs_in(folder, _DEPTH))
     if not found:
-        raise ValueError(f"{folder} has no log of a run: give a folder with {FORMATS}")
+        raise ValueError(f"{folder} has no log of a run, must be a folder with {FORMATS}")
     if len(found) > 1:
         names = ", ".join(str(path) for path in sorted(found)[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise ValueError(f"{folder} has {len(found)} logs, give one of them: {names}{more}")
+        raise ValueError(f"{folder} has {len(found)} logs, choose one of them: {names}{more}")
     (path,) = found
     return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
 
@@ -115,7 +115,7 @@ def _read_folder(folder: Path) -> Log:
 def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the log of a folder, or the logs of its folders if it has none itself.
 
-    Links are not followed, so that `wandb/latest-run` is no second run.
+    Links are not followed, so that `wandb/latest-run` is not a second run.
     """
     for name in ("metrics.jsonl", "metrics.csv", "trainer_state.json"):
         if (folder / name).is_file():
@@ -153,7 +153,7 @@ def _read_file(path: Path, run: str) -> Log:
         return Log("trackio", path, _trackio_rows(path, run))
     reader = _TEXTS.get(path.suffix)
     if reader is None:
-        raise ValueError(f"{path} is not the log of a run: give {FORMATS}")
+        raise ValueError(f"{path} is not the log of a run, must be {FORMATS}")
     return reader(path, decode_utf8(path.read_bytes(), path))
 
 
@@ -170,7 +170,7 @@ def _read_jsonl(path: Path, text: str) -> Log:
             continue
         row = parse_json(line, path, number)
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number} holds a {type(row).__name__}: give a JSON object")
+            raise ValueError(f"{path}:{number} holds a {type(row).__name__}, must be a JSON object")
         if isinstance(row.get("data"), dict):
             source, row = "verl", {**row["data"], "step": row.get("step")}
         rows.append(row)
@@ -199,7 +199,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
         step = numbers.pop("step", nan)
         if not isfinite(step):
             raise ValueError(
-                f"{path}:{line} has no step: give one in each row, in a column named step"
+                f"{path}:{line} has no step, must have one in each row, in a column named step"
             )
         history += at_scored_steps(int(step), numbers)
     return history
@@ -208,7 +208,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
 def _read_trainer_state(path: Path, text: str) -> Log:
     state = parse_json(text, path)
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-        raise ValueError(f"{path} has no log_history: give a trainer_state.json, or {FORMATS}")
+        raise ValueError(f"{path} has no log_history, must be a trainer_state.json, or {FORMATS}")
     return Log("trainer_state.json", path, _with_steps(state["log_history"], path), state)
 
 
@@ -278,10 +278,10 @@ def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
         raise ValueError(f"{path} is not a database of trackio: {error}") from None
     names = list(dict.fromkeys(name for name, _, _ in found))
     if run and run not in names:
-        raise ValueError(f"{path} has no run {run!r}: it has {', '.join(names)}")
+        raise ValueError(f"{path} has no run {run!r}, only {', '.join(names)}")
     if not run and len(names) > 1:
         raise ValueError(
-            f"{path} has {len(names)} runs, give one: {path}:{names[0]} (of {', '.join(names)})"
+            f"{path} has {len(names)} runs, choose one: {path}:{names[0]} (of {', '.join(names)})"
         )
     rows = [(parse_json(metrics, path), step) for name, step, metrics in found if run in ("", name)]
     # Transformers leaves trackio to count its calls, and logs the training step as a metric.
@@ -294,8 +294,8 @@ def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
 def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
     """Return steps and numbers of rows.
 
-    W&B's `_step` counts if no row has another step; a row without the other step, such as that of a
-    callback which logs on its own, belongs to the last step before.
+    W&B's `_step` counts if no row has another step; a row without the other step, such as a row of
+    a callback which logs on its own, belongs to the last step before.
     """
     result: list[LoggedStep] = []
     known = any(key in row for row in rows if isinstance(row, dict) for key in _STEPS)

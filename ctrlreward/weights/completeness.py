@@ -22,7 +22,7 @@ def check_complete(
 
     Weights that are tied to others count as loaded. Weights of a checkpoint that belong to no layer
     of a numbered stack, such as another head, are left aside. `report` is the `output_loading_info`
-    of `from_pretrained`, which was told to ignore mismatched sizes; `kind` is what to give instead,
+    of `from_pretrained`, which was told to ignore mismatched sizes; `kind` is what to use instead,
     and `unused` matches names of weights that may be missing.
     """
     missing = [key for key in report["missing_keys"] if not (unused and unused.search(key))]
@@ -40,8 +40,8 @@ def check_complete(
     ):
         if names:
             raise ValueError(
-                f"model = {model!r} {problem} {listed(names)}: give {kind} that was saved with all "
-                "of its weights"
+                f"model = {model!r} {problem} {listed(names)}. Use {kind} that was saved with all "
+                "of its weights."
             )
 
 

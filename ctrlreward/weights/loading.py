@@ -152,7 +152,7 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
         found = f"of type {config.model_type}"
     else:
         return
-    raise ValueError(f"model = {model!r} is {found}: give {_KINDS[auto_class]}")
+    raise ValueError(f"model = {model!r} is {found}, must be {_KINDS[auto_class]}")
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def _hub(model: str, location: str) -> Iterator[None]:
         hint = did_you_mean(model, [*SHORT_NAMES, *VECTOR_NAMES])
         raise OSError(
             f"model = {model!r} could not be loaded as a Hugging Face id "
-            f"({str(error).splitlines()[0]}): give a local folder, or one of the built-in names "
+            f"({str(error).splitlines()[0]}). Use a local folder, or one of the built-in names "
             f"{', '.join(SHORT_NAMES)}{hint}"
         ) from error
     finally:

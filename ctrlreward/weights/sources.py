@@ -33,7 +33,7 @@ SHORT_NAMES: Mapping[str, Wheel] = {
     ),
 }
 
-# Word vectors have a table of their own: `resolve` must not offer them as models.
+# Word vectors have a separate table: `resolve` must not offer them as models.
 VECTOR_NAMES: Mapping[str, Wheel] = {
     # glove.6B of Stanford NLP, 400,000 lower-case words in 50 dimensions, PDDL-1.0.
     "glove-6b-50d": Wheel(
@@ -76,7 +76,7 @@ def resolve(model: str) -> str:
         return str(_trained(model))
     if model in VECTOR_NAMES:
         raise ValueError(
-            f"model = {model!r} are word vectors, which only Similarity takes: give a folder "
+            f"model = {model!r} are word vectors, which only Similarity takes, must be a folder "
             f"written by save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     path = Path(model).expanduser()
@@ -88,7 +88,7 @@ def resolve(model: str) -> str:
         return str(gguf.convert_once(path))
     if not model or path.is_absolute() or model.startswith((".", "~")) or path.suffix == ".gguf":
         raise ValueError(
-            f"model = {model!r} is neither a folder nor a *.gguf file: give a folder written by "
+            f"model = {model!r} is neither a folder nor a *.gguf file, must be a folder written by "
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     check_spelling(model)
@@ -111,7 +111,7 @@ def check_spelling(model: object) -> None:
 
 
 def resolve_vectors(name: str) -> Path | None:
-    """Resolve a name of word vectors to their folder; None if it is no such name.
+    """Resolve a name of word vectors to their folder; None for other names.
 
     It is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a folder
     that `WordVectors.save` has written.
@@ -131,18 +131,18 @@ def _checked_folder(model: str, folder: Path) -> Path:
         return folder
     if has_weights:
         raise ValueError(
-            f"model = {model!r} has no config.json: give a folder written by save_pretrained "
+            f"model = {model!r} has no config.json, must be a folder written by save_pretrained "
             "(merge an adapter into its base model first)"
         )
     if not ggufs:
         raise ValueError(
-            f"model = {model!r} has neither *.safetensors nor *.gguf: give a folder written by "
+            f"model = {model!r} has neither *.safetensors nor *.gguf, must be a folder written by "
             "save_pretrained (pickled *.bin weights are never loaded: save them as safetensors)"
         )
     if len(ggufs) > 1:
         raise ValueError(
-            f"model = {model!r} has several GGUF files, {', '.join(file.name for file in ggufs)}: "
-            "give the path of one of them"
+            f"model = {model!r} has several GGUF files, {', '.join(file.name for file in ggufs)}. "
+            "Use the path of one of them."
         )
     from ctrlreward.weights import gguf
 

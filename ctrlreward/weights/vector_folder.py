@@ -69,7 +69,7 @@ def convert_wheel(content: Path, folder: Path) -> None:
             matrix = np.load(matrix_file, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
             raise ValueError(
-                f"{matrix_file.name} is no plain array ({error}): pickles are never loaded"
+                f"{matrix_file.name} is not a plain array ({error}); pickles are never loaded"
             ) from error
         (column,) = parquet.read_table(words_file).columns
         words = column.to_pylist()

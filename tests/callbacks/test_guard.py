@@ -294,7 +294,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
         (
             {"proxy_mode": "up"},
             MisconfigurationException,
-            "ProxyGuard: proxy_mode = 'up': give 'max'",
+            "ProxyGuard: proxy_mode must be 'max'",
         ),
     ]:
         with pytest.raises(error, match=message):

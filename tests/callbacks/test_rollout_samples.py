@@ -55,7 +55,7 @@ def test_fast_dev_run_writes_nothing(fit, writer, tmp_path: Path) -> None:
 def test_bad_arguments_are_named(fit, counter) -> None:
     with pytest.raises(ValueError, match="every_n_batches must be positive, got 0"):
         RolloutSamples(0)
-    with pytest.raises(ValueError, match="table_rows = -1"):
+    with pytest.raises(ValueError, match="table_rows must be positive, got -1"):
         RolloutSamples(table_rows=-1)
     with pytest.raises(MisconfigurationException, match="last_rollout, and Counter has none"):
         fit(counter(), [RolloutSamples()])

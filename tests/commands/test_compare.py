@@ -189,7 +189,7 @@ def test_only_the_first_gaps_are_printed(
         (["a.json", "c.csv"], "the runs have no study in common: there are"),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
-        (["logged", "logged"], "logged/metrics.csv:2 has no step: give one in each row"),
+        (["logged", "logged"], "logged/metrics.csv:2 has no step, must have one in each row"),
         (["twice.csv", "a.json"], "twice.csv:1 has several columns 'x': rename all but one"),
     ],
 )

@@ -459,7 +459,7 @@ def test_the_card_and_a_yaml_file(
         ({"template": "{prefix}, {length}, {sentiment}"}, "must end in {prefix}"),
         ({"template": "{length {sentiment}: {prefix}"}, "template = '{length {sent"),
         ({"prefixes": "pplmm"}, "(did you mean 'pplm'?)"),
-        ({"completions": 0}, "completions = 0"),
+        ({"completions": 0}, "completions must be positive, got 0"),
         ({"label_map": "negative"}, "label_map = 'negative' must be OLD=NEW"),
         ({"label_map": "negative=NEG"}, "'NEG' is not a label of the classifier for 'sentiment'"),
         ({"base": "smollm2-135m"}, "is not the folder of an adapter"),

@@ -420,7 +420,7 @@ def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (
             ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--columns.text=output"],
-            "there is no column 'output' for text: the file has id, text; name it with",
+            "there is no column 'output' for text, only id, text. Name it with",
         ),
         (
             ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--columns.label=wanted"],
@@ -480,12 +480,11 @@ def test_bad_arguments(
         ),
         (
             "body.csv o.csv --scorers stubs.Letters",
-            "there is no column 'text' for text: the file has id, body; name it with "
-            "--columns.text=COLUMN",
+            "there is no column 'text' for text, only id, body. Name it with --columns.text=COLUMN",
         ),
         (
             "o.csv in.jsonl --scorers stubs.Letters",
-            "there is no file o.csv: give the texts first, then the output, as in `ctrlreward "
+            "there is no file o.csv. The texts come first, then the output, as in `ctrlreward "
             "score in.jsonl o.csv`",
         ),
         (
@@ -494,11 +493,14 @@ def test_bad_arguments(
             "per scorer, to prefix the names of their scores. If this is the output, give it after",
         ),
         ("inn.jsonl o.csv --scorers stubs.Letters", "inn.jsonl (did you mean in.jsonl?)"),
-        ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input: give another file"),
-        ("in.jsonl . --scorers stubs.Letters", ". is a folder: give a file for the scores"),
+        ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input. Choose another file"),
+        (
+            "in.jsonl . --scorers stubs.Letters",
+            ". is a folder, but the scores of a file go to a file",
+        ),
         (
             ". o.csv --scorers stubs.Letters",
-            ". is a folder and has files of several formats (.csv, .jsonl): give a file, or a",
+            ". is a folder and has files of several formats (.csv, .jsonl), must be a file, or a",
         ),
         ("in.jsonl o --scorers stubs.Letters", "o ends in '': give .jsonl, .csv, .parquet"),
         (

@@ -75,5 +75,7 @@ def test_bad_input() -> None:
         ValueError, match=r"values\[1\] = nan: leave out values that are not finite"
     ):
         rising_p_value([0.0, math.nan, 1.0])
-    with pytest.raises(ValueError, match=r"values has shape \(17,\): .* at most 16"):
+    with pytest.raises(
+        ValueError, match=r"values must be one row of at most 16, got shape \(17,\)"
+    ):
         rising_p_value(range(17))

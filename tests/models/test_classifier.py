@@ -138,7 +138,7 @@ def test_a_wrong_number_of_labels_raises(folder: str) -> None:
 
 def test_a_regression_raises(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"has 1 output and is a regression model: give a classifier"
+        ValueError, match=r"has 1 output and is a regression model, must be a classifier"
     ):
         Classifier(save_bert(tmp_path, labels=1))
 

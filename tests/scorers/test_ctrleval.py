@@ -243,14 +243,14 @@ def test_an_unknown_task_raises() -> None:
 
 
 def test_an_unknown_splitter_raises() -> None:
-    with pytest.raises(ValueError, match="sentence_splitter = 'words': give a function"):
+    with pytest.raises(ValueError, match=r"sentence_splitter must be a function .*, got 'words'"):
         CTRLEval(sentence_splitter="words")
 
 
 def test_a_model_folder_without_weights_raises(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
-        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf: give a folder"
+        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf, must be a folder"
     ):
         CTRLEval(str(tmp_path)).score(FOOD)
 

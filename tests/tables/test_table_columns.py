@@ -52,7 +52,7 @@ def test_rows_without_a_column_are_named() -> None:
         to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
     with pytest.raises(ValueError, match=r"^the first row has no 'label', but in\.jsonl:3 has"):
         to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
-    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text = 2 is of type int: give strings$"):
+    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text must be a string, got 2, a int$"):
         to_samples([{"text": "a"}, {"text": 2}], Columns(), places)
     with pytest.raises(TypeError, match=r"ignore the column with --columns\.label=null"):
         to_samples([{"text": "a", "label": True}], Columns())
@@ -105,14 +105,18 @@ def test_labels_of_several_attributes(rows: list[dict[str, object]], columns: Co
 @pytest.mark.parametrize(
     ("row", "label", "message"),
     [
-        ({"mood": "a"}, "mood,topic", "no column 'topic' for label: the file has text, mood; name"),
+        ({"mood": "a"}, "mood,topic", "no column 'topic' for label, only text, mood. Name"),
         (
             {"mood": "a", "topic": 0.5},
             "mood,topic",
-            "^row 1: topic = 0.5 is of type float: give st",
+            "^row 1: topic must be a string, got 0.5, a float",
         ),
         ({"mood": "a", "topic": "b a=c"}, "mood,topic", "^row 1: mood,topic: labels of attributes"),
-        ({"label": {"mood": ["a"]}}, "label", r"^row 1: mood = \['a'\] is of type list: give str"),
+        (
+            {"label": {"mood": ["a"]}},
+            "label",
+            r"^row 1: mood must be a string, got \['a'\], a list",
+        ),
     ],
 )
 def test_wrong_labels_of_attributes_are_named(

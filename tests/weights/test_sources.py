@@ -128,11 +128,11 @@ def test_a_hub_id_is_unchanged(model: str) -> None:
     [
         (
             [],
-            r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf: give a folder written by",
+            r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf, must be a folder written",
         ),
         (["config.json", "pytorch_model.bin"], r"pickled \*\.bin weights are never loaded"),
         (["adapter_model.safetensors"], r"has no config\.json.*merge an adapter"),
-        (["a.gguf", "b.gguf"], r"several GGUF files, a\.gguf, b\.gguf: give the path of one"),
+        (["a.gguf", "b.gguf"], r"several GGUF files, a\.gguf, b\.gguf\. Use the path of one"),
     ],
 )
 def test_a_folder_that_cannot_be_loaded(tmp_path: Path, files: list[str], message: str) -> None:

@@ -148,11 +148,11 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
             "output = no/iwf.txt: the folder no does not exist, create",
         ),
         (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is not UTF-8 text: convert the file"),
-        (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences: give at least one"),
+        (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences, must have at least one"),
         (
             b"A dog.",
             ["c.txt", "iwf.txt", "--sentence_splitter", "words"],
-            "sentence_splitter = 'words': give a function",
+            "sentence_splitter must be a function",
         ),
     ],
 )

@@ -248,8 +248,8 @@ def test_constant_draws_are_left_out() -> None:
         (([1, 2], [1]), r"scores has shape \(2,\) and ratings has \(1,\)"),
         (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite: give numbers, NaN for failed samples"),
         (([1, 2], [1, 2], "a"), "clusters has 1 items for 2 rows: give one per row"),
-        (([1, 2], [1, 2], "ab", 95), r"confidence = 95 and resamples = 1000: give"),
-        (([1, 2], [1, 2], "ab", 0.9, 0), r"confidence = 0\.9 and resamples = 0"),
+        (([1, 2], [1, 2], "ab", 95), r"confidence must be between 0 and 1 .*, got 95 and 1000"),
+        (([1, 2], [1, 2], "ab", 0.9, 0), r"resamples 1 or more, got 0\.9 and 0"),
     ],
 )
 def test_bad_arguments(arguments: tuple, message: str) -> None:
