@@ -28,7 +28,7 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class CommandParser(ArgumentParser):
-    """Parser, of scorers too, without abbreviations, whose errors suggest the nearest name."""
+    """Parser, also of scorers, without abbreviations; its errors suggest the nearest name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})

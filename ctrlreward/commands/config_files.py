@@ -96,7 +96,7 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None or not isinstance(content, dict):
-        raise ValueError(f"{path} has no keys: it must be a YAML mapping")
+        raise ValueError(f"{path} must be a YAML mapping")
     unchanged = not set(loader.names) & set(anchors or {})
     return ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
 
@@ -135,12 +135,12 @@ def _mark(node: yaml.Node, line: Any) -> None:
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
     """Return arguments in which a configuration follows what it extends, and all files.
 
-    `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes
-    `--config yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
-    `replace` beside it, a mapping of strings, replaces each wherever it stands in a value of those
-    files. `anchors` beside it, a mapping of any values, replaces what those files mark with an
-    anchor: `anchors: {labels: [past, present]}` replaces `labels: &labels [negative, positive]`,
-    and wherever the file has `*labels`.
+    `--config m7.yaml`, whose `extends: yelp.yaml` names a file in the same folder, becomes
+    `--config yelp.yaml --config <the rest of m7.yaml>`. An extended file may extend others itself.
+    `replace` in the same file, a mapping of strings, replaces each in all values of those
+    files. `anchors`, a mapping of any values, replaces values that those files mark with an
+    anchor: `anchors: {labels: [past, present]}` replaces `labels: &labels [negative, positive]`
+    and each `*labels` in the file.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -217,8 +217,8 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
             _check_short_form(own, block)
             return dict(block), own
     raise ValueError(
-        f"{path} has no reward: give components, or class_path and init_args, bare, under "
-        "'reward:' or under 'model: init_args: reward:'"
+        f"{path} has no reward, must have components, or class_path and init_args, at the top, "
+        "under 'reward:' or under 'model: init_args: reward:'"
     )
 
 
@@ -368,7 +368,7 @@ def _anchored(file: ConfigFile) -> Mapping[str, Any]:
 
 
 def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
-    """Return a copy of a value; what one replacement has written is not replaced again."""
+    """Return a copy of a value; replaced strings are not replaced again."""
     if isinstance(value, dict):
         return {key: _with_replaced(inner, replaced) for key, inner in value.items()}
     if isinstance(value, list):

@@ -156,7 +156,7 @@ def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
 
 
 def _type_of(owner: Any, argument: str) -> Any:
-    """Return the dataclass that an argument takes; None if there is none, or it isn't known."""
+    """Return the dataclass that an argument takes; None if there is none, or if it is unknown."""
     with suppress(NameError, TypeError):
         build = owner.__init__ if isinstance(owner, type) else owner  # type: ignore[misc]
         hint = get_type_hints(build)[argument]

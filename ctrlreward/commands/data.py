@@ -10,9 +10,9 @@ from rich.table import Table
 
 from ctrlreward.data import DATA_SETS, DataFile, data_folder, find
 
-_DESCRIPTION = """The data sets of the recipes: what there is, downloaded and checked, and where it
-is kept. Recipes name their files, such as yelp-shen/sentiment.dev.0, and get them at first use.
-The folder is $CTRLREWARD_DATA if set, else data in the cache."""
+_DESCRIPTION = """The data sets of the recipes: list them, download and check them, and show
+their folders. Recipes name their files, such as yelp-shen/sentiment.dev.0, and get them at first
+use. The folder is $CTRLREWARD_DATA if set, else data in the cache."""
 
 _EXAMPLES = """examples:
   ctrlreward data list

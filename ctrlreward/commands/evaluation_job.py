@@ -97,7 +97,7 @@ def evaluate_generator(
         top_k: Sample from the k likeliest tokens; 0 for all.
         top_p: Sample from the likeliest tokens whose probabilities sum to this.
         chat: Whether the model reads the template as a user's message.
-        seed: Seed. Each completion is drawn with random numbers of its own, by seed, prompt and
+        seed: Seed. The random numbers of a completion depend only on seed, prompt and
             number.
         classifiers: Classifier of each attribute: `--classifiers sentiment=FOLDER`; in a YAML file
             also an object, `topic: {class_path: ctrlreward.LabelDescriptions, init_args: ...}`. For
@@ -198,7 +198,7 @@ def _held(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / ".ctrlreward.lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(
-            f"another process is evaluating into {folder}: wait for it, or give another folder"
+            f"another process is evaluating into {folder}. Wait for it, or use another folder."
         ) from None
     with lock:
         yield
@@ -217,8 +217,8 @@ def _classifier(
     for name in labels:
         if name not in models and name not in _TASKS:
             raise ValueError(
-                f"attribute {name!r} has no classifier, must have one: --classifiers "
-                f"{name}=FOLDER; CTRLEval knows {' and '.join(_TASKS)} without"
+                f"attribute {name!r} needs a classifier: --classifiers "
+                f"{name}=FOLDER; only {' and '.join(_TASKS)} have a default"
             )
     return AttributeClassifier(
         {name: models.get(name) or CTRLEval(task=name, device=device) for name in labels},

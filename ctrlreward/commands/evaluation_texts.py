@@ -25,7 +25,7 @@ from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.loading import load_config, load_tokenizer
 
 _ADAPTER = "adapter_config.json"
-_LAST = "last-adapter"  # of last.ckpt, which `RewardCheckpoint` writes beside its selection
+_LAST = "last-adapter"  # of last.ckpt, which `RewardCheckpoint` writes in addition to its selection
 _UNUSED = {"num_generations", "temperature"}  # of `Generation`: the other temperature counts
 
 
@@ -37,7 +37,7 @@ class EvaluatedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What is stored under the names, wherever that is."""
+        """Identities of the weights behind the names, independent of their location."""
         found = {"base": weights_identity(self.base)}
         return (
             found if self.adapter is None else found | {"adapter": weights_identity(self.adapter)}
@@ -63,7 +63,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
     Args:
         model: Hugging Face id, short name, folder of a model, folder of a LoRA adapter, or folder
             of a run: its selected adapter, or the last one if there is no other.
-        base: Base model of the adapter; None for what the adapter names.
+        base: Base model of the adapter; None for the base that the adapter names.
 
     Raises:
         ValueError: A folder has several adapters, or a base is given without an adapter.
@@ -77,23 +77,23 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
     found = [path for path in found if path.name != _LAST] or found
     if len(found) > 1:
         raise ValueError(
-            f"{model} has {len(found)} adapters: give one of {', '.join(map(str, found))}"
+            f"{model} has {len(found)} adapters, choose one of {', '.join(map(str, found))}"
         )
     if not found:
         return EvaluatedModel(model, None)  # its loader says what the folder lacks
     name = base or PeftConfig.from_pretrained(str(found[0])).base_model_name_or_path
     if not name:
-        raise ValueError(f"{found[0] / _ADAPTER} names no base model: give base")
+        raise ValueError(f"{found[0] / _ADAPTER} does not name a base model. Pass base.")
     if base is None and Path(name).is_absolute() and not Path(name).is_dir():
         raise ValueError(
-            f"{found[0]} was trained on {name}, which is not on this machine: give the base model "
-            "with --base"
+            f"{found[0]} was trained on {name}, which is not on this machine. Pass the base model "
+            "with --base."
         )
     return EvaluatedModel(name, str(found[0]))
 
 
 class TextOptions(NamedTuple):
-    """What a text is.
+    """How a text is made of a completion.
 
     `continues` is True where it is prefix + completion; else it is the completion. `drop` leaves
     out the last sentence of a completion that the limit of tokens cut off.
@@ -185,7 +185,7 @@ class TextLog:
         Args:
             completions: Completion of each prompt.
             ended: Whether an end token ended it.
-            options: What the texts are.
+            options: How texts are made of completions.
         """
         texts = []
         starts = [prompt.prefix if options.continues else "" for prompt in self.prompts]

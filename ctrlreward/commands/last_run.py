@@ -64,8 +64,8 @@ def _hold(folder: Path) -> Iterator[None]:
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
         raise ValueError(
-            f"{folder} is in use by {holder}: give another --trainer.default_root_dir, or wait "
-            "until that run has ended"
+            f"{folder} is in use by {holder}. Use another --trainer.default_root_dir, or wait "
+            "until that run has ended."
         ) from None
     with lock:
         path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
@@ -94,7 +94,7 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
 
     Only a folder that a run has to itself is renamed: one with `metrics.jsonl`, `summary.json` or
     `checkpoints`, and with nothing but what runs write, which `written` adds to. A folder without a
-    run is left as it is, and so is one with only `checkpoints` of a run beside other files.
+    run is not touched, and neither is one with only `checkpoints` of a run and other files.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):
@@ -111,8 +111,8 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
         why = f"also holds {others[0]}" if others else "is the working directory or holds it"
         raise ValueError(
             f"default_root_dir = {folder} has the files of a run, and {why}, so it is not moved "
-            "aside: give another --trainer.default_root_dir, or resume this run with "
-            "--ckpt_path last"
+            "aside. Use another --trainer.default_root_dir, or resume this run with "
+            "--ckpt_path last."
         )
     number = 1
     while (aside := place.with_name(f"{place.name}-{number}")).exists() or aside.is_symlink():

@@ -65,13 +65,13 @@ def serve_on_ray(
     Prints the address when all replicas run, and a line for each replica that starts or ends.
     """
     if options.max_replicas is not None and options.max_replicas < replicas:
-        raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")
+        raise ValueError(f"ray.max_replicas must be {replicas} or more, got {options.max_replicas}")
     if not port:
-        raise ValueError("port = 0: give a port that is free on the cluster's head")
+        raise ValueError("port must be a free port on the cluster's head, got 0")
     with ExitStack() as stack:
         connected = connect_ray(options.address, {}, log_to_driver=False)
         ray = import_extra("ray", "--engine ray")
-        if connected:  # no Ray of our own is left behind
+        if connected:  # a Ray that was started here is shut down
             stack.callback(ray.shutdown)
         from ray import serve
 
@@ -176,6 +176,6 @@ def _check_resources(
             continue
         message = f"{replicas} replicas of {each:g} {kind} need {needed:g}, Ray has {there:g}"
         if options.address is None:
-            fewer = f"give fewer replicas, or less to each by --ray.num_{kind.lower()}s"
-            raise ValueError(f"{message}: {fewer}")
+            fewer = f"Set fewer replicas, or fewer for each by --ray.num_{kind.lower()}s."
+            raise ValueError(f"{message}. {fewer}")
         print(f"warning: {message}: the rest starts once there are more", file=sys.stderr)

@@ -48,7 +48,7 @@ _EXAMPLES = (
 
 
 def run(arguments: list[str]) -> None:
-    """Write the report, or serve it while the run goes on."""
+    """Write the report, or serve it while the run continues."""
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors(parser):

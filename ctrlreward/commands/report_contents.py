@@ -1,6 +1,6 @@
 """Contents of a run's report as plain data: decisions, curves, texts, diagnosis, provenance.
 
-Decisions are those of `ctrlreward.selection`, replayed over what the run left on disk.
+Decisions are made by `ctrlreward.selection`, replayed over the files of the run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _RULES: Mapping[str, tuple[str, Any]] = {
     "ProxyGuard": ("alarm", AlarmRule),
     "ParetoCheckpoint": ("pareto", ParetoRule),
 }
-_GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → those of its rule
+_GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → names of its rule's arguments
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
     """Return what a run left, as plain data; `missing` has what it did not leave.
 
     Raises:
-        FileNotFoundError: There is no such file or folder.
+        FileNotFoundError: The file or folder does not exist.
     """
     missing: list[str] = []
     try:
@@ -296,7 +296,7 @@ def _rules(
         found["alarm"] = alarm
         origin += "; alarm of the report, since the run had none"
     if not found:
-        found["best"] = BestRule("")  # nothing to judge by: there are no validations
+        found["best"] = BestRule("")  # no validations to judge
     return RunRules(**found), origin
 
 
@@ -587,7 +587,7 @@ def _verdict(
         details += [f"Alarm: {alarm.reason}.", *changes]
         tone, head = "bad", f"{gamed[0].upper()}{gamed[1:]}"
         if best is None:
-            end = "There is no checkpoint to take."
+            end = "No checkpoint can be selected."
         elif best < alarm.step:
             end = f"{take}, from before the alarm."
             if outcome > 0 and not fallen:
@@ -605,7 +605,7 @@ def _verdict(
         what = rules.best.monitor if rules.best else "the score"
         why = f"{missed} of {len(seen)} validations miss a constraint"
         why = why if missed else f"{what} has no finite value at any of {len(seen)} validations"
-        sentence = f"There is no checkpoint to take: {why}."
+        sentence = f"No checkpoint can be selected: {why}."
         return {"tone": "bad", "sentence": sentence, "details": changes}
     tone, head = {1: ("good", "It worked"), 0: ("warn", "No improvement is shown"),
                   -1: ("bad", "It got worse")}[outcome]  # fmt: skip

@@ -164,7 +164,7 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     parser.add_argument(
         "--subject_to",
         **several,
-        help="constraints, such as 'score/acc>=0.8'. Default: those of the run",
+        help="constraints, such as 'score/acc>=0.8'. Default: the constraints of the run",
     )
     parser.add_argument("--guard", **one, help="alarm: PROXY:HELD_OUT, as in 'ctrlreward select'")
     parser.add_argument(
@@ -229,9 +229,9 @@ def rescore(
 ) -> Rescored:
     """Score the texts of all validations of a run that are not yet scored.
 
-    The scores are those that a `GenerationScorer` with these components would have logged, by
-    `<name>/<component>`, and `<name>/total` of a reward of several. What was computed is in
-    `rescored.jsonl`, which a resumed command continues. In the end the folder is a run itself, with
+    The scores have the names that a `GenerationScorer` with these components logs,
+    `<name>/<component>`, and `<name>/total` for a reward of several. Computed scores are in
+    `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
     `metrics.jsonl` and `samples/`.
 
     Args:
@@ -242,7 +242,7 @@ def rescore(
         names: Names of the `GenerationScorer`s whose texts are scored; empty for all.
 
     Raises:
-        ValueError: There are no texts, a name is unknown, the texts lack a column that the reward
+        ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
             needs, or the folder has scores of another reward.
     """
     found = list(stored_texts(run, names))
@@ -389,7 +389,7 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
 def scored_in_parts(
     components: Mapping[str, Component], texts: Stored, progress: Progress
 ) -> dict[str, Scores]:
-    """Return the scores of all texts; those of each text alone are on disk part by part."""
+    """Return the scores of all texts; scores of single texts are written part by part."""
     alone = {name: each for name, each in components.items() if each.scorer.pointwise}
     parts: list[dict[str, Any]] = []
     for start in range(0, len(texts.samples), PART) if alone else ():

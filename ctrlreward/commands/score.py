@@ -50,7 +50,7 @@ SCORERS = (
     *("Repetition", "Similarity", "TransferQuality", "Uniqueness"),
 )
 SCORERS_HINT = (
-    f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
+    f"scorers: {', '.join(SCORERS)}, or the import path of a class. The options of a scorer "
     "follow its name; --scorers.help=NAME lists them"
 )
 
@@ -72,7 +72,7 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
     """Write options that take lists as the parser reads them: `--names=["a", "b"]`.
 
     An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
-    separate words too. An option that is given again adds to its list. A value in brackets or
+    also separate words. An option that is repeated adds to its list. A value in brackets or
     braces and `null` are left as they are.
     """
     gathered: list[str] = []

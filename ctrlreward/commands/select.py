@@ -26,8 +26,8 @@ from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRu
 from ctrlreward.selection.best import Bounds
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
-rule would have stopped, and when the alarm would have been raised. Reads the run folders and logs
-of Lightning, transformers, TRL, verl and OpenRLHF, and those of W&B, TensorBoard and trackio.
+rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
+of Lightning, transformers, TRL, verl, OpenRLHF, W&B, TensorBoard and trackio.
 
 Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
 mistake in the arguments or a file that cannot be read."""

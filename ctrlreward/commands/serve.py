@@ -43,8 +43,8 @@ class RayServeOptions:
     """Cluster, resources and load of the replicas under Ray Serve.
 
     Args:
-        address: `HOST:PORT` of a cluster's head, or "auto" for that of this machine; null starts a
-            Ray on this machine, which ends with the command.
+        address: `HOST:PORT` of a cluster's head, or "auto" for the cluster of this machine; null
+            starts a Ray on this machine, which ends with the command.
         num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
         num_gpus: GPUs of a replica, which sees no others; 0.5 puts two on one. With any, the
             scorers are on "cuda" unless `--device` is given.
@@ -70,13 +70,13 @@ class RayServeOptions:
     def __post_init__(self) -> None:
         for name in ("num_cpus", "target_ongoing_requests", "max_ongoing_requests"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"ray.{name} = {getattr(self, name)}: give a positive number")
+                raise ValueError(f"ray.{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.num_gpus < math.inf:
-            raise ValueError(f"ray.num_gpus = {self.num_gpus}: give 0 or a positive number")
+            raise ValueError(f"ray.num_gpus must be 0 or more, got {self.num_gpus}")
         if self.max_queued_requests < -1 or self.max_queued_requests == 0:
             raise ValueError(
-                f"ray.max_queued_requests = {self.max_queued_requests}: give a positive number, "
-                "or -1 for no limit"
+                "ray.max_queued_requests must be positive, or -1 for no limit, got "
+                f"{self.max_queued_requests}"
             )
 
 
@@ -131,8 +131,8 @@ def serve(
         device: Device of all scorers, such as cuda:1; null leaves each where the file says.
         host: Address to listen at. Other machines reach 0.0.0.0, this one alone 127.0.0.1.
         port: Port to listen at; 0 takes a free one.
-        token_file: File with the bearer token that clients must give. Without it, the environment
-            variable CTRLREWARD_TOKEN holds the token; without both there is none.
+        token_file: File with the bearer token that clients must send. Without it, the environment
+            variable CTRLREWARD_TOKEN holds the token; without both, no token is needed.
         queue: Sizes of batches and of the queue.
         body_bytes: Longest body of a request; a longer one is refused (413).
         body_seconds: Longest time for a body to arrive.
@@ -150,9 +150,9 @@ def serve(
     from ctrlreward.serving.limits import ServeOptions
 
     if replicas < 1 or (engine == "process" and replicas > 1):
-        raise ValueError(f"replicas = {replicas}: give --engine ray, or 1")
+        raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
     if grace < 1:
-        raise ValueError(f"grace = {grace}: give a positive number of seconds")
+        raise ValueError(f"grace must be at least 1 second, got {grace}")
     token = _token(token_file)
     options = ServeOptions(queue, body_bytes, body_seconds, token)
     block, file = read_reward(reward)
@@ -163,8 +163,8 @@ def serve(
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     if token is None and not loopback:
         print(
-            f"warning: {host} is reached by other machines and there is no token: give "
-            "--token_file, or set CTRLREWARD_TOKEN",
+            f"warning: {host} is reached by other machines and there is no token. Pass "
+            "--token_file, or set CTRLREWARD_TOKEN.",
             file=sys.stderr,
         )
     if engine == "process":
@@ -197,7 +197,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
-        raise OSError(f"can't listen at {host}:{port} ({error.strerror}): give another") from None
+        raise OSError(f"can't listen at {host}:{port} ({error.strerror}), choose another") from None
     return listener
 
 

@@ -46,7 +46,7 @@ _EVERY_GM = (0.0, 0.0, 1e9, -1e9)
 
 
 def shrink(config: Namespace) -> None:
-    """Turn the parsed configuration of a job into that of its smoke run, in place.
+    """Turn the parsed configuration of a job into its smoke run, in place.
 
     Two training steps with a validation after each, a few texts everywhere, and a temporary folder.
     Models that the job needs are used where they exist, and else trained in smoke runs.

@@ -61,7 +61,7 @@ _KNOWN_WARNINGS = (
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
 
-# Beginnings of log messages of the same kind, by logger. Where `lightning` is imported, too, it
+# Beginnings of log messages of the same kind, by logger. If `lightning` is imported as well, it
 # logs the messages of pytorch_lightning.
 _LIGHTNING = (
     "💡 Tip",  # advertises other packages
@@ -77,7 +77,7 @@ _KNOWN_MESSAGES = {
 
 
 class TrainParser(LightningArgumentParser):
-    """Lightning's parser, of each class too, without abbreviations, whose errors are one line."""
+    """Lightning's parser, also of classes, without abbreviations; its errors are one line."""
 
     def __init__(
         self, *, files: Sequence[ConfigFile] = (), arguments: Sequence[str] = (), **options: Any

@@ -201,7 +201,7 @@ MISTYPED = {
     "score in.jsonl": "the following arguments are required: output, scorers",
     "score in.jsonl out.csv --scorers Perplexty": "Perplexty (did you mean Perplexity?)",
     "score in.jsnl out.csv --scorers Perplexity": "in.jsnl (did you mean in.jsonl?)",
-    "score in.jsonl out.xlsx --scorers Perplexity": "out.xlsx ends in '.xlsx': give .jsonl",
+    "score in.jsonl out.xlsx --scorers Perplexity": "out.xlsx must end in one of .jsonl",
     "score in.jsonl out.csv --scorer Perplexity": "--scorer (did you mean --scorers?)",
     "trian": "there is no command 'trian' (did you mean train?)",
 }

@@ -290,7 +290,7 @@ def test_a_tuned_adapter_is_evaluated_from_its_run(
     selected = evaluated("selected", model=tmp_path / "run")
     assert content(selected)["texts.jsonl"] == content(other)["texts.jsonl"]
     policy.save_pretrained(str(checkpoints / "step=000010-adapter"))
-    with pytest.raises(ValueError, match=r"has 2 adapters: give one of .*step=000005-adapter, "):
+    with pytest.raises(ValueError, match=r"has 2 adapters, choose one of .*step=000005-adapter, "):
         find_model(str(tmp_path / "run"))
 
 
@@ -485,7 +485,7 @@ def test_a_mistake_is_named_before_anything_is_generated(
     [
         (["--labels", "negative"], "labels = 'negative' has no attribute"),
         (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
-        (["--labels", "mood=sad,glad"], "attribute 'mood' has no classifier"),
+        (["--labels", "mood=sad,glad"], "attribute 'mood' needs a classifier"),
         (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),
         (["--labels", "sentiment=a,b", "--classifier", "sentiment"], "must be ATTRIBUTE=MODEL"),
     ],

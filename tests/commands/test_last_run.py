@@ -182,7 +182,7 @@ def test_one_of_several_runs_that_start_at_once_has_the_folder(
     for resumed in (False, True):
         (words,) = runs(1, resumed).values()
         assert words.startswith(f"{folder} is in use by process {holder} on ")
-        assert "give another --trainer.default_root_dir" in words
+        assert "Use another --trainer.default_root_dir" in words
     os.kill(holder, signal.SIGKILL)
     ((holder, words),) = runs(1, resumed=True).items()
     os.kill(holder, signal.SIGKILL)

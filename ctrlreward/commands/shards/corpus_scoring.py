@@ -74,9 +74,9 @@ def check_shard(
     clashing = [name for name in components if any(name in row.cells for row in rows)]
     if clashing:
         raise ValueError(
-            f"{corpus.rows} already has columns with the names of scores ({', '.join(clashing)}): "
-            "give --names, one per scorer, to prefix the names of their scores. If this is the "
-            "output, give it after the texts"
+            f"{corpus.rows} already has columns with the names of scores ({', '.join(clashing)}). "
+            "Pass --names, one per scorer, to prefix the names of their scores. If this is the "
+            "output, put it after the texts."
         )
     valid = [place for i, place in enumerate(shard.places) if i not in shard.invalid]
     with explained_columns(corpus.present), items_named(ItemPlaces(valid, shard.columns)):

@@ -14,7 +14,7 @@ from ctrlreward.progress import write_line
 
 # Between two lines that say that the cluster has no free CPUs or GPUs.
 _PATIENCE = 60.0
-_OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: shards and requests are small
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class RayOptions:
         for name in ("num_cpus", "num_gpus"):
             number = getattr(self, name)
             if not 0 <= number < math.inf:
-                raise ValueError(f"{name} = {number}: give 0 or more")
+                raise ValueError(f"{name} must be 0 or more, got {number}")
         if not (self.num_cpus or self.num_gpus):
-            raise ValueError("num_cpus and num_gpus are 0: give CPUs, GPUs or both")
+            raise ValueError("num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
 
 
 class RayWorkers(WorkerPool):
-    """Actors, wherever the cluster has CPUs and GPUs for them.
+    """Actors on any nodes of the cluster with free CPUs and GPUs.
 
     Ray restarts and retries nothing, since a shard that was lost is known here. If Ray is connected
     already, it is used, and left as it is.
@@ -58,9 +58,9 @@ class RayWorkers(WorkerPool):
 
     def __enter__(self) -> ScoreShards:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, in log files too
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, also in log files
         cpus = math.ceil(self.workers * self.options.num_cpus)
-        # What scorers warn of in actors is shown here.
+        # Warnings of scorers in actors are shown here.
         self._started = connect_ray(address, {"num_cpus": cpus}, log_to_driver=True)
         self.dumps = import_extra("ray", "--engine ray").cloudpickle.dumps
         try:
@@ -141,7 +141,7 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     """Join a cluster or start Ray on this machine; return False if Ray is connected already.
 
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
-    statistics; `ray.init` takes the options, and then its own ones too.
+    statistics; `ray.init` takes the options in addition to ours.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:

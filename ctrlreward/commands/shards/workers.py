@@ -95,7 +95,7 @@ class Worker(Protocol):
 
 
 class WorkerPool(ABC):
-    """Context manager of other processes, each with models of its own, that score shards.
+    """Context manager of other processes, each with separate models, that score shards.
 
     This process reads, and hands a worker the next shard when it has done one. A worker that dies
     is replaced and its shard is scored again, where a pool of `concurrent.futures` would give up
@@ -130,7 +130,8 @@ class WorkerPool(ABC):
         wanted = self.workers if len(waiting) > 1 else 1
         threads = ThreadPoolExecutor(self.workers)
         idle: list[Worker] = []
-        # Workers that load have no shard: where a cluster is full, others have scored all by then.
+        # Loading workers do not have a shard yet: on a full cluster others may score all of them
+        # first.
         busy: dict[Future[Any], tuple[Worker, Shard | None]] = {}
         deaths: Counter[int | None] = Counter()
 
@@ -295,7 +296,7 @@ def _end_with_parent() -> None:
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
     """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
-        handler.addFilter(_ITEM_FILTER)  # once; the loggers may be those of a user's scorer
+        handler.addFilter(_ITEM_FILTER)  # once; the loggers may belong to a user's scorer
     size = len(shard.places)
     rows = [i for i in range(size) if i not in shard.invalid]
     if not rows:
