@@ -38,8 +38,8 @@ def sample_texts(
     if len(texts) < count:
         limits = "words or more" if longest is None else f"to {longest} words"
         raise ValueError(
-            f"{', '.join(files)}: {len(texts)} texts of {shortest} {limits}, fewer than {count}: "
-            "give more files, or a smaller number"
+            f"{', '.join(files)}: {len(texts)} texts of {shortest} {limits}, fewer than {count}. "
+            "Add files, or use a smaller number."
         )
     return random.Random(seed).sample(texts, count)
 

@@ -57,8 +57,8 @@ class TrainedFirst:
             subprocess.run(command, check=True)
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"the training with {self.config} ended, but {self.folder} does not exist: give a "
-                "configuration whose model writes `folder`, and no fast_dev_run"
+                f"the training with {self.config} ended, but {self.folder} does not exist. Use a "
+                "configuration whose model writes `folder`, and no fast_dev_run."
             )
 
 
@@ -68,7 +68,7 @@ def one_process(folder: Path) -> Iterator[None]:
 
     Another process waits for it at the start of the context, and says so.
     """
-    # Not beside the folder: there, `ctrlreward train` moves an unfinished run aside.
+    # Not next to the folder: there, `ctrlreward train` moves an unfinished run aside.
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     path = cache_folder() / "trainings" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

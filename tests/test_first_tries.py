@@ -220,7 +220,7 @@ WRONG = {
     "Samples of a string": (
         lambda _: Perplexity().score("good soup"),
         TypeError,
-        r"'good soup' is a str: put it in a list. Give Samples, a list of texts",
+        r"'good soup' is a str, put it in a list. Pass Samples, a list of texts",
     ),
     "a number": (
         lambda _: Perplexity().score(3),

@@ -304,7 +304,7 @@ def _require_complete(
     if problems:
         raise ValueError(
             f"{output} exists but is not a complete output of this command: it has "
-            f"{', '.join(problems)}. Give another output, or delete it"
+            f"{', '.join(problems)}. Use another output, or delete it."
         )
     existing = in_chunks(found, 256)
     for number, (has, unscored) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
@@ -314,6 +314,6 @@ def _require_complete(
                 if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
                     raise ValueError(
                         f"{output} exists but was made from other rows: {name}[{i}] is "
-                        f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
-                        "score again"
+                        f"{row.get(name)!r}, not {value!r}. Use another output, or delete it to "
+                        "score again."
                     )

@@ -67,8 +67,8 @@ class FunctionScorer(Scorer):
             if name not in COLUMN_OF and _is_required(parameter):
                 raise TypeError(
                     f"{self.name} needs the argument {name!r}, which is not a column of Samples"
-                    f"{did_you_mean(name, COLUMN_OF)}. Use one of {', '.join(JSON_KEYS)}, or give "
-                    "it a default."
+                    f"{did_you_mean(name, COLUMN_OF)}. Use one of {', '.join(JSON_KEYS)}, or a "
+                    "default value."
                 )
 
     @property

@@ -244,16 +244,16 @@ def relevance_reward(
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
-            there is no cost. The defaults are perplexities of 37 and 20: those of the untuned
-            SmolLM2-135M are about 28.
-        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`).
-            Coherence is higher for a sentence that is there twice.
+            there is no cost. The defaults are perplexities of 37 and 20; the untuned
+            SmolLM2-135M has about 28.
+        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`);
+            coherence is higher for a sentence that occurs twice.
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
 
     Raises:
-        ValueError: `attributes` are not those of `task`.
+        ValueError: `attributes` differ from the attributes of `task`.
     """
     tasks: Task | dict[str, Task]
     if isinstance(task, Mapping):
@@ -290,7 +290,7 @@ def ctrleval_scores(
 ) -> dict[str, Component]:
     """Return `attribute_relevance`, each attribute's if there are several, and the aspects.
 
-    The arguments are those of `relevance_reward`.
+    The arguments are as in `relevance_reward`.
     """
 
     def scorer(task: str | Task, attribute: str | None) -> CTRLEval:
@@ -344,7 +344,7 @@ def held_out_scores(
 ) -> dict[str, Component]:
     """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model.
 
-    The same arguments give the same scorers.
+    Equal arguments return the same scorers.
 
     Args:
         model: The frozen model.

@@ -1,4 +1,4 @@
-"""Sentences in the past and in the present tense, put together from fragments of our own.
+"""Sentences in the past and in the present tense, put together from our fragments.
 
 Each sentence exists in both tenses. They are grammatical but not always likely, and far more alike
 than sentences of people: read scores on them as a check of a recipe.

@@ -84,7 +84,7 @@ def _matching_files(corpus: str) -> list[Path]:
     paths = [Path(name) for name in sorted(glob(corpus, recursive=True)) if Path(name).is_file()]
     if not paths:
         raise ValueError(
-            f"corpus = {corpus!r} matches no file: give a text file, or a quoted pattern such as "
-            '"corpus/*.txt"'
+            f"corpus = {corpus!r} matches no file, must be a text file, or a quoted pattern such "
+            'as "corpus/*.txt"'
         )
     return paths

@@ -126,8 +126,8 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     """Trainer of a word-level language model on a `Corpus`, which writes the best epoch's model.
 
     The language model of X0 ∪ X1 of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose
-    architecture the paper leaves open. The folder is plain transformers: it loads wherever a causal
-    model does, as `Perplexity(folder)` for one.
+    architecture the paper leaves open. The folder is plain transformers: it loads like any causal
+    model, for example as `Perplexity(folder)`.
 
     - **Words** are lower-cased, with punctuation and contractions apart (`did n't`), and known from
       `min_count` occurrences on, 5 as in the paper's vocabulary.
@@ -143,7 +143,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
       tied: with a small width they are most of the weights.
 
     Logs `train_loss`, and `val_loss` and `val_perplexity` with sentence ends and with `<unk>` as
-    one word. The best epoch is that of the trainer's `ModelCheckpoint`; without one, it is the
+    one word. The best epoch is chosen by the trainer's `ModelCheckpoint`; without one, it is the
     last. With `fast_dev_run`, nothing is written. `evaluation.json` in the folder holds the number
     of known words and of distinct rare ones, and for the validation and the test sentences:
 
@@ -189,7 +189,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     ) -> None:
         super().__init__(folder)
         if width % (4 * heads):
-            raise ValueError(f"width = {width}: give a multiple of 4 * heads = {4 * heads}")
+            raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
         self.min_count = min_count
         self.width, self.layers, self.heads = width, layers, heads
         self.dropout = dropout

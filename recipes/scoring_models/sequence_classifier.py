@@ -38,10 +38,10 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     All weights are trained; the classification head is new and starts at random. The folder is
     plain transformers, safetensors with a tokenizer, and `Accuracy(folder)` loads it. Its labels
-    are those of the data, in their order.
+    are the labels of the data, in their order.
 
     Logs `train_loss`, `val_loss` and `val_accuracy`, the share of validation sentences that are
-    classified correctly, 0 to 1, higher is better. The best epoch is that of the trainer's
+    classified correctly, 0 to 1, higher is better. The best epoch is chosen by the trainer's
     `ModelCheckpoint`; without one, it is the last. `evaluation.json` in the folder holds
     `test_accuracy`, the mean of `Accuracy` over the test sentences. With `fast_dev_run`, nothing
     is written.
@@ -83,7 +83,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         """Load the encoder and its tokenizer, with a head for the labels of the data."""
         labels = self.data.labels
         if len(labels) < 2:
-            raise ValueError(f"the data has the label {', '.join(labels)} alone: give two or more")
+            raise ValueError(f"the data must have two or more labels, got only {', '.join(labels)}")
         config = load_config(self.encoder)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}

@@ -119,8 +119,8 @@ class SentenceData(LabelledSentences):
         super().__init__([*train], validation_share, batch_size, seed)
         if train.keys() != test.keys():
             raise ValueError(
-                f"train has the labels {', '.join(train)} and test {', '.join(test)}: "
-                "give files of the same labels"
+                "train and test must have the same labels, got "
+                f"{', '.join(train)} and {', '.join(test)}"
             )
         self.files = {"train": train, "test": test}
         self.exclude = exclude
@@ -142,7 +142,7 @@ class SentenceData(LabelledSentences):
         for label, file in enumerate(files.values()):
             texts = [matching_key(line) for line in read_lines([file]) if line.strip()]
             if not texts:
-                raise ValueError(f"{file} has no sentences: write one per line")
+                raise ValueError(f"{file} has no sentences, must have one per line")
             yield from (Sentence(text, label) for text in texts)
 
 
@@ -169,7 +169,7 @@ class SentenceClassifierTrainer(ModelTrainer[LabelledSentences]):
 class TextCNNTrainer(SentenceClassifierTrainer):
     """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
 
-    Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is that of the trainer's
+    Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is chosen by the trainer's
     `ModelCheckpoint`; without one, it is the last. `Accuracy(...)` loads the folder;
     `evaluation.json` in it holds `test_accuracy`. With `fast_dev_run`, nothing is written.
 

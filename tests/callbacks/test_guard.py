@@ -282,7 +282,7 @@ def test_two_guards_have_separate_states() -> None:
 
 def test_bad_arguments(fit, counter, writer, prompts) -> None:
     for changes, error, message in [
-        ({"held_out": "score/length"}, ValueError, "both 'score/length'"),
+        ({"held_out": "score/length"}, ValueError, "got 'score/length' for both"),
         ({"window": 3}, ValueError, "window must be 4 to 16 scored validations, got 3"),
         ({"window": 17}, ValueError, "window must be 4 to 16 scored validations, got 17"),
         (

@@ -363,7 +363,7 @@ def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str
     assert "out.jsonl exists but is not a complete output of this command: it has no rank" in error
     write_jsonl("in.jsonl", RECORDS[:-1])
     error = fails(*command, capsys=capsys)
-    assert "it has 10 rows instead of 9. Give another output, or delete it" in error
+    assert "it has 10 rows instead of 9. Use another output, or delete it" in error
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
@@ -380,7 +380,7 @@ def test_a_complete_output_of_other_texts_is_refused(
     write_jsonl("in.jsonl", changed)
     error = fails(*command, capsys=capsys)
     assert f"{output} exists but was made from other rows: text[3] is 'text number 3, eee'" in error
-    assert "not 'a new text'. Give another output" in error
+    assert "not 'a new text'. Use another output" in error
 
 
 def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,7 @@ def test_a_reward_of_other_components_is_refused() -> None:
         Reward({"size": Length()}, LEARNED)
     with pytest.raises(ValueError, match="length is better when lower, but the learned aggregate"):
         Reward({"length": Length(higher=False)}, LEARNED)
-    with pytest.raises(ValueError, match="takes no weights"):
+    with pytest.raises(ValueError, match="does not take weights"):
         Reward({"length": (Length(), 2.0)}, LEARNED)
 
 
@@ -230,7 +230,7 @@ def test_wrong_arguments() -> None:
         Preferences({"a": [1.0]}, {"b": [1.0]}, {"a": True})
     with pytest.raises(ValueError, match=r"rejected\['a'\] has shape \(2,\), must be \(1,\)"):
         Preferences({"a": [1.0]}, {"a": [1.0, 2.0]}, {"a": True})
-    with pytest.raises(ValueError, match="groups has 2 items for 1 pairs"):
+    with pytest.raises(ValueError, match="one item per pair, got 2 for 1 pairs"):
         Preferences({"a": [1.0]}, {"a": [1.0]}, {"a": True}, ["x", "y"])
     with pytest.raises(ValueError, match="must come from 5 or more groups, got 1"):
         fit_aggregate(Preferences({"a": [1.0]}, {"a": [1.0]}, {"a": True}))

@@ -136,7 +136,7 @@ def test_a_file_that_is_no_table(tmp_path: Path) -> None:
     [
         ([[1.0]], r"one weight per token, got shape \(1, 1\)"),
         ([1.0, -2.0], r"weights\[1\] must be finite and 0 or more, got -2\.0"),
-        ([math.nan], r"weights\[0\] = nan"),
+        ([math.nan], r"weights\[0\] must be finite and 0 or more, got nan"),
     ],
 )
 def test_weights_that_are_none(weights: list, message: str) -> None:

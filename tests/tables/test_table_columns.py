@@ -34,7 +34,7 @@ NAN = float("nan")
         ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text: convert the file"),
         ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text: convert the file"),
         ("in.parquet", "text", "in.parquet can't be read as Parquet"),
-        ("in.txt", "a", r"in\.txt ends in '\.txt': give \.jsonl, \.csv, \.parquet"),
+        ("in.txt", "a", r"in\.txt must end in one of \.jsonl, \.csv, \.parquet"),
     ],
 )
 def test_bad_files(
@@ -48,9 +48,13 @@ def test_bad_files(
 
 def test_rows_without_a_column_are_named() -> None:
     places = ["in.jsonl:1", "in.jsonl:3"]
-    with pytest.raises(ValueError, match=r"^in\.jsonl:3 has no 'label', but the first row has"):
+    with pytest.raises(
+        ValueError, match=r"^in\.jsonl:3 does not have 'label', but the first row has it"
+    ):
         to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
-    with pytest.raises(ValueError, match=r"^the first row has no 'label', but in\.jsonl:3 has"):
+    with pytest.raises(
+        ValueError, match=r"^the first row does not have 'label', but in\.jsonl:3 has it"
+    ):
         to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
     with pytest.raises(TypeError, match=r"^in\.jsonl:3: text must be a string, got 2, a int$"):
         to_samples([{"text": "a"}, {"text": 2}], Columns(), places)

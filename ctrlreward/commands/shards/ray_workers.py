@@ -98,8 +98,8 @@ class RayWorkers(WorkerPool):
             )
             wanted = " and ".join(f"{number:g} {name}s" for name, number in asked.items())
             raise ValueError(
-                f"no node of the Ray cluster has {wanted} for an actor: they have {has}. Give "
-                "smaller --ray.num_cpus and --ray.num_gpus, or add a node"
+                f"no node of the Ray cluster has {wanted} for an actor: they have {has}. Set "
+                "smaller --ray.num_cpus and --ray.num_gpus, or add a node."
             )
         return capacity
 

@@ -90,7 +90,7 @@ def _fill(
         for name, weight in weights.items()
     }
     missing, left = model.load_state_dict(renamed, strict=False)
-    # A token classifier has no pooler, and older versions saved the numbers of positions.
+    # A token classifier does not have a pooler, and older versions saved the numbers of positions.
     unknown = [name for name in left if ".pooler." not in name and "position_ids" not in name]
     if missing or unknown:
         names = ", ".join([*missing, *unknown][:3])

@@ -138,7 +138,7 @@ class CausalGenerator(_Generator):
         """Continue each prompt, which is read as the start of a document.
 
         Args:
-            prompts: Any number. Prompts that leave no room for the longest completion get "", with
+            prompts: Any number. Prompts too long for the longest completion get "", with
                 one warning for all.
             new_tokens: Largest number of tokens to generate for each prompt; prompts of one batch
                 share the largest.
@@ -288,7 +288,7 @@ class Paraphraser:
             the text in edit distance over words.
 
     Raises:
-        ValueError: The prompt has no `{text}`.
+        ValueError: The prompt does not contain `{text}`.
     """
 
     def __init__(

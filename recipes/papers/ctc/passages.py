@@ -70,7 +70,7 @@ def read_passages(
     if len(found) < count:
         raise ValueError(
             f"{', '.join(files)}: {len(found)} passages of {words[0]} to {words[1]} words, fewer "
-            f"than {count}: give more files, or a smaller number"
+            f"than {count}. Add files, or use a smaller number."
         )
     return random_.sample(found, count)
 
@@ -91,8 +91,9 @@ class PassagePairs:
         sentences: Smallest and largest number of sentences of a text.
         replaced: Smallest and largest share of the supported content words that are replaced.
         layout: `"document"`: b is the passage. `"dialog"`: b is a few of its sentences, the facts,
-            and three line breaks later those before the text, the history, as `Alignment` joins
-            them for engagingness; half of the pairs have no history, as for groundedness.
+            and three line breaks later the sentences before the text, the history, as `Alignment`
+            joins them for engagingness; half of the pairs do not have a history, as for
+            groundedness.
         absent: Which words of a sentence that the context lacks are hallucinated, if they are not
             in the context: content `"words"`, or `"names"` and numbers only, since a passage often
             says the others in other words; these then have no label.
@@ -117,7 +118,7 @@ class PassagePairs:
         one_of("layout", self.layout, ("document", "dialog"))
         one_of("absent", self.absent, ("words", "names"))
         if self.count < 2:
-            raise ValueError(f"count = {self.count}: give 2 or more")
+            raise ValueError(f"count must be 2 or more, got {self.count}")
         for name, (low, high), largest in (
             ("words", self.words, None),
             ("sentences", self.sentences, None),
@@ -125,9 +126,11 @@ class PassagePairs:
         ):
             least = 0 if name == "replaced" else 1
             if not least <= low <= high or (largest is not None and high > largest):
-                raise ValueError(f"{name} = {(low, high)}: give two numbers from {least} in order")
+                raise ValueError(
+                    f"{name} must be two numbers from {least} in order, got {(low, high)}"
+                )
         if not 0 <= self.lower <= 1:
-            raise ValueError(f"lower = {self.lower}: give a share, 0 to 1")
+            raise ValueError(f"lower must be a share, 0 to 1, got {self.lower}")
 
     def build(self) -> list[AlignmentPair]:
         """Return the pairs; equal settings give equal pairs.
@@ -258,7 +261,7 @@ def stem(word: str) -> str:
 def _replacement(
     unit: str, known: set[str], pool: Mapping[str, Sequence[str]], random_: random.Random
 ) -> str:
-    """Draw another unit of the same form of which the context has no word; the unit if none is."""
+    """Draw another unit of the same form without a word of the context; else return the unit."""
     candidates = pool.get(unit_form(unit), ())
     for _ in range(20 if candidates else 0):
         drawn = random_.choice(candidates)

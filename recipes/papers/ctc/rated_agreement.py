@@ -78,7 +78,7 @@ class RatedAgreement(pl.Callback):
             trained.tokenizer.save_pretrained(folder)
             for file, rated in self.rated.items():
                 aspects = {a: r for r, a in ASPECTS.items() if r in rated.ratings}
-                aspects.pop("relevance", None)  # of references, by an aligner of its own
+                aspects.pop("relevance", None)  # of references, by a separate aligner
                 scorer = Alignment(folder, tuple(aspects), method, self.stop_words)
                 scores = scorer.score(rated.samples[:rows])
                 for aspect, rating in aspects.items():

@@ -74,7 +74,8 @@ def compare_systems(
         output: Folder to write.
         uncentred: Encoder of a second similarity.
         constant_files: Style → file of training sentences, of which one is the constant output.
-        ratings: Li et al.'s rated transfers, whose systems are compared too; see `rated_outputs`.
+        ratings: Li et al.'s rated transfers, whose systems are compared as well; see
+            `rated_outputs`.
         system: `NAME=FILE` of further systems; see `read_outputs`.
         selected: System whose GM is compared with that of others, and which is checked.
         against: The others; by default copying, the constant sentences and each of `system`.
@@ -181,7 +182,7 @@ def _others(
         return []
     for name in (selected, *against):
         if name not in sizes:
-            raise ValueError(f"{name} is no system: the systems are {', '.join(sizes)}")
+            raise ValueError(f"{name} is not a system, must be one of {', '.join(sizes)}")
         if sizes[name] != n:
             raise ValueError(
                 f"{name} has {sizes[name]} of {n} sentences: compare systems that have all"

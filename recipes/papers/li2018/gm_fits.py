@@ -66,7 +66,7 @@ class JudgedThresholds:
 
 @dataclass(frozen=True)
 class HeldOutFits:
-    """Thresholds fitted to preferences of half of the items, and judged on those of the rest.
+    """Thresholds fitted to preferences of half of the items, and judged on the rest.
 
     Attributes:
         fitted_pairs: Number of preferences that thresholds were fitted to.
@@ -139,7 +139,7 @@ def judge_learned(
 ) -> tuple[dict[str, JudgedAggregate], LearnedAggregate]:
     """Judge aggregates that `fit_aggregate` learns from every other item, and GM, on the rest.
 
-    The items, which are the source sentences, are those of `fit_held_out`: no sentence is on both
+    The items, which are the source sentences, are as in `fit_held_out`: no sentence is on both
     sides.
 
     Args:

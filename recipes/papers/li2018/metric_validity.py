@@ -28,7 +28,7 @@ def style_match(decisions: Scores, ratings: Scores) -> tuple[float, int]:
     Args:
         decisions: 1 where the classifier finds the target style, else 0; NaN where it failed.
             Shape (n,).
-        ratings: Rating of the style, 1 to 5; NaN where there is none. Shape (n,).
+        ratings: Rating of the style, 1 to 5; NaN if missing. Shape (n,).
 
     Returns:
         The share of matches, 0 to 1, and the number of texts that it is of; NaN and 0 if no text
@@ -70,7 +70,7 @@ def validity_record(
 
 
 def print_validity(record: Mapping[str, Any], width: int | None) -> None:
-    """Print Table 5 beside the paper's figures.
+    """Print Table 5 next to the paper's figures.
 
     Args:
         record: Result of `validity_record`.

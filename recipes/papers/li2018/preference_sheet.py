@@ -37,7 +37,7 @@ class _Item(NamedTuple):
     """One row: a source, the systems of sides A and B, and the pair in its order.
 
     Attributes:
-        pair: The two systems as they were given.
+        pair: The two systems in the given order.
         sides: The same in the order of A and B.
         source: The sentence that was rewritten.
         target: Its target style; "" where a file has none.

@@ -51,7 +51,7 @@ def write_literature(
     names replaced. Sentences are in lower case with a space between words and marks, as the Yelp
     data and the transfers of a model are, since a judge should tell the two styles by their words.
     Left out are sentences without a final mark (titles and items of lists), with `<unk>`, of other
-    lengths, repeated ones, and those of both styles. Byte-pair encoding is the data module's
+    lengths, repeated ones, and sentences of both styles. Byte-pair encoding is the data module's
     (`subwords`).
 
     Args:
@@ -71,10 +71,10 @@ def write_literature(
 
     Returns:
         The content of `report.json`: `settings`, and for each style the number of sentences found,
-        dropped by reason, and written, and that of names.
+        dropped by reason, and written, and the number of names.
 
     Raises:
-        ValueError: There are not two styles, an option is out of range, a style has no more
+        ValueError: `files` does not have two styles, an option is out of range, a style has no more
             sentences than `dev` and `test` need, or the folder holds other files.
         OSError: A file cannot be read.
     """
@@ -90,8 +90,8 @@ def write_literature(
     for style, sentences in corpora.items():
         if len(sentences) <= dev + test:
             raise ValueError(
-                f"{style}: {len(sentences)} sentences of {words[0]} to {words[1]} words, and dev "
-                f"and test take {dev + test}: give more files, or a smaller dev and test"
+                f"{style}: {len(sentences)} sentences of {words[0]} to {words[1]} words, but dev "
+                f"but test take {dev + test}. Add files, or use a smaller dev and test."
             )
         random.Random(seed).shuffle(sentences)
     settings = {
@@ -125,20 +125,20 @@ def _check(
     files: Mapping[str, Sequence[str]], folder: Path, words: tuple[int, int], dev: int, test: int
 ) -> None:
     if len(files) != 2:
-        raise ValueError(f"files has the styles {', '.join(files) or 'none'}: give two styles")
+        raise ValueError(f"files must have two styles, got {', '.join(files) or 'none'}")
     for style, paths in files.items():
         if isinstance(paths, str) or not paths:
-            raise ValueError(f"files of {style} = {paths!r}: give a list of one file or more")
+            raise ValueError(f"files of {style} must be a list of one file or more, got {paths!r}")
     if not 1 <= words[0] <= words[1]:
-        raise ValueError(f"words = {words}: give two numbers of 1 or more, in order")
+        raise ValueError(f"words must be two numbers of 1 or more in order, got {words}")
     for name, count in (("dev", dev), ("test", test)):
         if count < 1:
-            raise ValueError(f"{name} = {count}: give 1 or more")
+            raise ValueError(f"{name} must be 1 or more, got {count}")
     occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if occupied and not (folder / _REPORT).is_file():
         raise ValueError(
-            f"folder = {str(folder)!r} exists and holds no {_REPORT}: it would be replaced, so "
-            "give an empty or a new folder"
+            f"folder = {str(folder)!r} exists and does not contain {_REPORT}; it would be "
+            "replaced. Use an empty or a new folder."
         )
 
 
@@ -157,7 +157,7 @@ def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
 def _with_names_replaced(
     found: Mapping[str, Sequence[str]], names: str | NameTagger | None
 ) -> dict[str, list[str]]:
-    """Return the sentences after the tagger, which sees those of both styles together."""
+    """Return the sentences after the tagger, which sees both styles together."""
     if names is None:
         return {style: list(sentences) for style, sentences in found.items()}
     if isinstance(names, str):

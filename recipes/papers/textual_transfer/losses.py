@@ -1,6 +1,6 @@
 """Losses of textual transfer (Pang & Gimpel 2019, https://arxiv.org/abs/1810.11878, eqs. 2 to 7).
 
-Each is of the sentences of one style t; the objective adds those of both. n sentences, T words and
+Each is over the sentences of one style t; the objective adds both styles. n sentences, T words and
 one end each, V words in the vocabulary.
 """
 
@@ -113,7 +113,7 @@ def critic_loss(
 def wasserstein_gap(real: Tensor, fake: Tensor) -> Tensor:
     """Return mean D′(h̃) - mean D′(h), the part of eq. 7 that encoder and generator maximise.
 
-    The penalty bounds the slope of D′ and is no aim of theirs.
+    The penalty bounds the slope of D′ and is not part of it.
 
     Args:
         real: D′ of real states, shape (n,).

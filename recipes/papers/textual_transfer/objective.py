@@ -37,7 +37,7 @@ class States(NamedTuple):
     fake: Tensor
 
     def of_style(self, style: int) -> tuple[Tensor, Tensor]:
-        """Return real states of a style and those of sentences transferred into it, k of each."""
+        """Return real states of a style and states of sentences transferred into it, k of each."""
         k = len(self.real) // 2
         return self.real[style * k :][:k], self.fake[(1 - style) * k :][:k]
 

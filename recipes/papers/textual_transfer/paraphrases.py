@@ -25,7 +25,7 @@ _SHARE = 0.2
 class Paraphrases:
     """Paraphrase pairs ⟨u, v⟩ of the loss of eq. 5 of Pang & Gimpel (2019).
 
-    The paper takes them from ParaNMT-50M: those of which neither sentence contains the other, then
+    The paper takes them from ParaNMT-50M: pairs in which neither sentence contains the other, then
     90,000 at random. `file` is read in the same way. Without a file, a stand-in is made of the
     training sentences by `rewrite`, whose rules are for English. Equation 5 decodes each
     v in both styles, so that a v with the words of one style would teach the other style to write
@@ -49,7 +49,7 @@ class Paraphrases:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"count = {self.count}: give 1 or more")
+            raise ValueError(f"count must be 1 or more, got {self.count}")
 
     def pairs(self, *sentences: Sequence[str]) -> list[Pair]:
         """Return the pairs, in lower case and tokenized; their number and three are logged.
@@ -58,7 +58,7 @@ class Paraphrases:
             *sentences: Training sentences of each style, for the stand-in.
 
         Raises:
-            ValueError: A line of the file has no tab or an empty side, or no pair is left.
+            ValueError: A line of the file lacks a tab, has an empty side, or no pair is left.
         """
         draws = random.Random(self.seed)
         if self.file is not None:
@@ -71,7 +71,7 @@ class Paraphrases:
             source = "rewritten training sentences, in place of a file of paraphrases"
         if not found:
             raise ValueError(
-                f"{source}: no pair of which neither sentence contains the other; give a file of "
+                f"{source}: no pair in which neither sentence contains the other, must have "
                 "lines u<TAB>v"
             )
         shown = "; ".join(f"{u} → {v}" for u, v in found[:3])
@@ -86,8 +86,8 @@ def _read_pairs(file: str) -> Iterator[Pair]:
         u, v, *_ = (separate_words(column) for column in f"{line}\t".split("\t"))
         if not u or not v:
             raise ValueError(
-                f"{file}, line {number}: {shortened(line.strip())} is no pair: write two sentences "
-                "with a tab between them"
+                f"{file}, line {number}: {shortened(line.strip())} is not a pair, must be two "
+                "sentences with a tab between them"
             )
         yield u, v
 

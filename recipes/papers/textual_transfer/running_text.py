@@ -80,7 +80,7 @@ def replace_names(sentences: Sequence[str]) -> list[str]:
     A name is a word that has a capital inside sentences and almost never a small letter: at most
     once for twenty capitals. Names in a row are one name, and what follows a title belongs to it. A
     word is a location if a preposition of place stands before it in a tenth of the cases or more;
-    every other name is a person, the title of a book too. A recognizer of named entities is better
+    every other name is a person, including book titles. A recognizer of named entities is better
     at this; this rule needs no model, and reads every corpus alike.
 
     Args:

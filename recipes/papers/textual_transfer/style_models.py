@@ -143,7 +143,7 @@ def load_style_model(folder: str | Path) -> tuple[StyleLanguageModel, PreTrained
 class StyleModels:
     """Folder and training of the language models of both styles.
 
-    The paper names no sizes; the defaults are those of Shen et al. (2017).
+    The paper does not state the sizes; the defaults follow Shen et al. (2017).
 
     Args:
         folder: Folder of the two models, in `style_0` and `style_1`.
@@ -175,18 +175,18 @@ class StyleModels:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            given = f"epochs = {self.epochs} and batch_size = {self.batch_size}"
-            raise ValueError(f"{given}: give 1 or more")
+            given = f"{self.epochs} and {self.batch_size}"
+            raise ValueError(f"epochs and batch_size must be 1 or more, got {given}")
         if not 0 < self.validation_share < 1:
-            given = f"validation_share = {self.validation_share}"
-            raise ValueError(f"{given}: give a share above 0 and below 1")
+            given = f"{self.validation_share}"
+            raise ValueError(f"validation_share must be between 0 and 1, exclusive, got {given}")
 
     def trained(self, data: TransferSentences) -> tuple[StyleLanguageModel, StyleLanguageModel]:
         """Return the frozen models of style 0 and style 1, on the CPU.
 
-        A model is trained unless the folder holds that of the same vocabulary, sentences and
+        A model is trained unless the folder has one of the same vocabulary, sentences and
         options. Of several processes one trains and the others wait. Equal arguments give equal
-        models, and the caller's random state is left as it was.
+        models, and the caller's random state is restored.
 
         Args:
             data: Sentences of the two styles and their vocabulary, after `setup`.
@@ -207,7 +207,7 @@ class StyleModels:
                 model, report = self._train(data, style)
                 with whole_folder(folder) as unfinished:
                     model.save(unfinished, data.tokenizer, {**report, "fingerprint": fingerprint})
-            # From the file, so that the run that trained a model goes on as one that found it.
+            # From the file, so that the run that trained a model continues like one that found it.
             return load_style_model(folder)[0].eval().requires_grad_(False)
 
     def _fingerprint(self, data: TransferSentences, style: str) -> str:
@@ -222,7 +222,7 @@ class StyleModels:
         rows: list[list[int]] = data.tokenizer(data.sentences[style]).input_ids
         if len(rows) < 2:
             raise ValueError(
-                f"the style {style} has {len(rows)} sentences: give two or more, to train its "
+                f"the style {style} has {len(rows)} sentences, must have two or more, to train its "
                 "language model and to validate it"
             )
         with torch.random.fork_rng():
@@ -258,8 +258,8 @@ class StyleModels:
                 weights = {name: value.clone() for name, value in model.state_dict().items()}
         if not weights:
             raise ValueError(
-                f"the language model of {style} has no finite perplexity after its first epoch: "
-                f"give a learning_rate below {self.learning_rate:g}"
+                f"the language model of {style} has no finite perplexity after its first epoch. "
+                f"Set a learning_rate below {self.learning_rate:g}."
             )
         model.load_state_dict(weights)
         return model.cpu(), {
@@ -289,8 +289,8 @@ def _holds(folder: Path, fingerprint: str) -> bool:
     present = {path.name for path in folder.glob("*")}
     if others := sorted(present - _FILES):
         raise ValueError(
-            f"{folder} holds {others[0]}, which does not belong to a style's language model and "
-            "would be deleted: give another folder"
+            f"{folder} contains {others[0]}, which does not belong to a style's language model and "
+            "would be deleted. Use another folder."
         )
     if not present:
         return False

@@ -53,11 +53,11 @@ def best_constants(
         Style → sentence.
 
     Raises:
-        ValueError: There are not two styles, or one has no sentences.
+        ValueError: `sentences` does not have two styles, or one is empty.
     """
     if len(sentences) != 2 or not all(sentences.values()):
         found = ", ".join(f"{style}: {len(texts)}" for style, texts in sentences.items())
-        raise ValueError(f"sentences has {found or 'no styles'}: give sentences of two styles")
+        raise ValueError(f"sentences must have two styles, got {found or 'none'}")
     drawn = {
         style: random.Random(seed).sample(list(texts), min(_CANDIDATES, len(texts)))
         for style, texts in sentences.items()
@@ -119,7 +119,7 @@ def corpus_transfer(
     *,
     thresholds: tuple[float, float, float, float],
 ) -> CorpusTransfer:
-    """Return the scores of a corpus from those of its n sentences.
+    """Return the scores of a corpus from the scores of its n sentences.
 
     Args:
         accuracy: 1 for a sentence with the target label, 0 for another, shape (n,).

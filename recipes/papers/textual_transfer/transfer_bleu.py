@@ -44,13 +44,13 @@ def read_references(files: dict[str, str]) -> Samples:
         ValueError: There are not two styles, or a line is not a source and a reference.
     """
     if len(files) != 2:
-        raise ValueError(f"references has the styles {', '.join(files)}: give two")
+        raise ValueError(f"references must have two styles, got {', '.join(files)}")
     rows: list[tuple[str, str, str]] = []
     for (_, file), target in zip(files.items(), reversed(files), strict=True):
         for number, line in enumerate(read_lines([file]), 1):
             columns = [column.strip() for column in line.split("\t")]
             if len(columns) != 2 or not all(columns):
-                raise ValueError(f"{file}:{number} is {line!r}: give source ⇥ reference")
+                raise ValueError(f"{file}:{number} must be source ⇥ reference, got {line!r}")
             rows.append((columns[0], columns[1], target))
     sources, references, labels = zip(*rows, strict=True) if rows else ((), (), ())
     return Samples(
@@ -74,7 +74,7 @@ def reference_bleu(samples: Samples) -> Bleu:
         samples: n texts with `references`.
 
     Raises:
-        MissingColumn: There are no references.
+        MissingColumn: The samples do not have references.
         ImportError: sacrebleu is not installed.
     """
     references = samples.require("references", "reference_bleu")
@@ -99,7 +99,7 @@ def reference_meteor(samples: Samples) -> float:
         samples: n texts with `references`, 1 or more; an empty text has 0.
 
     Raises:
-        MissingColumn: There are no references.
+        MissingColumn: The samples do not have references.
         ImportError: nltk is not installed.
     """
     references = samples.require("references", "reference_meteor")

@@ -64,7 +64,7 @@ class Comparison:
 def trend(run: TransferRun) -> dict[str, float | None]:
     """Return Spearman's ρ of each figure with the step over n validations, None where undefined.
 
-    No interval is given: the validations of a run are no independent draws.
+    There is no interval, since the validations of a run are not independent draws.
     """
     steps = [point.step for point in run.points]
     columns = {name: [getattr(p, name) for p in run.points] for name in run.points[0]._fields[1:]}
@@ -115,8 +115,8 @@ def compare_at_equal_accuracy(
     (one, before), (other, after) = first.transfers(i), second.transfers(j)
     if (one.sources, one.labels) != (other.sources, other.labels):
         raise ValueError(
-            f"{first.folder} and {second.folder} have transferred different dev sentences: give "
-            "runs of one setting"
+            f"{first.folder} and {second.folder} have transferred different dev sentences. Compare "
+            "runs of one setting."
         )
     differences = paired_transfer_bootstrap(before, after, thresholds)
     steps = first.points[i].step, second.points[j].step

@@ -107,7 +107,8 @@ class TextualTransfer(pl.LightningModule):
         gradient_norm: Largest norm of the gradient of each network's update.
         max_words: Most words of a transferred sentence.
         style_models: Language models of the styles, for `language`; trained first if absent.
-        seed: Seed of dropout and of all draws in training; None takes that of `seed_everything`.
+        seed: Seed of dropout and of all draws in training; None takes the seed of
+            `seed_everything`.
 
     Raises:
         ValueError: `lambdas` has an unknown loss or a negative weight.
@@ -232,14 +233,14 @@ class TextualTransfer(pl.LightningModule):
         """Rewrite the sources in the styles that `labels` name, greedily.
 
         Raises:
-            ValueError: `sources` or `labels` are absent, or a label is no style of the model.
+            ValueError: `sources` or `labels` are absent, or a label is not a style of the model.
         """
         sources = samples.require("sources", type(self).__name__)
         labels = samples.require("labels", type(self).__name__)
         for label in labels:
             if label not in self.styles:
                 raise ValueError(
-                    f"the label {label!r} is no style of the model: give one of "
+                    f"the label {label!r} is not a style of the model, must be one of "
                     f"{', '.join(self.styles)}"
                 )
         targets = [self.styles.index(label) for label in labels]
@@ -248,14 +249,14 @@ class TextualTransfer(pl.LightningModule):
     def _check(self, data: TransferSentences) -> None:
         """Raise if the run can't use these losses, this device or this precision."""
         problems = {
-            "trains on one device: give the trainer devices=1": self.trainer.world_size > 1,
-            "has no loss scaling: give the trainer precision='bf16-mixed'": (
+            "trains on one device. Use Trainer(devices=1)": self.trainer.world_size > 1,
+            "has no loss scaling. Use Trainer(precision='bf16-mixed')": (
                 self.trainer.precision == "16-mixed"
             ),
-            "has the loss language: give style_models, {folder: runs/style_models}": (
+            "has the loss language. Set style_models, {folder: runs/style_models}": (
                 self.lambdas["language"] and not self.style_models
             ),
-            "has the loss paraphrase: give the data paraphrases, {} for pairs of its sentences": (
+            "has the loss paraphrase. Set paraphrases of the data, {} for pairs of its sentences": (
                 self.lambdas["paraphrase"] and not data.pairs
             ),
         }
@@ -288,7 +289,7 @@ class TextualTransfer(pl.LightningModule):
         return self.lambdas[name] * decay
 
     def _build(self, vocabulary: str, styles: tuple[str, str]) -> None:
-        """Build the networks, or check that they are those of a vocabulary and of these styles.
+        """Build the networks, or check that they fit a vocabulary and these styles.
 
         Raises:
             ValueError: The module has been built for others.
@@ -321,7 +322,7 @@ def _checked(lambdas: Mapping[str, float]) -> Mapping[str, float]:
     for name, value in lambdas.items():
         one_of("a key of lambdas", name, LAMBDAS)
         if not 0 <= value < float("inf"):
-            raise ValueError(f"lambdas[{name!r}] = {value}: give 0 or more")
+            raise ValueError(f"lambdas[{name!r}] must be 0 or more, got {value}")
     return lambdas
 
 

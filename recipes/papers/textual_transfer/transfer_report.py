@@ -68,7 +68,7 @@ class TransferReport(pl.Callback):
     - `bleu_signature`.
 
     With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
-    checkpoint beside the reference; `ctrlreward.recipes.papers.li2018.compare_systems` reads it.
+    checkpoint next to the reference; `ctrlreward.recipes.papers.li2018.compare_systems` reads it.
 
     Args:
         folder: Folder of the run's `HistoryLogger`.
@@ -115,7 +115,7 @@ class TransferReport(pl.Callback):
         _training_sentences(trainer)
         if not len(self._unseen(trainer)):
             raise MisconfigurationException(
-                "TransferReport: selection sees all of its sentences, give others"
+                "TransferReport: selection sees all of its sentences, must be others"
             )
         if self.references is not None:
             import_extra("sacrebleu", "BLEU")
@@ -256,7 +256,7 @@ def replay_stop(
         `monitor`, `patience` and `steps` as given; `stopped_step`, the number of steps done when
         the rule stops, None if it does not; `share_saved`, of the steps, 0 to 1; `best`, the best
         score of the whole run, and `lost`, how much of it a stopped run would not have had, 0 or
-        more. None where there is no score.
+        more. None without a score.
     """
     rule = StopRule(monitor, patience=patience)
     state, stopped, kept = rule.start(), None, -math.inf
@@ -285,8 +285,8 @@ def _training_sentences(trainer: pl.Trainer) -> Mapping[str, Sequence[str]]:
     sentences = getattr(trainer.datamodule, "sentences", None)  # type: ignore[attr-defined]
     if not isinstance(sentences, Mapping):
         raise MisconfigurationException(
-            "TransferReport takes its constant sentences from the training sentences: give "
-            "trainer.fit a data module with sentences, style → list, such as TransferSentences"
+            "TransferReport takes its constant sentences from the training sentences. Pass "
+            "trainer.fit a data module with sentences, style → list, such as TransferSentences."
         )
     return sentences
 

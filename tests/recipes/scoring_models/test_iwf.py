@@ -141,7 +141,11 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
-        (b"A dog.", ["no.txt", "iwf.txt"], "corpus = 'no.txt' matches no file: give a text file"),
+        (
+            b"A dog.",
+            ["no.txt", "iwf.txt"],
+            "corpus = 'no.txt' matches no file, must be a text file",
+        ),
         (
             b"A dog.",
             ["c.txt", "no/iwf.txt"],

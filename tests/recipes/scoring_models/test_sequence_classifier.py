@@ -202,7 +202,7 @@ def test_a_classifier_of_other_labels_is_a_start(files: Files, tmp_path: Path) -
 def test_a_single_label_is_refused(tmp_path: Path, encoder: str) -> None:
     train = {"good": written(tmp_path / "train", GOOD)}
     test = {"good": written(tmp_path / "test", TEST_GOOD)}
-    with pytest.raises(ValueError, match="the data has the label good alone: give two or more"):
+    with pytest.raises(ValueError, match="the data must have two or more labels, got only good"):
         fitted((train, test, []), tmp_path / "model", encoder)
 
 
@@ -255,7 +255,7 @@ def test_a_file_in_place_of_the_folder_is_refused(
     files: Files, tmp_path: Path, encoder: str
 ) -> None:
     written(tmp_path / "model", ["years of work"])
-    with pytest.raises(ValueError, match="model' is a file: it would be deleted"):
+    with pytest.raises(ValueError, match="model' is a file and would be deleted"):
         fitted(files, tmp_path / "model", encoder)
     assert (tmp_path / "model").read_text("utf-8") == "years of work\n"
 

@@ -49,7 +49,7 @@ def test_equal_calls_share_one_object(files: None) -> None:
 
 
 def test_wrong_files(files: None) -> None:
-    with pytest.raises(TypeError, match="corpus = 'corpus' is a str: give a list of files"):
+    with pytest.raises(TypeError, match="corpus must be a list of files, got 'corpus', a str"):
         sentence_vectors("corpus", vectors="vectors")
     Path("held_out").write_text("held out soup\n")
     with pytest.raises(ValueError, match="corpus = held_out, held_out has no sentence outside"):

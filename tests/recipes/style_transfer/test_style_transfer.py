@@ -62,9 +62,11 @@ def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) 
 
 
 def test_bad_arguments_are_named(files: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="files has the styles sour: give two"):
+    with pytest.raises(ValueError, match="files must have two styles, got sour"):
         Sentences({"sour": files["sour"]}, TEMPLATE, 2)
-    with pytest.raises(ValueError, match=r"'\{style\}:': include \{source\} and \{style\}"):
+    with pytest.raises(
+        ValueError, match=r"must contain \{source\} and \{style\}, got '\{style\}:'"
+    ):
         Sentences(files, "{style}:", 2)
     with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, fewer than 5"):
         Sentences(files, TEMPLATE, 5).prompts()

@@ -94,7 +94,7 @@ def test_malformed_ratings_raise(measure: Callable[[list[list[str]]], float]) ->
         measure([["a", "b"], ["a"]])
     with pytest.raises(ValueError, match="item 0 has 1 ratings"):
         measure([["a"]])
-    with pytest.raises(ValueError, match="there are no items"):
+    with pytest.raises(ValueError, match="items is empty"):
         measure([])
 
 

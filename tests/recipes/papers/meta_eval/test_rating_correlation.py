@@ -245,9 +245,12 @@ def test_constant_draws_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], [1]), r"scores has shape \(2,\) and ratings has \(1,\)"),
-        (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite: give numbers, NaN for failed samples"),
-        (([1, 2], [1, 2], "a"), "clusters has 1 items for 2 rows: give one per row"),
+        (([1, 2], [1]), r"one item per row, got shapes \(2,\) and \(1,\)"),
+        (
+            ([1, 2], [1, np.inf]),
+            r"ratings\[1\] is infinite, must be finite, NaN for failed samples",
+        ),
+        (([1, 2], [1, 2], "a"), "clusters must have one item per row, got 1 for 2 rows"),
         (([1, 2], [1, 2], "ab", 95), r"confidence must be between 0 and 1 .*, got 95 and 1000"),
         (([1, 2], [1, 2], "ab", 0.9, 0), r"resamples 1 or more, got 0\.9 and 0"),
     ],
