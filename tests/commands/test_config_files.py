@@ -276,8 +276,8 @@ MISTAKES = {
     "model": (edited([*INIT, "model"], "smollm-135m"), "model = 'smollm-135m'", "'smollm2-135m'?"),
     "lacking": (edited([*INIT], {"model": "m"}), "model", "lacks reward"),
     "range": (
-        edited([*INIT, "generation", "temperature"], -1), "generation.temperature must be positive, got -1",
-        "positive"),
+        edited([*INIT, "generation", "temperature"], -1), "generation.temperature",
+        "must be positive, got -1"),
     "value": (
         edited(["trainer", "callbacks", 4, "init_args", "dirpath"], "${trainer.root}"),
         "${trainer.root}", "only ${trainer.default_root_dir}"),
