@@ -39,14 +39,14 @@ class CallbackMixin(Callback):
                 logger.replaces_rows = stage == "fit"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Release what the run has used."""
+        """Release the resources of the run."""
         super().teardown(trainer, pl_module, stage)
         self.release()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Release what the run has used; after an error Lightning calls no `teardown`."""
+        """Release the resources of the run; after an error Lightning does not call `teardown`."""
         super().on_exception(trainer, pl_module, exception)
         self.release()
 

@@ -96,7 +96,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
-        resolutions: Logged key → what difference these prompts can show, from the second scored
+        resolutions: Logged key → difference that these prompts can show, from the second scored
             validation on (`ctrlreward.functional.sequential.Resolution`).
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were

@@ -64,7 +64,7 @@ def wandb_key(logger: WandbLogger, key: str) -> str:
 
 
 def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
-    """Set what a logger whose run has not started will pass to `wandb.init`.
+    """Set the arguments that a logger passes to `wandb.init` when its run starts.
 
     An offline run will print nothing but warnings and errors, and be on disk within a second, in
     case the process is killed; unless the logger was given settings. The logger continues the run

@@ -22,7 +22,7 @@ _REWARD = ""  # key of the moments of the reward
 
 @dataclass(frozen=True)
 class UsefulRange:
-    """Range of a score in which more reward is worth having; outside, the policy is led back.
+    """Range of a score to stay in; outside of it, the reward leads the policy back.
 
     Args:
         low: Smallest useful mean, None for no bound.

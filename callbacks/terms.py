@@ -99,7 +99,7 @@ class ReferenceReward:
     """Bounded reward: the preference for a text over references for the same prompt.
 
     σ((r − r_ref) / scale), in (0, 1), the mean over several references (PAR, Fu et al. 2025,
-    https://arxiv.org/abs/2502.18770). Being better than the reference is worth a lot, and much
+    https://arxiv.org/abs/2502.18770). Being better than the reference counts a lot, and much
     better hardly more, which takes away what a policy gains by gaming the reward.
 
     Args:

@@ -60,7 +60,7 @@ class HeldOutScorer:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1).
-        resolutions: Key → what difference these prompts can show, from the second validation on
+        resolutions: Key → difference that these prompts can show, from the second validation on
             (`ctrlreward.functional.sequential.Resolution`).
 
     Raises:

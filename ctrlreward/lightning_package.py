@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:  # the types of one package stand for both
+if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning import Callback as Callback
     from pytorch_lightning import LightningModule as LightningModule
     from pytorch_lightning import Trainer as Trainer

@@ -252,7 +252,7 @@ class BestOfN(NamedTuple):
 
 
 def best_of_n_curve(proxy: Scores, held_out: Scores) -> list[BestOfN]:
-    """Return what the best of 1, 2, …, m completions by the proxy is worth.
+    """Return the held-out score of the best of 1, 2, …, m completions by the proxy.
 
     The expectation over all choices of n of a prompt's m completions is exact: the i-th lowest of m
     is the best of n with probability C(i - 1, n - 1) / C(m, n).

@@ -566,7 +566,7 @@ def check_direction(name: str, component: Component, weight: float) -> None:
 
 
 def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:
-    """Return the score that stands for accuracy, and the names of the three in eq. 1's order."""
+    """Return the score used as accuracy, and the names of the three in eq. 1's order."""
     score_names = [component.name for component in components.values()]
     keys = dict(zip(score_names, components, strict=True))
     for accuracy in get_args(AccuracyScore):

@@ -132,7 +132,7 @@ References: TypeAlias = Column | Iterable[Sequence[str]]
 class SampleKeywords(TypedDict, total=False):
     """Keywords of `as_samples` and of all that score samples: columns, and a map of their labels.
 
-    A column has a plural and a singular name; one string or integer stands for all samples.
+    A column has a plural and a singular name; one string or integer applies to all samples.
 
     `label_map` maps labels in the data to the scorer's labels: `{0: "negative", 1: "positive"}`.
     """
@@ -584,7 +584,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
     Raises:
         TypeError: The data is of another type, an item is not a string, or a keyword is not a
             column of `Samples`.
-        ValueError: There are no texts, a record lacks a key of the first one, a label is not in
+        ValueError: The texts are missing, a record lacks a key of the first one, a label is not in
             `label_map`, or `Samples` rejects the columns.
 
     Examples:

@@ -42,7 +42,7 @@ COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
 class ConfigFile:
     """A YAML file, with the line of each key, by the keys that lead there, "0", "1", … in a list.
 
-    `as_written` is False if the content is not what the file has. `anchors` are the names of the
+    `as_written` is False if the content differs from the file. `anchors` are the names of the
     values that the file marks (`labels: &labels [...]`).
     """
 

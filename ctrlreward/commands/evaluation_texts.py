@@ -174,7 +174,7 @@ class TextLog:
         self.log.append({"completions": rollout.completions, "ended": rollout.ended.tolist()})
 
     def planned(self) -> tuple[list[str], list[bool]]:
-        """Return completions that stand for those to come, to check the labels before."""
+        """Return placeholder completions, to check the labels before generating."""
         return [" …"] * len(self.prompts), [True] * len(self.prompts)
 
     def samples(

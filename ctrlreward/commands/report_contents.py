@@ -201,7 +201,7 @@ def _aligned(name: str, columns: Sequence[tuple[str, int | None, Path]]) -> Text
 
 
 def _prompts(samples: Samples) -> list[tuple[str, str]]:
-    """Return what each text was generated from, and its label."""
+    """Return the prompt of each text, and its label."""
     prompts = samples.prompts or samples.prefixes or samples.sources or [""] * len(samples)
     labels = samples.labels or [""] * len(samples)
     return [
@@ -338,9 +338,9 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
 
 
 def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
-    """Return an alarm on the reward against what it does not hold: other scores and Distinct-2.
+    """Return an alarm on the reward against scores outside of it, and Distinct-2.
 
-    None if no reward was logged: what supervised training does not learn from is not gamed.
+    None if no reward was logged: supervised training does not optimise one.
     """
     keys = stored.keys
     proxy = next((key for key in _REWARDS if key in keys), None)
@@ -554,7 +554,7 @@ def _verdict(
     results: Mapping[str, Any] | None,
     phrases: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the verdict in a sentence, its tone, and what stands behind it."""
+    """Return the verdict in a sentence, its tone, and the evidence."""
     rows = [row for row in (results or {"rows": []})["rows"] if row["interval"]]
     outcome, changes = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
     best, rules = selection.best, selection.rules

@@ -188,7 +188,7 @@ def score_file(
 def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
     """Yield input, output and folder of the unfinished run, in a temporary folder for pipes.
 
-    Standard input is read several times; what goes to standard output waits until it is complete.
+    Standard input is read several times; standard output is written when it is complete.
     """
     write_line("an interrupted run can't be resumed: it reads or writes a pipe")
     with TemporaryDirectory() as temporary:

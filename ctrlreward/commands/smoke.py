@@ -71,7 +71,7 @@ def shrink(config: Namespace) -> None:
         folder = group.get("folder")
         if not folder or "${" in folder or Path(folder).is_relative_to(tempfile.gettempdir()):
             continue
-        # What the job trains must not replace what an earlier one has trained.
+        # Trained models must not replace the models of an earlier job.
         own = group is config.model.get("init_args")
         if own or not Path(folder).expanduser().exists():
             folders[folder] = str(Path(root, "trained", *Path(folder).parts[-2:]))

@@ -210,7 +210,7 @@ def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
 
 
 def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:
-    """Write the run's `report.html`, and what the reward was into `provenance.json`."""
+    """Write the run's `report.html`, and the reward's fingerprint into `provenance.json`."""
     folder = Path(trainer.default_root_dir)
     try:
         reward = getattr(model, "reward", None)

@@ -88,7 +88,7 @@ class DataFile:
 
     def _make(self, path: Path) -> None:
         data_set = DATA_SETS[self.data_set]
-        unchecked = []  # what is made of them has a checksum, they have none
+        unchecked = []  # files made from them have a checksum, they do not
 
         def path_of(name: str) -> Path:
             if name in data_set.files:

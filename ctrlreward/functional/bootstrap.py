@@ -65,7 +65,7 @@ def paired_bootstrap(
         Estimate(value=1.0, low=1.0, high=1.0)
     """
     sides, members = clustered_sides(before, after, clusters)
-    # Sums and counts of each cluster stand for its rows.
+    # Sums and counts of each cluster replace its rows.
     sums = [np.bincount(members, weights=np.nan_to_num(side)) for side in sides]
     counts = [np.bincount(members, weights=~np.isnan(side)) for side in sides]
 

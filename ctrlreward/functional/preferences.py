@@ -184,7 +184,7 @@ class LearnedAggregate:
 
     The total is the sum of one monotone curve per score, in log-odds: a text is preferred to
     another with the probability σ(total - other total). Higher is better. It stays within what the
-    preferences cover: beyond the outer 1 % of a score, more of it is worth nothing.
+    preferences cover: in the outer 1 % of a score, the curve is constant.
 
     Attributes:
         curves: Curve of each score, by name.

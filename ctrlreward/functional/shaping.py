@@ -92,7 +92,7 @@ def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
 
     Group relative reward rescaling (GR³, Li et al. 2026, https://arxiv.org/abs/2603.10535): ℓ̄ is
     the mean length of the completions of the prompt, `group_means`. A product, unlike a penalty,
-    makes nothing of a short text that is worth nothing. Rewards must be 0 or more: a negative one
+    does not reward a short text without value. Rewards must be 0 or more: a negative one
     would gain by length.
 
     Examples:

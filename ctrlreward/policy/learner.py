@@ -89,7 +89,7 @@ class Learner:
         return Experience(rollout, advantages.to(mask.device), mask, reference, old, estimates)
 
     def terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
-        """Yield the loss and the logged terms of each microbatch; their sums are those of the
+        """Yield the loss and the logged terms of each microbatch; their sums are the terms of the
         update.
 
         See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose

@@ -155,7 +155,7 @@ class Objective:
         beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
         reference: Policy that the KL divergence is measured from, if training starts from a trained
             adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model, which
-            would undo what the adapter has learned.
+            would undo the training of the adapter.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
         multi_objective_aggregation: What the advantages of several weighted components are made of,

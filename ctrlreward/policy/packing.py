@@ -120,7 +120,7 @@ class _Packed:
     """Forward pass of a linear layer, by packed weights for one number of rows.
 
     `plain` is the forward pass of all other inputs, of the layer or of its merged adapter.
-    `kept` are products of earlier calls by layer, each with what it was packed from: peft merges
+    `kept` are products of earlier calls by layer, each with its source weight: peft merges
     adapters by changes of `weight.data`, which leave no trace in the version of the weights.
     """
 

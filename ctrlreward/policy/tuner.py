@@ -57,7 +57,7 @@ GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
 
 
 def instead() -> dict[str, str]:
-    """Return what to type in place of options that are given to `PolicyTuner` without their group.
+    """Return replacements for options that are passed to `PolicyTuner` without their group.
 
     Example:
         >>> instead()["num_generations"], instead()["kl_coef"]
@@ -160,7 +160,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     Args:
         model: Local folder, Hugging Face id or short name of the model to tune. Lightning loads it
             on each rank, so a loaded model is refused.
-        reward: The reward to maximise: a `Reward`, or what it takes for its components, such as a
+        reward: The reward to maximise: a `Reward`, or its components, such as a
             function.
         objective: Algorithm, changes to it, and the KL term.
         generation: How completions are sampled.

@@ -1,4 +1,4 @@
-"""Components: scores of scorers, and scorers and plain functions that stand for one score."""
+"""Components: scores of scorers, and scorers and plain functions with a single score."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
 
 
 def neutral_blanks(blank: Blank, texts: Sequence[str]) -> list[Blank]:
-    """Return the blank once per text, which stands in place of its context.
+    """Return the blank once per text, with the text in place of its context.
 
     A text follows the blank where nothing precedes it. A blank without context stays as it is.
     """

@@ -47,7 +47,7 @@ class Rubric:
     Args:
         prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
             …. With `{first}` and `{second}` it compares the text with its reference.
-        answers: Answer → score, higher is better; a list of numbers stands for itself. In a
+        answers: Answer → score, higher is better; a list of numbers maps each to itself. In a
             comparison answer → `first`, `second` or `tie`.
         name: Name of the score; `preference` in a comparison.
 
@@ -124,7 +124,7 @@ class Rubric:
 
         Raises:
             ValueError: A key is absent or unknown, or a value is wrong.
-            OSError: There is no such file.
+            OSError: The file does not exist.
         """
         file = Path(path).expanduser()
         if not file.is_file():
@@ -174,8 +174,8 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
 class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text.
 
-    Measure its agreement with people by `ctrlreward meta-eval` before you trust it. Nothing in the
-    library uses a judge unless you name one.
+    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Nothing
+    in the library uses a judge unless you name one.
 
     With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
 
@@ -349,7 +349,9 @@ class Judge(ModelScorer[CausalLM]):
         if self.key_variable is not None:
             key = os.environ.get(self.key_variable)
             if not key:
-                raise ValueError(f"the environment variable {self.key_variable} has no API key")
+                raise ValueError(
+                    f"the environment variable {self.key_variable} does not contain an API key"
+                )
         with (
             httpx2.Client(
                 headers={"Authorization": f"Bearer {key}"} if key else None,

@@ -63,7 +63,7 @@ def explain_some(
     rows = np.unique(np.linspace(0, len(samples) - 1, count).round().astype(int)).tolist()
     found: dict[int, dict[str, Any]] = {row: {} for row in rows}
     for scorer, names in wanted.items():
-        others = scorer.specs.keys() - names  # aspects that are no component
+        others = scorer.specs.keys() - names  # aspects that are not a component
         for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):  # type: ignore[attr-defined]
             found[row] |= {name: asdict(each) for name, each in named.items() if name not in others}
     plain = json.loads(json.dumps([*found.values()]), parse_constant=lambda _: None)

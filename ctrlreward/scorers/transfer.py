@@ -50,7 +50,7 @@ class TransferQuality(CompositeScorer):
 
     Raises:
         TypeError: A part is not a scorer.
-        ValueError: A part lacks the scores that it stands for.
+        ValueError: A part does not have the score that it is used for.
 
     Examples:
         >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity

@@ -313,7 +313,7 @@ class NotReady(Refusal):
 
     def __init__(self, state: str, reason: str = "") -> None:
         super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")
-        if state == "failed":  # asking again is no use
+        if state == "failed":  # retrying does not help
             self.status, self.retry_after = 500, None
 
 

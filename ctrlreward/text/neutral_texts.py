@@ -1,4 +1,4 @@
-"""Texts about nothing in particular, after which any label word could stand."""
+"""Texts about nothing in particular, which fit any label word."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
     )
 }
 
-# Models that a configuration of ours trains into the cache: name → configuration.
+# Models that our configurations train into the cache: name → configuration.
 TRAINED_NAMES: Mapping[str, str] = {
     "aligner-consistency": "configs/alignment/consistency_smollm2.yaml",
     "aligner-dialog": "configs/alignment/dialog_minilm.yaml",

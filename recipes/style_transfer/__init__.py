@@ -180,7 +180,7 @@ def transfer_reward(
 ) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
-    The GM is 0 wherever one component misses its threshold, as for many texts of an untuned policy,
+    The GM is 0 if one component misses its threshold, as for many texts of an untuned policy,
     and equal rewards have no gradient. The components do not have such a dead zone: a warm-up
     rewards them, and `RewardShaping`'s schedules of these weights then move to the GM.
 

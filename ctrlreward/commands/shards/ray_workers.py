@@ -19,7 +19,7 @@ _OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Where actors run, and what each of them takes.
+    """Address of the cluster, and resources of each actor.
 
     Args:
         address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the one of the

@@ -1,4 +1,4 @@
-"""Agreement with people while an aligner is trained: Figure 7 of CTC (Deng et al. 2021)."""
+"""Agreement with human ratings while an aligner is trained: Figure 7 of CTC (Deng et al. 2021)."""
 
 from __future__ import annotations
 

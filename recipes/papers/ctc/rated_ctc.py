@@ -55,7 +55,7 @@ def ctc(
 
     Engagingness and groundedness of responses are evaluated as sums over tokens, as in the paper,
     and also as means over tokens (`engagingness_mean`), unless `--aggregate` is given. Below the
-    correlations stand the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), and
+    correlations are the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), and
     for dialogs the correlations with every rating (Table F.6).
 
     Args:

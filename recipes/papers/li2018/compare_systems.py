@@ -77,7 +77,7 @@ def compare_systems(
         ratings: Li et al.'s rated transfers, whose systems are compared as well; see
             `rated_outputs`.
         system: `NAME=FILE` of further systems; see `read_outputs`.
-        selected: System whose GM is compared with that of others, and which is checked.
+        selected: System whose GM is compared with others, and which is checked.
         against: The others; by default copying, the constant sentences and each of `system`.
         run: Folders of runs whose validations are drawn as trails; see `validation_trail`.
         resamples: Number of draws of each interval, 1 or more.

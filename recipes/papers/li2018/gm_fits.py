@@ -121,7 +121,8 @@ class JudgedAggregate(NamedTuple):
         agreement: Share of the preferences with the higher total on the preferred side, ties
             counted as one half, in [0, 1], with an interval over items.
         tied: Share of the preferences with equal totals.
-        ahead: Agreement minus that of GM with all thresholds fitted, with an interval over items.
+        ahead: Agreement minus the agreement of GM with all thresholds fitted, with an interval over
+            items.
     """
 
     agreement: Estimate

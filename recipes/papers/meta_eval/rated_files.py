@@ -128,7 +128,7 @@ class _Format(NamedTuple):
 
     Attributes:
         text: Key of the scored text; a file with it has this format.
-        inputs: Column of `Samples` → key of what the text was generated from. Rows that agree in
+        inputs: Column of `Samples` → key of the input of the generator. Rows that agree in
             all of them are a cluster.
         system: Key of the system's name.
         ratings: Keys of the ratings, of which a file has one or more.

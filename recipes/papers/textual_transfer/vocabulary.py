@@ -53,7 +53,7 @@ def word_vocabulary(
 def subword_vocabulary(sentences: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Return a byte-pair encoding of lower-cased sentences (Sennrich et al., 2016).
 
-    Tokens 0 to 3 are `<pad>`, `<go>`, `<eos>` and `<unk>`, which stands for characters that the
+    Tokens 0 to 3 are `<pad>`, `<go>`, `<eos>` and `<unk>`, for characters that the
     sentences lack. Decoding restores the spaces. The tokenizer adds no special tokens to a text.
 
     Args:
