@@ -15,7 +15,7 @@ from ctrlreward.lightning_package import (
 
 
 class CallbackMixin(Callback):
-    """Checks that the package and the strategy are those that the callbacks work with.
+    """Checks that the callbacks support the package and the strategy of the trainer.
 
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
     validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
@@ -51,7 +51,7 @@ class CallbackMixin(Callback):
         self.release()
 
     def refuse(self, error: str) -> None:
-        """Raise the error of `mismatch` or `unclear_input`, if there is one.
+        """Raise the error of `mismatch` or `unclear_input`, if any.
 
         Lightning calls `configure_model` after `setup`, so the second is for `on_fit_start`.
         """

@@ -70,7 +70,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
     table use that step as well. The last scores are logged as one more row when training ends.
     `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
-    score are rejected, as the weights have changed by then. Checkpoints hold pending texts, so a
+    score are rejected, as the weights have changed by then. Checkpoints contain pending texts, so a
     resumed run makes the same decisions. Scorers must not draw random numbers except in `load`.
 
     A scorer may share the device of training if there is only one, at the cost of memory and time.
@@ -107,7 +107,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         TypeError: A value of `scores` is not a component or a scorer.
         ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
             reserved.
-        MisconfigurationException: In `setup`: `generate` refuses module or samples, the run has no
+        MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
             validation, a scorer shares one of several training devices, or a checkpoint callback
             monitors an overlapped score.
 
@@ -198,7 +198,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._loaded_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the language model gets its input apart from the beginning of its output."""
+        """Check that an encoder-decoder's input is separate from the beginning of its output."""
         self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -207,7 +207,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if self._pending.samples is None:
             return
         self._start(self._pending.step, self._pending.samples)
-        if not self.overlap:  # saved by a run with overlap; here no validation would fetch them
+        if not self.overlap:  # saved by a run with overlap; here no validation would log them
             self._pending_scores(trainer)
             self._pending.clear()
 

@@ -74,7 +74,7 @@ class ProxyGuardMixin(CallbackMixin):
             twice.
         MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
             for a key without a declared direction; a `GenerationScorer` listed after this callback;
-            a key that is not logged (lists those that are).
+            a key that is not logged (lists the logged keys).
 
     Examples:
         >>> from pytorch_lightning import Trainer

@@ -24,7 +24,7 @@ class AUC:
     """Judge by the area under the ROC curve of a score, for samples of two labels.
 
     It is the probability that a text generated for the label `positive` scores above one generated
-    for another label, over all pairs of texts, where a tie counts half: 0 to 1, 0.5 if the texts do
+    for another label, over all pairs of texts, a tie counts half: 0 to 1, 0.5 if the texts do
     not follow their labels, higher is better. No threshold is involved, so the score may be biased
     or uncalibrated.
 
@@ -32,7 +32,7 @@ class AUC:
         component: One score of a scorer, such as `LexiconSentiment()["polarity"]`, or a scorer with
             a single one.
         positive: Label of the texts that should score higher.
-        attribute: Attribute that this label is of, for samples with labels of several.
+        attribute: Attribute of this label, for samples with labels of several attributes.
 
     Examples:
         >>> from ctrlreward import LexiconSentiment, Samples
@@ -65,7 +65,7 @@ class AUC:
             )
 
     def value(self, scores: Scores, samples: Samples) -> float:
-        """Return the AUC of n scores, NaN (failed samples) left out; NaN if a side has none."""
+        """Return the AUC of n scores, without NaN (failed samples); NaN if either label has none."""
         return auc(scores, self.wanted(samples))
 
     def wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
@@ -118,7 +118,7 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
 def with_judges(
     scores: Mapping[str, Component], judges: Mapping[str, Judge]
 ) -> dict[str, Component]:
-    """Return what scores each text: the scores, and what the judges read."""
+    """Return the components that score each text: the scores, and the components of the judges."""
     return {**scores, **{name: judged_component(judge) for name, judge in judges.items()}}
 
 
@@ -131,7 +131,7 @@ def comparison(
     """Return the entries of `summary.json` that compare the sets of texts by the first of `scores`.
 
     `sets` maps `"before"`, `"after"` and other texts for the same prompts to scores and judges, and
-    these to the score of each text, shape (n,), NaN where it failed.
+    these to the score of each text, shape (n,), NaN if it failed.
     """
     first = next(iter(scores))
     others = [name for name in sets if name not in ("before", "after")]

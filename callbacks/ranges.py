@@ -28,12 +28,12 @@ class UsefulRange:
         low: Smallest useful mean, None for no bound.
         high: Largest useful mean, None for no bound.
         component: The score of each text. None: the component of the reward that has the name of
-            the range; with the weight 0 it is bounded and not rewarded.
+            the range; with weight 0 it is bounded, not rewarded.
         monitor: Logged key that has to stay in the range, with the bounds of a `RewardCheckpoint`:
-            `"score/distinct_2"`. The multiplier then follows validations, and `component` says
-            which texts move the metric, such as `Uniqueness` for Distinct-2. None: the mean of the
-            component over the completions of a step.
-        from_start: Bounds are differences from the first mean: `low=0.0` is where training starts.
+            `"score/distinct_2"`. The multiplier then follows validations, and `component`
+            determines which texts move the metric, such as `Uniqueness` for Distinct-2. None: the
+            mean of the component over the completions of a step.
+        from_start: Bounds are differences from the first mean: `low=0.0` is the mean at the start.
 
     Raises:
         ValueError: No bound, or `low` above `high`.
@@ -89,7 +89,7 @@ class RangeMultipliers:
         self._means: dict[str, float] = {}  # of the last step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all that is learned, as plain data."""
+        """Return the learned state, as plain data."""
         moments = {name: asdict(each) for name, each in self.moments.items()}
         return {
             "multipliers": dict(self.multipliers),
@@ -99,7 +99,7 @@ class RangeMultipliers:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `to_dict` returned; bounds that it lacks start anew."""
+        """Restore what `to_dict` returned; missing bounds start anew."""
         for own, found in (
             (self.multipliers, state["multipliers"]),
             (self.integrals, state["integrals"]),
@@ -151,7 +151,7 @@ class RangeMultipliers:
         return dict(self._means)
 
     def constrained(self, rewards: Scores, values: Mapping[str, Scores]) -> Scores:
-        """Return the rewards mixed with the distances from the bounds, (n,); NaN where one is."""
+        """Return the rewards mixed with the distances from the bounds, (n,); NaN if one is NaN."""
         unit = self.moments[_REWARD].std or 1.0
         terms = []
         for side, name, sign, bound in self._sides():
@@ -184,7 +184,7 @@ class RangeMultipliers:
         self._adapt(means)
 
     def release(self) -> None:
-        """Free the models of the ranges' own components."""
+        """Free the models of the ranges' components."""
         for component in self._components.values():
             if component is not None:
                 component.scorer.release()

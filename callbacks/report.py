@@ -66,7 +66,7 @@ class BeforeAfterMixin(CallbackMixin):
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
     of each entry of `others` (texts with the scores and, by its name, the score of each judge),
     `summary.json`, and `curves.png` if a `HistoryLogger` writes to the same folder. A resumed run
-    reads `before.jsonl` back, and scores its texts where scores or judges are missing. Eight texts
+    reads `before.jsonl` back, and computes missing scores and judges of its texts. Eight texts
     of each file, evenly spaced, have the explanation of each scorer with `explain`, for `report`.
 
     Keys of `summary.json`:
@@ -78,10 +78,10 @@ class BeforeAfterMixin(CallbackMixin):
       after - other;
     - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
       `difference_ci95` as above; `failed`, the number of texts of each file that were left out, as
-      they have no score; `others`: by name, `value`, `difference` and `difference_ci95`;
+      they could not be scored; `others`: by name, `value`, `difference` and `difference_ci95`;
     - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
     - `steps`, `stopped_by`;
-    - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
+    - `best_checkpoint`: the folder of the adapter if it wsince exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
       the last checkpoint was used instead of the best;
     - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
@@ -105,7 +105,7 @@ class BeforeAfterMixin(CallbackMixin):
             texts than `samples`. In `setup`: the samples are of one group, or lack a
             column or label of a judge.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
-            refuses module or samples.
+            rejects module or samples.
 
     Examples:
         >>> from ctrlreward import Samples, Similarity, WordVectors
@@ -172,7 +172,7 @@ class BeforeAfterMixin(CallbackMixin):
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the language model gets its input apart from the beginning of its output."""
+        """Check that an encoder-decoder's input is separate from the beginning of its output."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.refuse(unclear_input(pl_module, self.samples))
 
@@ -228,7 +228,10 @@ class BeforeAfterMixin(CallbackMixin):
             if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
                 sets |= {other: texts[rows] for other, texts in self.others.items()}
-            for each, texts in sets.items():  # texts first, so that a failing scorer loses none
+            for (
+                each,
+                texts,
+            ) in sets.items():  # texts first, so that a failing scorer does not lose any
                 write_scored_samples(folder / f"{each}.jsonl", texts, {})
                 self._scored(folder, each)
 
@@ -325,7 +328,7 @@ class RunReportMixin(CallbackMixin):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Write both files, unless the run was refused before it began."""
+        """Write both files, unless the run failed before it began."""
         if is_fitting(trainer) and self._output is not None:
             self._write(trainer, self._output, type(exception).__name__)
 
@@ -346,7 +349,7 @@ class RunReportMixin(CallbackMixin):
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
-    """Return what `summary.json` says of a run whatever its scores: steps, choice, directions."""
+    """Return the entries of `summary.json` that no score changes: steps, choice, directions."""
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
@@ -430,7 +433,7 @@ def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None)
         return
     try:
         draw_curves(history, content, folder / "curves.png")
-    except ImportError as error:  # without matplotlib the run still counts
+    except ImportError as error:  # matplotlib is optional
         log.warning("%s", error)
 
 

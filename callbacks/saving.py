@@ -103,7 +103,7 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the checkpoint if it is selected, and `last.ckpt` in any case."""
+        """Save the checkpoint if it is selected, and always `last.ckpt`."""
         if not self.skips_saving(trainer):
             self.select(trainer)
             self.save_last_checkpoint(trainer)

@@ -48,11 +48,11 @@ class RewardShapingMixin(CallbackMixin):
     The given transformations are always applied in this order:
 
     1. `weights`: the total is recomputed with the weights of this step.
-    2. `reference`: it becomes the preference over the reference's, in (0, 1).
+    2. `reference`: it becomes the preference over the reference's reward, in (0, 1).
     3. `potential`: its term is added.
     4. `clip`: the total is clipped, which limits the effect of a scorer's outliers.
     5. `length_alpha`: it is multiplied by 1 / (1 + α · length / mean length of the prompt's
-       completions) (GR³, Li et al. 2026). It must be 0 or more.
+       completions) (GR³, Li et al. 2026). The reward must be 0 or more.
     6. `ranges`: it is mixed with the distances of scores from the bounds that they violate.
     7. `window`, `overlong`: a length penalty is subtracted. After clipping, so that it also works
        at the bounds; before normalisation, so that it has the unit of the reward.
@@ -60,7 +60,7 @@ class RewardShapingMixin(CallbackMixin):
        deviation of all rewards so far. Last, so that advantages always have the same scale.
 
     An algorithm that divides by a deviation itself (GRPO by its group's) undoes the last. A sample
-    without a reward stays without one. All ranks share the running statistics.
+    without a reward remains without one. All ranks share the running statistics.
 
     Logs at each step, for the active transformations: `shaping/weight/<component>`;
     `shaping/after_weights`, `after_reference`, `after_potential`, `after_clip`,
@@ -83,15 +83,16 @@ class RewardShapingMixin(CallbackMixin):
         overlong: DAPO's soft penalty of completions near the length limit.
         normalise: Whether to normalise by the running mean and standard deviation.
         kl_target: Target of `policy/kl`, in nats per token, > 0. The module's `beta` is adapted
-            after each batch (Ziegler et al. 2019); None leaves it alone.
+            after each batch (Ziegler et al. 2019); None keeps it constant.
         kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
         reference: Bounded reward relative to the reward of references.
         length_alpha: α of the length factor, > 0: the larger, the more a long completion loses.
         ranges: Name → range that the mean of a score has to stay in, `{"similarity":
             UsefulRange(high=0.9)}`. A multiplier of each bound rises while it is violated and falls
-            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). Theirs is
-            squashed into (0, 1) and never 0; a bound that was never violated changes nothing here.
+            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). Their
+            multiplier is squashed into (0, 1) and never 0; a bound that was never violated changes
+            nothing here.
         range_rate: Step size of the multipliers, per standard deviation of the score.
 
     Raises:
@@ -162,7 +163,7 @@ class RewardShapingMixin(CallbackMixin):
         return {**asdict(self.moments), "beta": self.beta, **ranges}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them from a checkpoint; schedules, bounds and target stay as given."""
+        """Restore them from a checkpoint; schedules, bounds and target are not changed."""
         moments = dict(state_dict)
         self.beta = moments.pop("beta")
         ranges = moments.pop("ranges", None)
@@ -221,7 +222,7 @@ class RewardShapingMixin(CallbackMixin):
     ) -> None:
         """Log the metrics of the step, and adapt the weight of the KL term."""
         metrics, self._metrics = self._metrics, {}
-        if not metrics:  # with overlapped rewards the first step learns from nothing
+        if not metrics:  # with overlapped rewards the first step has no rewards
             return
         if self._weighted is not None and self.kl_target is not None:
             metrics["beta"] = self._weighted.beta
@@ -325,7 +326,7 @@ class RewardShapingMixin(CallbackMixin):
     ) -> Scores:
         """Return the factor of each length, by the valid completions of the same prompt.
 
-        A baseline has the mean of the completions that are compared with it.
+        A baseline uses the mean of the completions that are compared with it.
         """
         assert self.length_alpha is not None
         if (rewards < 0).any():

@@ -1,5 +1,5 @@
-"""What `RewardShaping` needs of a module, and its options: schedules, references, potentials,
-length penalties."""
+"""Options of `RewardShaping`: schedules, references, potentials, length penalties; and the
+protocols of modules that it shapes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ShapedModule(Protocol):
     """A LightningModule whose rewards can be shaped.
 
     `shape_rewards` is None, or a function that `RewardShaping` sets. The module then calls
-    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what it
-    returns: the shaped rewards, float64, shape (n,), NaN where a sample failed. `lengths` are those
+    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from the
+    result: the shaped rewards, float64, shape (n,), NaN if a sample failed. `lengths` are
     of the completions in tokens, shape (n,). `baseline` is False for the samples to learn from, in
     one call per step, and True for samples that only serve as a baseline, such as greedy
     completions: these are neither logged nor counted in the running statistics.
@@ -100,12 +100,12 @@ class ReferenceReward:
 
     σ((r − r_ref) / scale), in (0, 1), the mean over several references (PAR, Fu et al. 2025,
     https://arxiv.org/abs/2502.18770). Being better than the reference counts a lot, and much
-    better hardly more, which takes away what a policy gains by gaming the reward.
+    better hardly more, which reduces the gain from gaming the reward.
 
     Args:
         texts: `"policy"`: a completion of the prompt, as a string, by the reference policy, at the
             `eval_temperature`. `"references"`: the texts of that column, such as completions of the
-            policy before training. `"sources"`, `"prefixes"`: what was
+            policy before training. `"sources"`, `"prefixes"`: the text that was
             rewritten or completed.
         scale: Difference of rewards that counts as one, > 0: the larger, the later it flattens.
             The paper's is 1, for reward models; the GM, up to 40, needs about 10.

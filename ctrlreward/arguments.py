@@ -1,4 +1,4 @@
-"""Checks of arguments: names out of a list, directions of metrics, positive numbers."""
+"""Checks of arguments: names from a list, directions of metrics, positive numbers."""
 
 from __future__ import annotations
 

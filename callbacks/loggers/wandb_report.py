@@ -54,19 +54,19 @@ class WandbReportMixin(CallbackMixin):
     When training ends, the adapter of the selected checkpoint becomes the artifact
     `adapter-<run id>` of type `model`, with the aliases `best` and `step-<step>`, once.
 
-    Give the `WandbLogger` to this callback instead of to the trainer, which would start its run
+    Pass the `WandbLogger` to this callback instead of the trainer, which would start its run
     before Lightning reads the checkpoint, so that a resumed training would be a new run. This
     callback adds it to the trainer afterwards: training that resumes from a checkpoint
     (`ckpt_path`) continues the run of that checkpoint, and other training starts a new one. An id
-    that the logger was given has priority.
+    of the logger has priority.
 
     An offline run prints one line when training ends, the command that uploads it. `fast_dev_run`
-    starts no run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves and
-    alerts to the same run, and to the run of any other `WandbLogger`.
+    does not start a run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves
+    and alerts to the same run, and to the run of any other `WandbLogger`.
 
     Args:
-        logger: A `WandbLogger` that the trainer does not have. None to use the trainer's own, whose
-            run is new even if training resumes, unless it was given an `id`.
+        logger: A `WandbLogger` that the trainer does not have. None to use the trainer's, whose
+            run is new even if training resumes, unless it has an `id`.
         log_adapter: Log the adapter as an artifact.
 
     Attributes:

@@ -49,7 +49,7 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 
 
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
-    """Raise unless `failed_score` is finite, and no component is named as a result's key."""
+    """Raise unless `failed_score` is finite, and no component has the name of a result's key."""
     if not math.isfinite(failed_score):
         raise ValueError(
             f"failed_score must be finite, got {failed_score}; the trainer would spread it to "
@@ -92,7 +92,7 @@ def build_samples(
 
 
 def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
-    """Return a text as it is, or the texts of a chat's messages, of one role or all, by lines.
+    """Return a text unchanged, or the texts of a chat's messages, of one role or all, by lines.
 
     Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
     """
@@ -115,7 +115,7 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
 
 
 def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
-    """Return what follows the prompt in each query; raise a ValueError if one lacks its prompt."""
+    """Return the text after the prompt in each query; raise a ValueError if it lacks one."""
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(
@@ -126,7 +126,7 @@ def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
 
 
 def without(tokens: Sequence[str], text: str) -> str:
-    """Return a text from which special tokens are removed."""
+    """Return a text without special tokens."""
     for token in tokens:
         text = text.replace(token, "")
     return text

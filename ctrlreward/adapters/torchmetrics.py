@@ -61,7 +61,7 @@ class _ScoreMetric(Metric):
         return self.component.spec.higher_is_better
 
 
-# A small number for each scorer, since torchmetrics compares states by `allclose`: it keeps apart
+# A small number for each scorer, since torchmetrics compares states by `allclose`: it distinguishes
 # scorers whose sums happen to be equal.
 _scorer_ids: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
 _next_id: Iterator[int] = count(1)
@@ -70,7 +70,7 @@ _next_id: Iterator[int] = count(1)
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics computed from sums over the samples.
 
-    The states hold the sums of all scores of the scorer. Metrics of one scorer therefore have equal
+    The states are the sums of all scores of the scorer. Metrics of one scorer therefore have equal
     states, and a `MetricCollection` scores each batch once for all of them.
     """
 

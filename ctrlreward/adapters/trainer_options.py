@@ -1,4 +1,4 @@
-"""Options of the routes with which other trainers ask a served reward."""
+"""Options of the routes with which other trainers query a served reward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import check_columns as check_present
 
-# What the requests of trainers hold apart from the completion.
+# Fields of the trainers' requests in addition to the completion.
 _SOURCES = ("prompt", "label")
 
 
@@ -30,8 +30,8 @@ class TemplateMarkers:
     Args:
         response_start: Text between prompt and response.
         response_end: Text that the template puts after the response.
-        prompt_start: Text before the prompt; what precedes its last occurrence (a system message)
-            is left out. Empty: the prompt is all that precedes the response.
+        prompt_start: Text before the prompt; the text before its last occurrence (a system message)
+            is left out. Empty: the prompt is all text before the response.
         response_at: Occurrence of `response_start` after which the response begins. With `"last"`,
             for prompts of several turns, a policy that writes the marker itself has only the rest
             scored.
@@ -97,16 +97,16 @@ class TrainerRoutes:
         constants: Column of `Samples` → one text for all samples: `{"labels": "positive"}`.
         special_tokens: Tokens to remove from completions: the tokenizer's `all_special_tokens`.
         template: Markers that separate the text of `/classify`, which is a prompt and a response
-            in one; None refuses its requests.
+            in one; None rejects its requests.
         strict: A sample that a scorer rejects (an unknown label) is an error, as in-process;
             otherwise it fails like any other.
         patience: Seconds to hold a request while the queue is full, before a reply of 503.
-            OpenRLHF asks five times a second apart and then gives up.
+            OpenRLHF sends five requests, one per second, and then gives up.
 
     Raises:
         TypeError: `columns` or `constants` is not a mapping.
         ValueError: `failed_score` or `patience` is not a finite number, or a column is unknown,
-            given twice, or mapped to something else.
+            used twice, or mapped to something else.
 
     Examples:
         >>> TrainerRoutes(-1.0, columns={"labels": "tone"})

@@ -1,4 +1,4 @@
-"""Routes with which other trainers ask a served reward: OpenRLHF, slime, and verl.
+"""Routes with which other trainers query a served reward: OpenRLHF, slime, and verl.
 
 | Route         | Trainer         | Setting                                                   |
 |---------------|-----------------|-----------------------------------------------------------|
@@ -7,7 +7,7 @@
 | `/classify`   | verl 0.9.1      | address of the reward router, engine `vllm`               |
 
 A full queue holds a request for `TrainerRoutes.patience` seconds and then answers 503, not 429:
-verl asks again after a 5xx only. OpenRLHF and slime ask again after any error.
+verl retries after a 5xx only. OpenRLHF and slime retry after any error.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/get_reward")
     async def get_reward(request: Request, body: _OpenRLHFRequest) -> dict[str, Any]:
-        """Score queries as OpenRLHF asks: one reward per query."""
+        """Score queries in OpenRLHF's format: one reward per query."""
         with _rejections("query"):
             for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
                 if items is not None and len(items) != len(body.query):
@@ -114,7 +114,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/slime")
     async def slime(request: Request, body: _SlimeRequest, components: bool = False) -> Any:
-        """Score a response as slime asks.
+        """Score a response in slime's format.
 
         The reply is a number; with `?components=true` it is an object, for `--reward-key total`.
         """
@@ -128,7 +128,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/classify")
     async def classify(request: Request, body: _ClassifyRequest) -> dict[str, Any]:
-        """Score texts of a chat template as verl asks vLLM: the reward is the one class's value."""
+        """Score texts of a chat template in vLLM's format, for verl: the value of one class."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         with _rejections("input"):
             if options.template is None:
@@ -170,7 +170,7 @@ def _finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[fl
 
 @contextmanager
 def _rejections(key: str) -> Iterator[None]:
-    """Turn an error about a part of the body into one with its place."""
+    """Add the location in the body to an error."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Removal of the checkpoints of a run that nothing needs."""
+"""Removal of a run's checkpoints that are not needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POINTERS = ("latest_checkpointed_iteration.txt", "latest")
 
 
 def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
-    """Return files and folders of checkpoints that may go.
+    """Return files and folders of checkpoints that can be removed.
 
     The last checkpoint stays, and so does one that a file or a link names as the one to resume
     from. All paths are in the folder of the checkpoints, and none is a link.
@@ -61,7 +61,7 @@ def size_of(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder without what its links point to."""
+    """Remove a file, or a folder without following links."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -82,7 +82,7 @@ def _pointed_to(root: Path) -> Iterator[Path]:
 
 
 def _refuse_several_folders(run: StoredRun) -> None:
-    """Raise if the checkpoints may be of several runs, of which the log says nothing.
+    """Raise if the checkpoints may belong to several runs, which the log does not show.
 
     OpenRLHF has `_actor` and `_critic` of one run.
     """

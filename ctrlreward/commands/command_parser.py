@@ -24,7 +24,7 @@ _UNKNOWN_OPTION = re.compile(
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Help with wrapped options, and with description and examples as they are written."""
+    """Help with wrapped options, and unchanged description and examples."""
 
 
 class CommandParser(ArgumentParser):

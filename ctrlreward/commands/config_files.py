@@ -1,4 +1,4 @@
-"""YAML files of training jobs and of rewards, what is wrong with them, and what they name.
+"""YAML files of training jobs and of rewards, their mistakes, and the names in them.
 
 This module imports neither PyTorch nor Lightning, so that a mistake is reported at once.
 """
@@ -63,7 +63,7 @@ class ConfigFile:
         return self.lines.get(keys, 1)
 
     def below(self, keys: tuple[str, ...]) -> ConfigFile:
-        """Return the part of the file below a key, with the same lines."""
+        """Return the part of the file below a key, with the same line numbers."""
         content, n = self.content, len(keys)
         for key in keys:
             content = content[key]
@@ -71,7 +71,7 @@ class ConfigFile:
         return ConfigFile(self.path, content, lines)
 
     def under(self, key: str) -> ConfigFile:
-        """Return a file that has this one under a key, with the same lines."""
+        """Return a file that has this one under a key, with the same line numbers."""
         lines = {(key, *keys): line for keys, line in self.lines.items()}
         return ConfigFile(self.path, {key: self.content}, lines)
 
@@ -125,7 +125,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mark(node: yaml.Node, line: Any) -> None:
-    """Give a node and all below it the line of the value that it replaces."""
+    """Set the line of a node and all nodes below to the line of the replaced value."""
     node.start_mark = line
     for item in node.value if isinstance(node, yaml.CollectionNode) else ():
         for each in item if isinstance(item, tuple) else (item,):
@@ -133,7 +133,7 @@ def _mark(node: yaml.Node, line: Any) -> None:
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
-    """Return arguments in which a configuration follows what it extends, and all files.
+    """Return arguments in which a configuration follows the files it extends, and all files.
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file in the same folder, becomes
     `--config yelp.yaml --config <the rest of m7.yaml>`. An extended file may extend others itself.
@@ -155,7 +155,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             files.append(file)
             extending = (_EXTENDS, _REPLACE, _ANCHORS)
             own = {key: value for key, value in file.content.items() if key not in extending}
-            # A file that extends another is not one that the parser reads.
+            # The parser can't read a file that extends another.
             unchanged = file.as_written and len(own) == len(file.content)
             name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
             result += ["--config", name] if own else []
@@ -200,7 +200,7 @@ def check_models(file: ConfigFile) -> None:
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
     """Return the reward block of a YAML file, by `class_path` or `components`, and the file.
 
-    A training job's has the reward of its model, or of what it extends.
+    A training job's block is the reward of its model, or of the files that it extends.
     """
     layers = list(_layers(str(path), ()))
     for layer in layers:

@@ -67,7 +67,7 @@ def list_data(names: Sequence[str]) -> None:
 
 
 def get_data(names: Sequence[str]) -> None:
-    """Get files; check those that are there. Raises as `find` and `DataFile.get`."""
+    """Get files; check existing ones. Raises as `find` and `DataFile.get`."""
     files = _found(names)
     for name in dict.fromkeys(file.data_set for file in files):
         print(
@@ -92,7 +92,7 @@ def _found(names: Sequence[str]) -> list[DataFile]:
 
 
 def _size(files: Sequence[DataFile]) -> str:
-    """Return the size of files, of which some may be known only after a download."""
+    """Return the size of files; some sizes are known only after a download."""
     sizes = [file.size for file in files]
     total = sum(size or 0 for size in sizes)
     if not total:

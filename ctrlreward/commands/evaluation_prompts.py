@@ -19,7 +19,7 @@ _COLUMNS = ("prefix", "prompt", "text")
 
 
 class EvaluatedPrompt(NamedTuple):
-    """A prompt: the prefix, what the model reads, and the target labels by attribute."""
+    """A prompt: the prefix, the model's input, and the target labels by attribute."""
 
     prefix: str
     prompt: str
@@ -59,7 +59,7 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
 
 
 def read_prefixes(given: str) -> list[str]:
-    """Return the prefixes of a file: a line each, or a column of a JSONL, CSV or Parquet file.
+    """Return the prefixes of a file: one per line, or a column of a JSONL, CSV or Parquet file.
 
     `pplm` are the 35 prefixes of PPLM, and `pplm/prompts35.csv` is their file.
 
@@ -100,7 +100,7 @@ def build_prompts(
     Args:
         prefixes: Beginnings of texts.
         labels: Attribute → labels.
-        template: What the model reads, with `{prefix}` and the name of each attribute in braces.
+        template: Input of the model, with `{prefix}` and the name of each attribute in braces.
         continues: Whether a text is the prefix and its continuation, so that the template has to
             end in the prefix. False for a chat or an encoder-decoder, whose output is the text.
 

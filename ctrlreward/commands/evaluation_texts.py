@@ -58,7 +58,7 @@ class EvaluatedModel(NamedTuple):
 
 
 def find_model(model: str, base: str | None = None) -> EvaluatedModel:
-    """Find a model by its name: one that loads itself, or an adapter of a base model.
+    """Find a model by its name: a full model, or an adapter of a base model.
 
     Args:
         model: Hugging Face id, short name, folder of a model, folder of a LoRA adapter, or folder
@@ -80,7 +80,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
             f"{model} has {len(found)} adapters, choose one of {', '.join(map(str, found))}"
         )
     if not found:
-        return EvaluatedModel(model, None)  # its loader says what the folder lacks
+        return EvaluatedModel(model, None)  # its loader reports what the folder lacks
     name = base or PeftConfig.from_pretrained(str(found[0])).base_model_name_or_path
     if not name:
         raise ValueError(f"{found[0] / _ADAPTER} does not name a base model. Pass base.")
@@ -95,7 +95,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
 class TextOptions(NamedTuple):
     """How a text is made of a completion.
 
-    `continues` is True where it is prefix + completion; else it is the completion. `drop` leaves
+    `continues` is True if the text is prefix + completion, else it is the completion. `drop` leaves
     out the last sentence of a completion that the limit of tokens cut off.
     """
 
@@ -112,7 +112,7 @@ class TextLog:
         completions: Completions per prompt.
         options: How completions are sampled.
         seed: Seed of the evaluation.
-        identity: What a resumed run must share, apart from these.
+        identity: Further settings that a resumed run must share.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class TextLog:
     def complete(
         self, model: EvaluatedModel, device: str, dtype: Dtype | None, batch_size: int
     ) -> tuple[list[str], list[bool]]:
-        """Sample what is missing, and return all completions as `read` does."""
+        """Sample missing completions, and return all completions as `read` does."""
         done = len(self.read()[0])
         total = len(self.prompts)
         if done < total:
@@ -204,6 +204,6 @@ class TextLog:
 
 
 def _seed(seed: int, prompt: str, number: int) -> int:
-    """Return the seed of a prompt's completion, which depends on nothing else."""
+    """Return the seed of a prompt's completion, independent of all other prompts."""
     digest = hashlib.sha256(f"{seed}\0{number}\0{prompt}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""Folders of runs: held by one process, and moved aside before another run writes there."""
+"""Folders of runs: locked by one process, and moved aside before another run writes there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from ctrlreward.callbacks import BeforeAfter, HistoryLogger
 from ctrlreward.run_folder import LOCK
 
-# A folder with one of these holds a run.
+# A folder with one of these contains a run.
 _SIGNS = ("metrics.jsonl", "summary.json", "checkpoints")
 
-# Those that another run would replace; Lightning gives checkpoints of one name a version.
+# Files that another run would replace; Lightning adds a version to checkpoints of the same name.
 _REPLACED = ("metrics.jsonl", "summary.json")
 
-# What runs write into their folder: this project, Lightning, and the loggers that come with it.
+# Files that runs write into their folder: this project, Lightning, and the loggers that come with
+# it.
 _OF_A_RUN = (
     *_SIGNS,
     LOCK,
@@ -40,7 +41,7 @@ _REQUEUED = "hpc_ckpt_*.ckpt"
 
 @contextmanager
 def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
-    """Hold each folder that the trainer's run writes, so that no other run writes there.
+    """Lock each folder that the trainer's run writes, so that no other run writes there.
 
     These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
     from each unless it is resumed.
@@ -50,7 +51,7 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
             held.enter_context(_hold(folder))
         for folder, aside in () if resumed else move_last_runs_aside(trainer):
             print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
-            held.enter_context(_hold(folder))  # a new one; the old one is still held
+            held.enter_context(_hold(folder))  # a new one; the old one is still locked
         yield
 
 
@@ -92,9 +93,9 @@ def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
 def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | None:
     """Rename the folder of the last run to the first free of `<folder>-1`, …; return it.
 
-    Only a folder that a run has to itself is renamed: one with `metrics.jsonl`, `summary.json` or
-    `checkpoints`, and with nothing but what runs write, which `written` adds to. A folder without a
-    run is not touched, and neither is one with only `checkpoints` of a run and other files.
+    Only a folder of a single run is renamed: one with `metrics.jsonl`, `summary.json` or
+    `checkpoints`, and otherwise only files that runs write, extended by `written`. A folder without
+    a run is not touched, and neither is one with only `checkpoints` of a run and other files.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):

@@ -47,7 +47,7 @@ _OWN = ("texts", "prefixes", "groups")
 
 
 def run(arguments: list[str]) -> None:
-    """Write the pairs, and print what was left out."""
+    """Write the pairs, and print how many completions were left out."""
     parser = command_parser("ctrlreward pairs", _USAGE, _DESCRIPTION, _EXAMPLES)
     parser.add_function_arguments(write_pairs, as_group=False, as_positional=True, skip={"chat"})
     parser.add_argument(
@@ -74,19 +74,19 @@ def write_pairs(
     columns: Columns = Columns(),  # noqa: B008 — it is frozen
     device: str | None = None,
 ) -> str:
-    """Write preference pairs, and return what was found in a few lines.
+    """Write preference pairs, and return a summary of a few lines.
 
     Args:
         input: The completions: .jsonl, .csv or .parquet, each row a text with its prompt. A text
-            with a prefix continues it; the prompt is the prefix where there is no other.
+            with a prefix continues it; the prompt defaults to the prefix.
         output: The pairs, .jsonl, which appear whole or not at all. Until then, the rewards so far
             are in OUTPUT.partial.jsonl.
         reward: The reward: a YAML file, as for 'ctrlreward serve', FILE.py:FUNCTION or
             MODULE:FUNCTION.
         score: Column of the file with a score, higher is better, in place of a reward.
-        margin: Least difference of the rewards: pairs that differ by no more are left out.
-        per_prompt: Most pairs of a prompt: the best with the worst, the second with the last but
-            one, and so on.
+        margin: Pairs whose rewards differ by at most this are left out.
+        per_prompt: Most pairs of a prompt: the best with the worst, the second best with the second
+            worst, and so on.
         chat: Whether to write messages of user and assistant, not strings.
         columns: Column names of the input file.
         device: Device of all scorers, such as cuda:1.
@@ -181,7 +181,7 @@ def _rewards(reward: AnyReward, samples: Samples, prompts: Sequence[str], path: 
 
 
 def _chunks(prompts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the rows of some prompts after the other."""
+    """Yield rows in chunks of whole prompts."""
     rows: list[int] = []
     for group in rows_by_prompt(prompts):
         rows += group

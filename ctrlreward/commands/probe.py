@@ -46,7 +46,7 @@ _EXAMPLES = (
 
 
 def run(arguments: list[str]) -> None:
-    """Probe a reward and print what was found."""
+    """Probe a reward and print the results."""
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors(parser):

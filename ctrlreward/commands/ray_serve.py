@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 APP = "ctrlreward"  # name of the application in Ray Serve
 
-_POLL = 1.0  # seconds between looks at the replicas
+_POLL = 1.0  # seconds between checks of the replicas
 _MARGIN = 15.0  # seconds to end a replica, after its grace
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # no line per request
 _ERROR = re.compile(r"^\S*Error: .*", re.MULTILINE)
@@ -36,7 +36,7 @@ class RewardReplica:
     """Replica of a served reward for Ray Serve, started when its models are loaded."""
 
     def __init__(self, served: ServedReward, threads: int) -> None:
-        # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment has one.
+        # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment sets it.
         torch.set_num_threads(threads)
         self._served = served
 
@@ -95,14 +95,14 @@ def serve_on_ray(
         try:
             return _report_until(stop, _get_global_client(), options.num_gpus)
         finally:
-            serve.delete(APP, _blocking=False)  # replicas finish what they hold
+            serve.delete(APP, _blocking=False)  # replicas finish their requests
             deadline = time.monotonic() + grace + _MARGIN
             while APP in serve.status().applications and time.monotonic() < deadline:
                 time.sleep(_POLL / 5)
 
 
 def _report_until(stop: threading.Event, client: Any, num_gpus: float) -> bool:
-    """Print the address and what happens to replicas; return False if they can't serve."""
+    """Print the address and events of replicas; return False if they can't serve."""
     gpus = f", {num_gpus:g} GPU" if num_gpus else ""
     announced = False
     former: dict[str, str] = {}
@@ -160,7 +160,7 @@ def _application(served: ServedReward, replicas: int, grace: int, options: RaySe
         max_queued_requests=options.max_queued_requests,
         graceful_shutdown_timeout_s=grace,
         graceful_shutdown_wait_loop_s=_POLL / 5,
-        # Of the first start: replicas that die later are replaced without end.
+        # Of the first start: replicas that die later are always replaced.
         max_constructor_retry_count=1,
         **number,
     )

@@ -99,7 +99,7 @@ def contents(names: Sequence[str], options: Any) -> dict[str, Any]:
 
 
 def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str, Any]:
-    """Return what a run left, as plain data; `missing` has what it did not leave.
+    """Return the contents of a run as plain data; `missing` lists absent files.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
@@ -163,7 +163,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
 def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(path) or "{}")
-    except ValueError:  # a run that was killed may have left half of a file
+    except ValueError:  # a killed run may leave half of a file
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -192,7 +192,7 @@ def _text_sets(folder: Path, summary: Mapping[str, Any], missing: list[str]) -> 
 
 
 def _aligned(name: str, columns: Sequence[tuple[str, int | None, Path]]) -> TextSet:
-    """Return the columns that have the prompts of the last one, in its order."""
+    """Return the columns with the same prompts as the last one, in its order."""
     read = [(*each, *read_scored_samples(each[2])) for each in columns]
     keys = [_prompts(samples) for *_, samples, _ in read]
     kept = [each for each, key in zip(read, keys, strict=True) if key == keys[-1]]
@@ -260,7 +260,7 @@ def _diversity(words: Sequence[Words], repeats: int) -> tuple[float, Scores]:
 def _rules(
     stored: StoredRun, summary: Mapping[str, Any], options: Any, missing: list[str]
 ) -> tuple[RunRules, str]:
-    """Return the rules to replay, and in words where they are from."""
+    """Return the rules to replay, and their origin in words."""
     found = dict(_recorded(stored, missing))
     origin = "rules of the run, as in its config.yaml"
     chosen = summary.get("selection") or {}
@@ -362,7 +362,7 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
 def _decisions(
     selection: Selection, differences: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return `ctrlreward select --json`, with what each validation lacks of the selected one."""
+    """Return `ctrlreward select --json`, with the difference of each validation to the selected."""
     if not selection.decided:
         return {}
     content = to_json(selection)
@@ -389,7 +389,7 @@ def _decisions(
 
 
 def _holds(each: Decided, key: str, interval: tuple[float, float]) -> bool:
-    """Return whether an interval has its value; a jackknife's may not, with few prompts."""
+    """Return whether an interval contains its value; with few prompts a jackknife's may not."""
     return interval[0] <= each.validation.metrics[key] <= interval[1]
 
 
@@ -428,7 +428,7 @@ class Alarm(NamedTuple):
 def _alarm(selection: Selection) -> Alarm | None:
     """Return the alarm of the rule, or the one that the run itself logged.
 
-    A run may know more than its files: the values by prompt of a score of groups, for example.
+    A run may have more than its files, for example values by prompt of a score of groups.
     """
     rule = selection.rules.alarm
     modes = rule.modes if rule else {}
@@ -457,7 +457,7 @@ def _alarm(selection: Selection) -> Alarm | None:
 def _marks(
     selection: Selection, alarm: Alarm | None, differences: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what happened at which step, with its reason."""
+    """Return the events by step, with their reasons."""
     marks: list[dict[str, Any]] = []
     constraints = selection.rules.best.constraints if selection.rules.best else {}
     for step, difference in differences.items():
@@ -714,7 +714,7 @@ def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[i
 def _shown(
     each: TextSet, columns: Sequence[int], budget: int, selection: Selection
 ) -> dict[str, Any]:
-    """Return the texts of some columns that fit into the budget of bytes, with their scores."""
+    """Return the texts of some columns that fit the budget of bytes, with their scores."""
     rows = len(each.samples[0])
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
     proxy, held_out = _pair_of_components(each, names, selection)
@@ -794,7 +794,7 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 
 def _explanations(file: Path, rows: int) -> dict[int, Any] | None:
-    """Return row → what is stored as `"explanation"`, for the records that have one."""
+    """Return row → the stored `"explanation"`, for the records that have one."""
     content = file.read_bytes()
     if b'"explanation"' not in content:
         return None
@@ -833,7 +833,7 @@ def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
     chosen: list[tuple[str, ...]] = []
     for gram in ranked[:400]:
         grown = end[gram] - start[gram]
-        # A longer phrase that is about as common says more than its parts.
+        # A longer phrase that is about as common is more informative than its parts.
         part = next((c for c in chosen if _within(c, gram)), None)
         if grown <= 0 or any(_within(gram, c) for c in chosen):
             continue
@@ -876,7 +876,7 @@ def _pearson(first: Scores, second: Scores) -> float | None:
 
 
 def _comparison(names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the QRA++ figures of `ctrlreward compare`; why there are none, as `error`."""
+    """Return the QRA++ figures of `ctrlreward compare`; or the reason why not, as `error`."""
     patterns = ("score/*", "after/*", "judges/*", "difference", "eval*", "reward*", "policy/kl")
     try:
         found = compare_runs([read_run(name) for name in names], patterns)

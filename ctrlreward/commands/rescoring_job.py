@@ -82,12 +82,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the rules of one selection say, with the logged scores and with the new ones.
+    """Decisions of the rules of one selection, with the logged scores and with the new ones.
 
     Attributes:
-        logged: What they say of the run, without rules of which it did not log a key; None if no
+        logged: Decisions on the logged scores, without rules whose key was not logged; None if no
             rule is left.
-        rescored: What they say with the new scores.
+        rescored: Decisions with the new scores.
     """
 
     logged: Selection | None
@@ -112,7 +112,7 @@ class Rescored:
 
 
 def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
-    """Score, or resume, and print what the rules would have decided."""
+    """Score, or resume, and print the replayed decisions."""
     parser = _parser(usage, description, examples)
     options = parser.parse_args(arguments)
     with user_errors(parser):
@@ -238,7 +238,7 @@ def rescore(
         run: The run.
         reward: The reward.
         folder: Folder of the new scores.
-        settings: What a resumed command must share, as JSON.
+        settings: Settings that a resumed command must share, as JSON.
         names: Names of the `GenerationScorer`s whose texts are scored; empty for all.
 
     Raises:
@@ -311,7 +311,7 @@ def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
 
 
 def check_stored(reward: AnyReward, texts: Stored) -> None:
-    """Raise unless the reward can be computed from what is stored.
+    """Raise unless the reward can be computed from the stored texts.
 
     Raises:
         ValueError: A component needs columns, or the groups of its texts, that were not stored.
@@ -341,7 +341,7 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
 
 
 class Progress:
-    """What has been scored, in a log that a resumed command continues."""
+    """Scores so far, in a log that a resumed command continues."""
 
     def __init__(self, log: JsonLog, records: Sequence[dict[str, Any]]) -> None:
         self.log = log
@@ -408,7 +408,7 @@ def scored_in_parts(
 
 
 def has_total(reward: AnyReward) -> bool:
-    """Return whether the total says more than the components."""
+    """Return whether the total adds information to the components."""
     combines = isinstance(reward, Reward) or reward.weights is not None
     return combines and TOTAL not in reward.components and len(reward.components) > 1
 
@@ -472,13 +472,13 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
 
 
 def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
-    """Return the run as if it had been rescored, for a check of the rules."""
+    """Return the run with placeholders for the new scores, to check the rules."""
     step = replace(run.steps[0], metrics={**run.steps[0].metrics, **dict.fromkeys(new, math.nan)})
     return replace(run, steps=[step, *run.steps[1:]], modes={**run.modes, **new})
 
 
 def decision(done: Rescored, options: argparse.Namespace) -> Decision:
-    """Return what the rules say of the run before and after."""
+    """Return the decisions of the rules before and after."""
     after = replace(done.run, steps=done.steps, modes={**done.run.modes, **done.new})
     rules = run_rules(after, options)
     left = logged_rules(rules, done.run.keys)
@@ -501,7 +501,7 @@ def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
 
 
 def in_words(selection: Selection | None) -> dict[str, str]:
-    """Return what is asked for, such as `"best by score/judge"`, → what was decided."""
+    """Return question, such as `"best by score/judge"`, → decision."""
     if selection is None:
         return {}
     rules, last = selection.rules, selection.decided[-1] if selection.decided else None
@@ -525,7 +525,7 @@ def _at(step: int | None) -> str:
 
 
 def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Return the new scores and the decisions, each as `ctrlreward select --json` has them."""
+    """Return the new scores and the decisions, each in the format of `ctrlreward select --json`."""
     return {
         "run": str(done.run.folder),
         "folder": str(done.folder),

@@ -1,4 +1,4 @@
-"""Scores of a file, for arguments that `score.py` has checked."""
+"""Scores of a file, for arguments checked by `score.py`."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def score_file(
             `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
             file.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
-            `--names small large`. Needed where two scorers have scores of the same name.
+            `--names small large`. Needed if two scorers have scores of the same name.
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
-        label_map: Labels of the file and the scorers' labels in their place: `--label-map
+        label_map: Labels of the file and their replacements: `--label-map
             0=negative 1=positive`.
         chunk: Rows of a shard, which is scored and saved whole. A resumed run keeps its
             chunk size. An input of no more rows is read once and scored in memory.
