@@ -65,7 +65,7 @@ class AUC:
             )
 
     def value(self, scores: Scores, samples: Samples) -> float:
-        """Return the AUC of n scores, without NaN (failed samples); NaN if either label has none."""
+        """Return the AUC of n scores, without NaN (failed samples); NaN if a label has none."""
         return auc(scores, self.wanted(samples))
 
     def wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:

@@ -23,7 +23,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write in parts, which appears or replaces the old one whole, or never."""
+    """Yield a file to write in parts, which appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
     try:
@@ -58,7 +58,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
-    """Return a number as JSON can hold it: None for NaN and infinity."""
+    """Return a number for JSON: None for NaN and infinity."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -86,7 +86,7 @@ class JsonLog:
         self.identity = None if identity is None else json.loads(json.dumps(identity))
 
     def read(self) -> list[Any]:
-        """Return all complete records without the identity; none where the file is missing."""
+        """Return all complete records without the identity; empty if the file is missing."""
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()

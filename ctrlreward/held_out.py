@@ -1,4 +1,4 @@
-"""Scores of held-out prompts while a model trains: what is logged, and values by prompt."""
+"""Scores of held-out prompts while a model trains: logged metrics, and values by prompt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORPUS = "corpus"
 CV = "cv"
 WITHOUT = "without"
 
-# What other libraries call the arguments of callbacks that generate, and our names.
+# Names in other libraries of the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
     "metrics": "scores",
     "scorers": "scores",
@@ -41,7 +41,7 @@ SAMPLING_NAMES = {
 class HeldOutScorer:
     """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
 
-    For a training loop of any kind; `GenerationScorer` is this class as a callback. Every call of
+    For any training loop; `GenerationScorer` is this class as a callback. Every call of
     `evaluate` completes the same prompts with the same seed, so that two validations are compared
     prompt by prompt.
 
@@ -91,7 +91,7 @@ class HeldOutScorer:
         seed: int = 0,
         decoding_cv: bool = False,
     ) -> None:
-        super().__init__()  # a callback inherits from another class, too
+        super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
         self.prompts = self.samples.as_prompts()
@@ -145,13 +145,13 @@ class HeldOutScorer:
         path: Path | None = None,
         scores: Mapping[str, Scores] | None = None,
     ) -> dict[str, Scores]:
-        """Return the scores of completions, and what the metrics of a corpus need.
+        """Return the scores of completions, and values for the metrics of a corpus.
 
         Args:
             samples: Completions of the prompts; the completions of a prompt follow each other.
             path: JSONL file for texts and scores, written before anything else is computed, and
                 again with the values of the prompts that do not follow from these scores.
-            scores: Values of `with_corpus_parts(components)`, where they are known.
+            scores: Values of `with_corpus_parts(components)`, if they are known.
         """
         scores = dict(scores or score(with_corpus_parts(self.components), samples))
         shown = without_corpus_parts(scores)
@@ -185,7 +185,7 @@ class HeldOutScorer:
         return {f"{self.name}/{key}": value for key, value in values.items()}
 
     def describe_resolutions(self) -> str:
-        """Return `resolutions` in words, a line per score."""
+        """Return `resolutions` in words, one line per score."""
         several = self.generations_per_prompt > 1
         lines = [
             f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
@@ -344,7 +344,7 @@ def without_each_prompt(
     grouped = {key: c for key, c in components.items() if c.scorer.of_groups}
     if not grouped or len(samples) == repeats:
         return {}
-    # Failed samples count in no value, and are not to be warned of again.
+    # Failed samples are not counted, and not warned about again.
     failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
     rows = [
         [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]

@@ -1,7 +1,7 @@
 """The two packages of Lightning: `pytorch_lightning` and `lightning.pytorch`.
 
 They have the same classes under the same names, but without a common base: a callback for one is
-none for the other. So the callbacks of this project and `PolicyTuner` are mixins that import
+not one for the other. So the callbacks of this project and `PolicyTuner` are mixins that import
 neither, and `ctrlreward.pytorch_lightning` and `ctrlreward.lightning` mix them into the classes of
 each. A mixin finds names of its package with `package_of`.
 """

@@ -46,14 +46,14 @@ class RayServeOptions:
         address: `HOST:PORT` of a cluster's head, or "auto" for the cluster of this machine; null
             starts a Ray on this machine, which ends with the command.
         num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
-        num_gpus: GPUs of a replica, which sees no others; 0.5 puts two on one. With any, the
-            scorers are on "cuda" unless `--device` is given.
+        num_gpus: GPUs of a replica, the only visible ones; 0.5 puts two replicas on one. With any,
+            the scorers are on "cuda" unless `--device` is set.
         max_replicas: Most replicas; Ray starts further ones while each has more than
-            `target_ongoing_requests` to answer, and ends them when load falls. Null keeps
+            `target_ongoing_requests` pending, and ends them when load falls. Null keeps
             their number at `--replicas`.
-        target_ongoing_requests: Requests that a replica should have, on average, where their
-            number follows the load.
-        max_ongoing_requests: Most requests that a replica holds, from which it makes its batches:
+        target_ongoing_requests: Average requests per replica if the
+            number of replicas follows the load.
+        max_ongoing_requests: Most pending requests of a replica, from which it makes its batches:
             as many as one batch has texts, or more. Ray's own default, 5, keeps batches at 5.
         max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
             for no limit.
@@ -81,7 +81,7 @@ class RayServeOptions:
 
 
 def run(arguments: list[str]) -> None:
-    """Serve until a SIGTERM or an interruption, which finish what has been accepted."""
+    """Serve until a SIGTERM or an interruption, which finish accepted requests."""
     try:
         _check(arguments)
         # From here on, PyTorch is imported.
@@ -126,22 +126,22 @@ def serve(
     """Serve a reward.
 
     Args:
-        reward: YAML file with `components`, or with `class_path` and `init_args` of a reward, bare,
-            under the key `reward`, or in a recipe under `model.init_args.reward`.
-        device: Device of all scorers, such as cuda:1; null leaves each where the file says.
+        reward: YAML file with `components`, or with `class_path` and `init_args` of a reward, at
+            the top, under the key `reward`, or in a recipe under `model.init_args.reward`.
+        device: Device of all scorers, such as cuda:1; null keeps the devices of the file.
         host: Address to listen at. Other machines reach 0.0.0.0, this one alone 127.0.0.1.
-        port: Port to listen at; 0 takes a free one.
+        port: Port to listen at; 0 picks a free one.
         token_file: File with the bearer token that clients must send. Without it, the environment
-            variable CTRLREWARD_TOKEN holds the token; without both, no token is needed.
+            variable CTRLREWARD_TOKEN is the token; without both, no token is needed.
         queue: Sizes of batches and of the queue.
-        body_bytes: Longest body of a request; a longer one is refused (413).
+        body_bytes: Longest body of a request; a longer one is rejected (413).
         body_seconds: Longest time for a body to arrive.
         grace: Seconds after a SIGTERM in which accepted requests are finished.
         trainers: Options of the routes of OpenRLHF, slime and verl; null leaves these routes out.
         engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
             address.
         replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
-        ray: Cluster, resources of a replica, and how many requests it takes.
+        ray: Cluster, resources of a replica, and its number of requests.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         import_extra(module, "ctrlreward serve")

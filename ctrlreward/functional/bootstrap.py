@@ -42,9 +42,9 @@ def paired_bootstrap(
 ) -> Estimate:
     """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
 
-    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement, as
-    many as the data have, and the same ones for both sides. Both means of a draw are taken over all
-    rows of its clusters. The interval is the percentile interval of the difference (Efron and
+    Completions of one prefix are similar, so whole clusters (prefixes) are drawn with replacement,
+    as many as the data have, and the same ones for both sides. Both means of a draw are taken over
+    all rows of its clusters. The interval is the percentile interval of the difference (Efron and
     Tibshirani, 1993, ch. 13).
 
     Args:
@@ -56,8 +56,8 @@ def paired_bootstrap(
         seed: Random seed; the same seed gives the same interval.
 
     Raises:
-        ValueError: The lengths differ, a side has no valid score or an infinite one, there are
-            fewer than two clusters, or `confidence` or `resamples` is out of range.
+        ValueError: The lengths differ, a side has no valid score or an infinite one, `clusters` has
+            fewer than two, or `confidence` or `resamples` is out of range.
 
     Examples:
         >>> prefixes = ["The food", "The food", "A dog", "A dog"]
@@ -127,7 +127,7 @@ def bootstrap(
 ) -> dict[str, Estimate]:
     """Return statistics of weighted rows with the percentile intervals of cluster draws, by name.
 
-    All NaN where the statistic of the data is; NaN draws are left out.
+    All NaN if the statistic of the data is NaN; NaN draws are left out.
 
     Args:
         statistics: Maps weights of shape (draws, n) to statistics by name, each of shape (draws,).
@@ -185,7 +185,7 @@ def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
 def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
     """Yield how often each draw contains each row, in blocks of shape (draws of the block, n).
 
-    `draws` says how often a draw contains a cluster, shape (draws, clusters), and `members` has the
+    `draws` is how often a draw contains a cluster, shape (draws, clusters), and `members` has the
     cluster of each row, shape (n,).
 
     Examples:

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def label_bias(log_probs: npt.ArrayLike) -> Floats:
-    """Return how much each label's word is favoured by each evaluator, whatever the text.
+    """Return how much each evaluator favours the word of each label, independent of the text.
 
     With ℓ_ijk the mean token log-probability of the word of label k under evaluator j after the
     i-th of n reference texts, shape (texts, evaluators, labels), and K labels:
@@ -22,7 +22,7 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
     Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. A constant that is added to all
-    log-probabilities of a word then cancels out exactly. Words that are favoured alike have a bias
+    log-probabilities of a word then cancels out exactly. Equally favoured words have a bias
     of 0, which changes nothing.
 
     Returns:
@@ -54,16 +54,16 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
 
 
 def context_gain(log_probs: npt.ArrayLike, neutral: npt.ArrayLike) -> Floats:
-    """Return how well targets fit their context, half of it by their likelihood alone.
+    """Return how well targets fit their context, with half of their neutral likelihood subtracted.
 
     With ℓ(y | x) the mean token log-probability of target y in its context x, and n_i the contexts
-    that say nothing about it:
+    that are uninformative about it:
 
         ℓ(y | x) − ½ · 1/n Σ_i ℓ(y | n_i)
 
     This is the mean of two values, up to a factor of 2: the likelihood ℓ(y | x), which is high for
     fluent text, and its gain over a neutral context (pointwise mutual information), which is high
-    for text that belongs there.
+    for text that fits the context.
 
     Args:
         log_probs: ℓ(y | x) in nats, shape (targets,), in (-∞, 0].

@@ -90,18 +90,18 @@ def repetition(ids: Sequence[int], n: int) -> float:
 def uniqueness(
     token_sequences: Sequence[Sequence[int]], n: int, groups: Sequence[Hashable] | None = None
 ) -> list[float]:
-    """Return how much each text has to itself: the mean over its n-grams of 1 / groups with it.
+    """Return the uniqueness of each text: the mean over its n-grams of 1 / groups with it.
 
     An n-gram counts once for a text. With a text per group, the sum over texts of uniqueness times
     number of n-grams is the number of distinct n-grams of all texts: each text has its share of
-    Distinct-n (the Shapley value), on which a policy can act where Distinct-n itself is one
+    Distinct-n (the Shapley value), which a policy can change, whereas Distinct-n itself is one
     number for all texts.
 
     Args:
         token_sequences: Token ids of each text.
         n: Length of the n-grams.
-        groups: Group of each text, such as its prompt: what texts of one group have in common
-            lowers nothing. None puts each text into a group by itself.
+        groups: Group of each text, such as its prompt: n-grams shared within a group do not
+            lower it. None puts each text into a separate group.
 
     Returns:
         1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.

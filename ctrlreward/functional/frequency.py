@@ -1,4 +1,4 @@
-"""Inverse frequencies of tokens and words, which give rare ones more weight."""
+"""Inverse frequencies of tokens and words, which give more weight to rare ones."""
 
 from __future__ import annotations
 

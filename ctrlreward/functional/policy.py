@@ -96,7 +96,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None 
 
     With a clip, in units of the reward, it is the larger of this error and the error of the value
     clipped to within `clip` of `old`, the prediction at sampling, so that a larger change in one
-    rollout's updates gains nothing. The PPO paper (Schulman et al. 2017) does not have it; its
+    rollout's updates has no gain. The PPO paper (Schulman et al. 2017) does not have it; its
     authors' code does.
 
     Examples:

@@ -31,7 +31,7 @@ def pairwise_preferences(
     """Turn ratings into pairs of a preferred and a rejected output for the same item.
 
     Args:
-        ratings: Rating of each output, shape (n,), higher is better; NaN leaves an output out.
+        ratings: Rating of each output, shape (n,), higher is better; NaN excludes an output.
         items: Item that each output belongs to, for example its source, shape (n,).
         margin: Ratings that differ by no more than this express no preference; 0 or more.
 
@@ -74,7 +74,8 @@ class Preferences:
         rejected: The same scores of the rejected sides.
         higher_is_better: Direction of each score, by name.
         groups: Group of each pair, shape (n,), for example its prompt or source sentence. Pairs
-            of one group are held out, and drawn by the bootstrap, together. None: each is one.
+            of one group are held out, and drawn by the bootstrap, together. None: each pair is a
+            group.
 
     Raises:
         ValueError: Names or lengths differ, or the scores are empty.
@@ -183,8 +184,9 @@ class LearnedAggregate:
     """An aggregate learned from preferences: `Reward(components, aggregate=...)` takes it.
 
     The total is the sum of one monotone curve per score, in log-odds: a text is preferred to
-    another with the probability σ(total - other total). Higher is better. It stays within what the
-    preferences cover: in the outer 1 % of a score, the curve is constant.
+    another with the probability σ(total - other total). Higher is better. It is limited to the
+    range of the
+    preferences: in the outer 1 % of a score, the curve is constant.
 
     Attributes:
         curves: Curve of each score, by name.
@@ -192,8 +194,8 @@ class LearnedAggregate:
             interval; 0 where the preferences give no reason to want more of it.
         agreement: Share of held-out preferences with the higher total on the preferred side, in
             [0, 1], by cross-validation over groups; equal totals count as one half.
-        pairs: Number of preferences that were fitted.
-        failed: Number of those left out, since a score was missing.
+        pairs: Number of fitted preferences.
+        failed: Number of preferences left out because of a missing score.
 
     Examples:
         >>> curve = Curve(scores=(1.0, 100.0), worth=(2.0, 0.0))
@@ -209,7 +211,7 @@ class LearnedAggregate:
     failed: int = 0
 
     def __call__(self, scores: Mapping[str, Floats]) -> Floats:
-        """Return one total per sample, shape (n,); NaN where a score is NaN."""
+        """Return one total per sample, shape (n,); NaN if a score is NaN."""
         return np.sum([curve(scores[name]) for name, curve in self.curves.items()], axis=0)
 
     def check(self, higher_is_better: Mapping[str, bool]) -> None:
@@ -245,10 +247,10 @@ class LearnedAggregate:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> LearnedAggregate:
-        """Read what `save` has written.
+        """Read a file written by `save`.
 
         Raises:
-            ValueError: The file is not one that `save` writes, or a curve is not monotone.
+            ValueError: The file was not written by `save`, or a curve is not monotone.
             OSError: The file does not exist.
         """
         try:
@@ -324,7 +326,7 @@ def fit_aggregate(
     if not 0 <= penalty < np.inf:
         raise ValueError(f"penalty must be 0 or more, got {penalty}")
     names = list(preferences.higher_is_better)
-    # Turned so that higher is better, shape (pairs, scores) each.
+    # With signs such that higher is better, shape (pairs, scores) each.
     signs = np.array([1.0 if preferences.higher_is_better[name] else -1.0 for name in names])
     better, worse = (
         np.stack([side[name] for name in names], axis=1) * signs

@@ -16,8 +16,8 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
     """Return the area under the ROC curve of a score as a classifier: 0 to 1, higher is better.
 
     It is the probability that a random positive row scores above a random negative one, where a tie
-    counts half (the Mann-Whitney U statistic over its largest value); 0.5 for a score that knows
-    nothing of the label. NaN scores (failed samples) are left out; NaN without a valid score on
+    counts half (the Mann-Whitney U statistic over its largest value); 0.5 for a score that is
+    independent of the label. NaN scores (failed samples) are left out; NaN without a valid score on
     both sides. Both arguments have shape (n,).
 
     Raises:

@@ -47,7 +47,7 @@ class MetricAgreement:
         mean_cv_star: Mean over systems, without NaN.
         correlation: Correlation of the systems' values in two runs; for more than two runs the
             mean over pairs of runs. For two systems 1 if they keep their order and -1 if they
-            swap, as studies with two systems count it; NaN if they tie in one run.
+            swap, as in studies with two systems; NaN if they tie in one run.
         findings: Pairs of systems that the runs order in the same way, summed over pairs of runs.
 
     Examples:
@@ -91,8 +91,8 @@ class StudyAgreement:
         metrics: Agreement in each metric.
         systems: Agreement in each system that all runs have in some metric.
         mean_cv_star: Mean of the metrics' mean CV*, per cent; lower is better.
-        correlation: Mean over metrics; `n` is the number of metrics that have one.
-        system_correlation: Mean over systems; `n` is the number of systems that have one.
+        correlation: Mean over metrics; `n` is the number of metrics with a correlation.
+        system_correlation: Mean over systems; `n` is the number of systems with a correlation.
         pooled: Correlation over the values of all metrics at once, meaningful only if the
             metrics share a scale.
         findings: Findings of all metrics together.
@@ -221,7 +221,7 @@ def _correlate_systems(first: Sequence[float], second: Sequence[float]) -> Corre
     """Correlate the systems' values in two runs.
 
     For two systems this is 1 if they keep their order, -1 if they swap and NaN in a tie. Two points
-    always lie on a line, so `correlate` leaves them undefined; studies of two systems count them.
+    always lie on a line, so `correlate` leaves them undefined; studies of two systems report them.
     """
     if len(first) != 2:
         return correlate(first, second)
@@ -239,7 +239,7 @@ def _over_pairs(
 
 
 def _mean_of(correlations: Sequence[Correlation]) -> Correlation:
-    """Return the mean of the correlations that are defined; `n` is their number."""
+    """Return the mean of the defined correlations; `n` is their number."""
     defined = [c for c in correlations if isfinite(c.pearson)]
     pearson = _finite_mean(c.pearson for c in defined)
     spearman = _finite_mean(c.spearman for c in defined)

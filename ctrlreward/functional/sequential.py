@@ -203,7 +203,7 @@ def detectable_difference(
     """Return the difference of two validations that these prompts show with the given power, ≥ 0.
 
     (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
-    (Cohen 1988, ch. 2). It shrinks with √n: half of it takes about four times the prompts. Infinity
+    (Cohen 1988, ch. 2). It shrinks with √n: half of it needs about four times the prompts. Infinity
     with fewer than two prompts that both have. Scores are as in `paired_difference`; level and
     power refer to a two-sided test, in (0, 1).
 
@@ -220,13 +220,13 @@ def detectable_difference(
 
 
 class Resolution(NamedTuple):
-    """What a held-out set can show of one score.
+    """Resolution of a held-out set for one score.
 
     Attributes:
         prompts: Number of prompts with a score at both validations.
         detectable: Difference of two validations that is found in four of five cases at a level of
             5 % (`detectable_difference`).
-        prompts_for_half: Number of prompts that would show half of it.
+        prompts_for_half: Number of prompts needed to show half of it.
         between_prompts: Standard deviation between the prompts' true means; more prompts help.
         between_decodings: Standard deviation between completions of one prompt; more completions
             per prompt help as well. NaN with one completion per prompt, and then `between_prompts`

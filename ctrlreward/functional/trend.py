@@ -1,4 +1,4 @@
-"""Trend test: does a curve rise more than a random walk would."""
+"""Trend test: does a curve rise more than a random walk?"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class RewardCheckpoint(DecisionCallback):
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
             `GenerationScorer` declares, and to "min" for a loss.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
-        ties_by: Choice among checkpoints whose score the prompts cannot tell apart from the best:
+        ties_by: Choice among checkpoints whose score is not distinguishable from the best:
             "earliest", or one key → its better direction, {"objective/kl": "min"}. Then every
             evaluation that meets the constraints saves a checkpoint.
         constraint_test: "point", "unless_violated" or "if_shown"; see `BestRule`.
@@ -91,7 +91,7 @@ class RewardCheckpoint(DecisionCallback):
 
     @property
     def reason(self) -> str:
-        """Why this checkpoint was selected, and which ones cannot be told apart from it."""
+        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
         return self._rule.explain(self.state) if self.state else "there was no evaluation"
 
     @property
@@ -102,7 +102,7 @@ class RewardCheckpoint(DecisionCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check that the trainer keeps what the rule chooses from."""
+        """Check that the trainer keeps the checkpoints that the rule chooses from."""
         super().on_train_begin(args, state, control, **kwargs)
         if self._settings["ties_by"] is None:
             return
@@ -120,7 +120,7 @@ class RewardCheckpoint(DecisionCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Decide, and have the trainer agree: it compares the metric that it reads here next."""
+        """Decide, and make the trainer agree, which compares the metric that it reads here next."""
         metrics = {} if metrics is None else metrics
         super().on_evaluate(args, state, control, metrics, **kwargs)
         if not self._training:

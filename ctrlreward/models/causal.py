@@ -197,7 +197,7 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     """Return True if the branches of a prefix tree do not affect each other in this model.
 
     This holds where tokens interact through attention only. A recurrence or convolution (Mamba,
-    LFM2 and other hybrids) carries state from branch to branch, and ALiBi counts distances along
+    LFM2 and other hybrids) passes state from branch to branch, and ALiBi counts distances along
     the row.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:

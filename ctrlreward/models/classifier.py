@@ -81,7 +81,7 @@ def load_classifier(
 
 
 def classifier_labels(model: str) -> tuple[str, ...]:
-    """Return the labels of what `load_classifier` would load, from its config alone."""
+    """Return the labels of the model that `load_classifier` would load, from its config."""
     if (config := _text_cnn_config(model)) is not None:
         return tuple(config["labels"])
     return _labels(model, load_config(model), None)

@@ -1,9 +1,9 @@
-"""Control tokens: no text contains them, and our own are written by marks.
+"""Control tokens: texts never contain them, and ours are written by marks.
 
 A published tokenizer reads the string `</s>` in a text as the end token, and `<mask_1>` as a blank.
 Here text is text: `text_reader` spells such a string with ordinary tokens. Where we write a control
 token ourselves, between texts or in a chat template, the string has its `mark`, which begins with
-a number that is drawn anew in each process, so that no text contains it.
+a number that is drawn in each process, so that no text contains it.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
 fill-in-the-middle token (`<|user|>`, `<｜User｜>`, `<fim_prefix>`), which some tokenizers do not
@@ -57,7 +57,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     """Return a tokenizer for these texts that reads marks as control tokens, and the rest as text.
 
     It is the given tokenizer, unless a text has a character that a control token begins with. The
-    one that is returned then reads every text without control tokens as the given one does, and a
+    returned one then reads every text without control tokens as the given one does, and a
     control token in a text as a published tokenizer reads any other string.
     """
     readers = _CACHE.get(tokenizer) or _build(tokenizer)
@@ -90,7 +90,7 @@ def rendered_chat(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
-    """Return a conversation as a chat template puts it, with marks for the template's tokens.
+    """Return a conversation formatted by a chat template, with marks for the template's tokens.
 
     Control tokens in the messages stay text, so that a message cannot end its turn.
     """
@@ -127,9 +127,9 @@ class _Readers(NamedTuple):
     """Copies of a tokenizer that share its vocabulary.
 
     `first` are the characters that control tokens and marks begin with, `first_or_similar` also
-    those that a normalizer may turn into them. `for_marks` reads marks in texts without `first`,
-    `for_any` all texts. `of_marks` maps the id of a mark to its control token's. `unspelled` are
-    control tokens that `for_any` still reads as such.
+    characters that a normalizer may turn into them. `for_marks` reads marks in texts without
+    `first`, `for_any` all texts. `of_marks` maps the id of a mark to its control token's.
+    `unspelled` are control tokens that `for_any` still reads as such.
     """
 
     first: str

@@ -12,7 +12,7 @@ from ctrlreward.commands.shards.workers import LoadedComponents, ScoreShards, Wo
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import write_line
 
-# Between two lines that say that the cluster has no free CPUs or GPUs.
+# Seconds between warnings that the cluster has no free CPUs or GPUs.
 _PATIENCE = 60.0
 _OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
 
@@ -22,7 +22,7 @@ class RayOptions:
     """Address of the cluster, and resources of each actor.
 
     Args:
-        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the one of the
+        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the cluster of the
             variable RAY_ADDRESS, which `ray job submit` sets; without it, Ray is started on this
             machine, for this run.
         num_cpus: CPUs of an actor.
@@ -45,8 +45,8 @@ class RayOptions:
 class RayWorkers(WorkerPool):
     """Actors on any nodes of the cluster with free CPUs and GPUs.
 
-    Ray restarts and retries nothing, since a shard that was lost is known here. If Ray is connected
-    already, it is used, and left as it is.
+    Ray restarts and retries nothing, since lost shards are known here. If Ray is connected
+    already, it is used and not shut down.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RayWorkers(WorkerPool):
         return _ActorHandle(self)
 
     def capacity(self) -> int:
-        """Return how many actors the cluster can hold."""
+        """Return how many actors the cluster can run."""
         ray = import_extra("ray", "--engine ray")
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         asked = {"CPU": self.options.num_cpus, "GPU": self.options.num_gpus}
@@ -105,21 +105,21 @@ class RayWorkers(WorkerPool):
 
 
 class _ActorHandle:
-    """One actor, as a `Worker`; it has PyTorch's threads apart from the CPUs that Ray counts."""
+    """One actor, as a `Worker`; its number of PyTorch threads is independent of its CPUs in Ray."""
 
     def __init__(self, pool: RayWorkers) -> None:
         self._ray = import_extra("ray", "--engine ray")
         self._pool = pool
         cpus, gpus = pool.options.num_cpus, pool.options.num_gpus
         actor = self._ray.remote(LoadedComponents).options(num_cpus=cpus, num_gpus=gpus)
-        # Ray shows it no other GPUs than its own.
+        # It sees only its GPUs.
         self._actor = actor.remote(pool.threads, "cuda" if gpus else None)
 
     def call(self, method: str, argument: object) -> Any:
         """See `Worker.call`."""
         returned = getattr(self._actor, method).remote(argument)
         while method == "load" and not self._ray.wait([returned], timeout=_PATIENCE)[0]:
-            self._pool.capacity()  # a cluster that has lost its nodes has none
+            self._pool.capacity()  # raises if the cluster has lost its nodes
             write_line("waiting until the cluster has CPUs and GPUs for an actor")
         try:
             return self._ray.get(returned)
@@ -133,7 +133,7 @@ class _ActorHandle:
             raise WorkerDied(f"{type(error).__name__}{early * (method == 'load')}") from error
 
     def end(self) -> None:
-        """End the actor; where it is out of reach, it may still hold its CPUs."""
+        """End the actor; if unreachable, it may still occupy its CPUs."""
         self._ray.kill(self._actor)
 
 
@@ -146,7 +146,7 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
         # Read when Ray is imported: its processes listen on the loopback address, not on all.
-        # `_node_ip_address` does not do it, since Ray resolves 127.0.0.1 to another one.
+        # `_node_ip_address` does not work, since Ray resolves 127.0.0.1 to another address.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = import_extra("ray", "--engine ray")
     if ray.is_initialized():
