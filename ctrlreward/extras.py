@@ -30,7 +30,7 @@ EXTRA_OF = {
 
 
 def import_extra(module: str, user: str) -> Any:
-    """Import a module of an optional package of `EXTRA_OF`; an error names the package and `user`."""
+    """Import a module of an optional package of `EXTRA_OF`; errors name it and `user`."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -21,7 +21,7 @@ def shared_device(
     """Return an error message if a scorer shares one of several training devices, else None.
 
     Sharing a single training device is allowed: it costs memory and time. Among several devices,
-    the shared one would run short of memory and stall all others. The CPU is always shared.
+    the shared one would run out of memory and stall all others. The CPU is always shared.
 
     `scorers` maps a name to the devices of its models; `"cuda"` without an index is the first one
     of training. Training has the devices `ids` of a `kind` (`"cuda"`, `"cpu"`, `"mps"`) on this
@@ -58,7 +58,7 @@ class Worker:
 
         Two threads that both spread their work over all cores wait for each other at every small
         product: on two cores, a step of the demo with its reward on such a thread took 30 s, and
-        20 s with both one after the other.
+        20 s with both in sequence.
         """
         self._yields_cpu = True
 
@@ -70,7 +70,7 @@ class Worker:
                 thread_name_prefix=self.name,
                 initializer=_lower_priority if self._yields_cpu else None,
             )
-        # Gradients are a setting of each thread.
+        # Gradients are a per-thread setting.
         return self._executor.submit(torch.no_grad()(call), *arguments)
 
     def close(self, cancel: bool = False) -> None:
@@ -93,7 +93,7 @@ def _lower_priority() -> None:
 
 @contextmanager
 def reserve_core() -> Iterator[None]:
-    """Leave one of several cores to a `Worker`, for work that more cores hardly speed up."""
+    """Leave one of several cores to a `Worker`, for work that gains little from more cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1))
     try:

@@ -29,7 +29,7 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
 
-# A component, or what becomes one, with its weight where it has one.
+# A component, or an object that becomes one, with an optional weight.
 Given: TypeAlias = ComponentLike | tuple[ComponentLike, float]
 Components: TypeAlias = Mapping[str, Given] | Sequence[Given] | ComponentLike
 
@@ -52,9 +52,9 @@ class RewardBatch:
     """The rewards of one batch of n samples.
 
     Attributes:
-        total: One reward per sample, float64, shape (n,); NaN where it failed.
-        components: Each named score as its scorer returned it, float64, shape (n,); of a component
-            with a condition what counts. With the aggregate `"mean_minus_deviation"` also
+        total: One reward per sample, float64, shape (n,); NaN if it failed.
+        components: Each named score as returned by its scorer, float64, shape (n,); for a component
+            with a condition the value that counts. With the aggregate `"mean_minus_deviation"` also
             `disagreement`, the deviation of the members.
         failed: True where a component is NaN or the total is not finite, shape (n,).
         seconds: Wall time of scoring.
@@ -107,7 +107,7 @@ class RewardBatch:
 
 
 class AnyReward(ABC):
-    """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
+    """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
     `components` are by name; `reward["relevance"]` is one. `derived` are the names of the further
     columns of its batches. `weights` belong to a weighted reward, `thresholds` (t1 to t4) and
@@ -133,7 +133,7 @@ class AnyReward(ABC):
         return self._score(as_samples(samples, **columns))
 
     def __getitem__(self, name: str) -> Component:
-        """Return a component, for callbacks and adapters; a KeyError lists those that exist."""
+        """Return a component, for callbacks and adapters; a KeyError lists the existing ones."""
         if name not in self.components:
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
@@ -141,7 +141,7 @@ class AnyReward(ABC):
     def submit(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> Future[RewardBatch]:
-        """Score samples on the background thread; the future returns or raises as a call does."""
+        """Score samples on the background thread; the future returns or raises like a call."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 
     def yield_cpu(self) -> None:
@@ -170,46 +170,47 @@ class Reward(AnyReward):
 
     Args:
         components: Name → component or (component, weight). A component is `scorer["coherence"]`,
-            a scorer with a single score, or a plain function (`FunctionScorer` says how it is
+            a scorer with a single score, or a plain function (see `FunctionScorer` for how it is
             called). Also one component, or a list of them, which are named by their scores.
         aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
             score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
-            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
+            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, pass either
             `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
             graded above t1. `"min"`: the lowest score, so that no component can be traded for
             another (worst-case optimisation of Coste et al. 2023). `"mean_minus_deviation"`: their
             mean minus `penalty` times their standard deviation, the `disagreement`, for components
-            that measure the same by different models: where they disagree, none is trusted
+            that measure the same by different models: if they disagree, the total is low
             (uncertainty-weighted optimisation, with the deviation in place of the paper's
             variance). Both need one scale: `scales`, or scores that are better when higher and have
             one range. `"geometric_mean"`: of scores such as the relevance of several attributes,
             which must be 0 or more and better when higher; a low one costs most. Or a callable that
-            maps the scores by name, each of shape (n,), to totals of shape (n,), such as what
-            `fit_aggregate` learns from preferences, or the JSON file of one,
+            maps the scores by name, each of shape (n,), to totals of shape (n,), such as the result
+            of `fit_aggregate`, or its JSON file,
             `Path("learned.json")`.
-        device: Device to move all scorers to; None leaves each where it is.
-        thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
-            vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
+        device: Device to move all scorers to; None keeps the devices.
+        thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word
+            vectors and language model. With t1 ≥ 0, a copied input of the other style has reward 0.
         scales: Component → mean and standard deviation on sound texts, as `fit_scales` returns
             them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
             deviations by which it is better than the mean.
         penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
 
     A `Component` with `given` and `at_least` counts only for samples where the named component
-    reaches the threshold, and else 0 (GDPO, Liu et al. 2026, eq. 8). A loss counts everywhere, so
-    that no sample gains by failing a condition. If the condition fails (NaN), so does the sample.
+    reaches the threshold, and is 0 otherwise (GDPO, Liu et al. 2026, eq. 8). A loss counts
+    everywhere, so that no sample gains by failing a condition. If the condition fails (NaN), so
+    does the sample.
 
     Attributes:
         aggregate: The function from scores by name to totals. For the others see `AnyReward`.
 
     Raises:
-        TypeError: `components` is none of these.
+        TypeError: `components` is of another type.
         ValueError: No components, two of one name, a scorer with several scores, a weight that
             rewards the wrong direction, weights with another aggregate than `"weighted"`,
             components that the aggregate can't combine, thresholds with another aggregate than
             `"gm"`, or not four of them, scales or a penalty that the aggregate doesn't take, a
-            condition on no component of the reward, on itself by way of others, or of a score that
-            has nothing to gain.
+            condition on an unknown component, a cycle of conditions, or a condition of a score
+            that can't exceed 0.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -352,7 +353,7 @@ RewardLike: TypeAlias = AnyReward | Components
 
 
 def as_reward(given: RewardLike) -> AnyReward:
-    """Return a reward as it is, or `Reward(given)`.
+    """Return a reward unchanged, or `Reward(given)`.
 
     Examples:
         >>> def brevity(texts):
@@ -364,7 +365,7 @@ def as_reward(given: RewardLike) -> AnyReward:
 
 
 def _split(components: Components) -> tuple[dict[str, Component], dict[str, float]]:
-    """Return the components and the weights that were given, by name."""
+    """Return the components and the given weights, by name."""
     places: list[tuple[str, str | None, Any]] = [("the reward", None, components)]
     if isinstance(components, Mapping):
         places = [(f"components[{name!r}]", name, given) for name, given in components.items()]
@@ -422,13 +423,13 @@ def counted(
 def fit_scales(
     components: RewardLike, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
 ) -> dict[str, tuple[float, float]]:
-    """Return the mean and standard deviation of each component on sound texts, for `scales`.
+    """Return the mean and standard deviation of each component on good texts, for `scales`.
 
     The texts are examples of good output, or outputs of the policy before training; failed
     ones are left out.
 
     Args:
-        components: What `Reward` takes for its components, or a reward.
+        components: Components, as for `Reward`, or a reward.
         samples: The texts; with `columns` as in a call of a reward.
 
     Raises:

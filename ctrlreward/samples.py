@@ -32,9 +32,10 @@ COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in
 
 
 class MissingColumn(ValueError):
-    """Samples lack a column that something needs.
+    """Samples lack a required column.
 
-    `reader` is the name of what needs the column, `present` the columns that the samples have.
+    `reader` is the name of the scorer or function that needs it, `present` the columns that the
+    samples have.
     """
 
     def __init__(self, column: str, reader: str, present: Iterable[str]) -> None:
@@ -54,7 +55,7 @@ def columns_from_records(
 ) -> dict[str, Any]:
     """Return the columns of one or more records.
 
-    Other keys than columns are ignored. `name` names the record at an index in errors.
+    Keys other than columns are ignored. `name` names the record at an index in errors.
     """
     keys = [*JSON_KEYS, *JSON_KEYS.values()]
     for i, record in enumerate(records):
@@ -83,7 +84,7 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
     """Return the columns of a mapping, a DataFrame or a Dataset by name; None for other data."""
     if isinstance(data, Mapping):
         return data
-    # Whoever has such an object has imported its package; this package needs neither.
+    # The caller of such an object has imported its package; this package needs neither.
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
         return {name: data[name].tolist() for name in data.columns}
@@ -110,7 +111,7 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
 class Table(Protocol):
     """Columns by name: a pandas DataFrame or a `datasets.Dataset`.
 
-    A protocol, because a type checker takes classes of packages without types for `Any`, and would
+    A protocol, because a type checker treats classes of untyped packages as `Any`, and would
     then accept anything.
     """
 
@@ -130,7 +131,8 @@ References: TypeAlias = Column | Iterable[Sequence[str]]
 
 
 class SampleKeywords(TypedDict, total=False):
-    """Keywords of `as_samples` and of all that score samples: columns, and a map of their labels.
+    """Keywords of `as_samples` and of all functions that score samples: columns, and a map of their
+    labels.
 
     A column has a plural and a singular name; one string or integer applies to all samples.
 
@@ -163,7 +165,7 @@ SamplesLike: TypeAlias = (
     "Samples | Iterable[str] | Iterable[Mapping[Any, Any]] | Mapping[str, Iterable[Any]] | Table"
 )
 
-# Advice for samples without prefixes whose texts are perhaps no beginnings.
+# Advice for samples without prefixes whose texts may not be beginnings.
 REWRITES_OR_CONTINUES = (
     'Use as_samples(samples, prefixes="", prompts=samples.texts) if the model reads the texts and '
     "writes new ones, or as_samples(samples, prefixes=samples.texts) if it continues them"
@@ -185,8 +187,8 @@ class Samples:
     references: a sequence of strings in place of one.
 
     Labels of several attributes are a mapping, attribute → labels, one per sample or one for all.
-    They are kept as `attribute_label` writes them, so that they pass through files, data frames and
-    servers like other labels; a scorer with an `attribute` reads its own.
+    They are kept in the format of `attribute_label`, so that they pass through files, data frames
+    and servers like other labels; a scorer with an `attribute` reads that one.
 
     Args:
         texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
@@ -227,7 +229,7 @@ class Samples:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        torch = sys.modules.get("torch")  # a tensor implies that it was imported
         for name in JSON_KEYS:
             column = getattr(self, name)
             if column is None and name != "texts":
@@ -318,7 +320,7 @@ class Samples:
         return tuple((item,) if isinstance(item, str) else tuple(item) for item in self.references)
 
     def labels_of(self, attribute: str | None, reader: str) -> tuple[str, ...]:
-        """Return the label of each sample; with an `attribute`, the label that it names for it.
+        """Return the label of each sample; with an `attribute`, the label of that attribute.
 
         `reader` needs the labels; it is for errors.
 
@@ -454,7 +456,7 @@ class Samples:
         return dict(sorted(invalid.items()))
 
     def blanked(self, rows: Container[int]) -> Samples:
-        """Return the samples with empty strings for all that is read as text in some rows."""
+        """Return the samples with empty strings for all text columns in some rows."""
         return self.replace(
             **{
                 name: ["" if i in rows else item for i, item in enumerate(column)]
@@ -542,9 +544,9 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
 
 
 def parse_attributes(label: str) -> dict[str, str] | None:
-    """Return attribute → label of a text of `attribute_label`, empty for an empty one.
+    """Return attribute → label of a text of `attribute_label`, empty for an empty text.
 
-    None for a plain label, and where an attribute is named twice.
+    None for a plain label, and if an attribute is named twice.
 
     Examples:
         >>> parse_attributes("sentiment=negative topic=world"), parse_attributes("world")
@@ -572,12 +574,12 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
 
 
 def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords]) -> Samples:
-    """Return the samples that some data describes.
+    """Convert data to `Samples`.
 
     Args:
         data: `Samples`; a list of texts; a list of records (`{"text": …, "label": …}`); a mapping
             of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
-            `datasets.Dataset`. Columns and keys may have the plural or the singular name; those
+            `datasets.Dataset`. Columns and keys may have the plural or the singular name; names
             that `Samples` doesn't have are ignored. None if the texts are a keyword.
         columns: Columns to add or replace, and a map of the labels; see `SampleKeywords`.
 

@@ -25,7 +25,7 @@ Span = tuple[int, int]
 # Between two texts, for tokenizers that join a pair without a separator token.
 _BREAK = "\n\n"
 
-# What has a label and a value: a word between white space, or a token.
+# Unit with a label and a value: a word between white space, or a token.
 Unit: TypeAlias = Literal["word", "piece"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
@@ -55,7 +55,7 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Encode pairs (a, b) by the tokenizer's rule for text pairs.
 
-    Two line breaks separate the texts where the tokenizer has no token for that, as of GPT-2.
+    Two line breaks separate the texts if the tokenizer has no token for that, as in GPT-2.
 
     A pair that exceeds the limit loses the end of b; if a alone fills the limit, the longer of
     the two is truncated. `warn_truncated_pairs` logs both.
@@ -91,7 +91,7 @@ def encode_pairs(
 
 
 def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
-    """Log one warning for all pairs with a truncated a, one for all with b truncated alone."""
+    """Log one warning for all pairs with a truncated a, one for all with only b truncated."""
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
     without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
     for consequence, indices in (
@@ -121,7 +121,7 @@ def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -
     encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
     # Each of these properties builds a list of all tokens: they are read once.
     sides, offsets = encoding.sequence_ids, encoding.offsets
-    # The second text begins with what separates it from the first.
+    # The second text begins with the separator.
     shift = before if side else 0
     tokens = [
         i for i, of in enumerate(sides) if of == side and (side == 0 or offsets[i][1] > shift)

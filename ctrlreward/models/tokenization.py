@@ -73,7 +73,7 @@ def first_tokens(
         return kept
     lengths: dict[int, int] = {}
     for i, text in enumerate(texts):
-        if len(text.encode()) <= limit:  # no token is shorter than a byte
+        if len(text.encode()) <= limit:  # each token has at least a byte
             continue
         offsets = text_reader(tokenizer, [text])(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -96,7 +96,7 @@ def warn_truncated(
     """Log one warning for all items (`"continuations"`) that exceed a model's context.
 
     `dropped` is the part that is cut, `reader` the part of the model that reads them. A limit of 0
-    or None is none.
+    or None means no limit.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:

@@ -39,7 +39,7 @@ ALIGNED = "aligned"
 
 
 def reads_left_to_right(config: PretrainedConfig) -> bool:
-    """Return whether a token sees only those before it, as in decoder-only models."""
+    """Return whether a token attends only to earlier tokens, as in decoder-only models."""
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
         type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False)
     )
@@ -84,7 +84,7 @@ class TokenAligner(FrozenModel):
     `ctrlreward.recipes.papers.ctc` trains one.
 
     The model is a token classifier with a label "aligned". It reads a before b, unless
-    `aligner_b_first` in its config.json is true, as for a decoder. Unnamed labels are refused:
+    `aligner_b_first` in its config.json is true, as for a decoder. Unnamed labels are an error:
     "aligned" is the first of two in the paper's models, the second in others.
 
     Args:
@@ -92,7 +92,7 @@ class TokenAligner(FrozenModel):
         device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        unit: What has a value: a `"word"` between white space, by the sum of its tokens' features
+        unit: Unit with a value: a `"word"` between white space, by the sum of its tokens' features
             as in the released package, or a `"piece"`, a token. None takes the unit that
             `aligner_unit` of the model's config.json names, or `"word"`.
 
@@ -153,7 +153,7 @@ class RegressionAligner(FrozenModel):
     aligned tokens, 0 or more for their number.
 
     Takes the arguments of `FrozenModel`; the model is a sequence classifier with one output. It
-    reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's.
+    reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's model.
 
     Raises:
         ValueError: The model does not have a trained head, or has more than one output.

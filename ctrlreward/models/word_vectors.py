@@ -26,7 +26,7 @@ log = item_logger(__name__)
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]
 
-# Length of a centred unit vector that is rounding alone.
+# Length of a centred unit vector due to rounding only.
 _ROUNDING = 1e-9
 
 
@@ -55,7 +55,7 @@ class WordVectors:
 
     A text is the mean of its words' vectors, weighted by their idf. Those means point in much the
     same direction for all texts, so that the cosine of unrelated sentences is about 0.8. `centred`
-    takes the common direction off.
+    removes the common direction.
 
     Args:
         vectors: Vector of each word, all of the same width.
@@ -118,17 +118,17 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> WordVectors:
-        """Load vectors by a short name, or a folder that `save` has written; see the class for the
+        """Load vectors by a short name, or a folder written by `save`; see the class for the
         rest.
 
         The vectors are mapped from the file, so that only those in use take memory. The name
         `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
         downloaded on first use (76 MB) and kept in the cache folder. `idf` of None keeps the
-        folder's own.
+        folder's weights.
 
         Raises:
-            ValueError: The name is neither, the folder is damaged, or `idf` is given for vectors
-                that are centred under another idf.
+            ValueError: The name is unknown, the folder is damaged, or `idf` is passed for vectors
+                that were centred with another idf.
             OSError: The download failed.
             ImportError: The first use of a short name needs the package pyarrow.
         """
@@ -150,7 +150,7 @@ class WordVectors:
         """Write vectors, idf and centre, but not `split`, as a folder for `load` and `Similarity`.
 
         Raises:
-            ValueError: The folder exists and holds something else.
+            ValueError: The folder exists and contains something else.
         """
         path = Path(folder).expanduser()
         if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
@@ -172,7 +172,7 @@ class WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
         The first line may be a word2vec header (number of words, width). Words may contain spaces,
-        as some in GloVe do. The first vector of a repeated word is kept. `words` keeps only these,
+        as in GloVe. The first vector of a repeated word is kept. `words` keeps only these,
         for files larger than memory.
 
         Raises:
@@ -198,7 +198,7 @@ class WordVectors:
 
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
         unit vector of the text before centring, so that each sentence of the corpus counts the
-        same. The cosine of unrelated sentences is then about 0, and a sentence that fits everything
+        same. The cosine of unrelated sentences is then about 0, and a generic sentence
         does not have an advantage. Not part of the paper. Texts without a vector are left out.
 
         Raises:
@@ -273,7 +273,7 @@ def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the location, word and unparsed numbers of each line."""
     # Only "\n" ends a line, since words may contain other white space. A word that is not UTF-8
-    # matches no text and does no harm.
+    # matches no text.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         first = file.readline()
         fields = first.rstrip(" \r\n").split(" ")

@@ -18,7 +18,7 @@ DPI = 130  # of a PNG
 
 _LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
-# Of several runs in one panel.
+# For several runs in one panel.
 SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 
 
@@ -81,7 +81,7 @@ def change_text(change: Mapping[str, Any]) -> str:
 
 
 def count_steps(panel: Any) -> None:
-    """Give an x axis of steps whole numbers only."""
+    """Use only whole numbers on an x axis of steps."""
     panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 

@@ -25,7 +25,7 @@ def model_texts(
 ) -> list[str]:
     """Return the texts that the model reads for some prompts.
 
-    In a chat a string is one user message, after the system message if there is one; a conversation
+    In a chat a string is one user message, after the system message if any; a conversation
     may have its own system message. The template's start of an answer follows, and its control
     tokens have marks (`rendered_chat`).
     """
@@ -69,7 +69,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
 
 
 def check_beginnings(prompts: Samples) -> None:
-    """Raise if a text begins with its own prompt, which is the user's message."""
+    """Raise if a text begins with its prompt, which is the user's message."""
     for prompt, beginning in zip(prompts.prompts or (), prompts.prefixes or (), strict=True):
         if beginning and prompt == beginning:
             raise ValueError(

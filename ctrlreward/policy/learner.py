@@ -59,10 +59,10 @@ class Learner:
         """Compute advantages and everything else that stays fixed during the updates.
 
         Baselines and deviations are over the completions of all ranks. Completions of one
-        prompt are consecutive in the rollout. `rewards` are NaN where a sample failed, shape (n,);
+        prompt are consecutive in the rollout. `rewards` are NaN if a sample failed, shape (n,);
         `greedy`, shape (prompts,), are the rewards of greedy completions, if they are the baseline.
         `output` is of the policy that sampled; None if it is the current policy. `credit` are the
-        rewards of each completion's tokens, for values; None gives them at the last token.
+        rewards of each completion's tokens, for values; None assigns them to the last token.
         """
         choices, mask = self.objective.choices, rollout.mask
         with reference_policy(self.policy):

@@ -75,7 +75,7 @@ def _keep_in_training_mode(base: PreTrainedModel) -> None:
 
     On the CPU, bitsandbytes' layers in eval mode round the activations of int8 layers, and pack the
     weights of nf4 layers, for good, into a format that has no gradients: training would learn
-    nothing from the layers below, without an error.
+    nothing through these layers, without an error.
     """
     kinds = import_module("bitsandbytes.nn")
     for layer in base.modules():
@@ -202,11 +202,11 @@ class LoRA:
 
 
 def check_config(config: LoraConfig) -> None:
-    """Raise if a configuration of peft has an option that training would not honour.
+    """Raise if a configuration of peft has an option that training does not support.
 
-    An adapter has to be low-rank weights alone, which are 0 without training and independent of
-    the prompts: checkpoints and exports hold nothing else, and without them the policy has to be
-    its own reference.
+    An adapter must have only low-rank weights, which are 0 without training and independent of
+    the prompts: checkpoints and exports contain nothing else, and without them the policy has to be
+    the reference.
     """
     plain = LoraConfig()
     for name in sorted({field.name for field in fields(config)} - _HONOURED):
@@ -231,7 +231,7 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
     base = load_base(model, options.dtype, options.quantization, device)
-    # The product of the output layer is computed from its own weights (`engine.output_layer`), past
+    # The product of the output layer is computed from its weights (`engine.output_layer`), without
     # any adapter.
     output = base.get_output_embeddings()
     linear = {
@@ -274,7 +274,7 @@ def _adapted(policy: PeftModel) -> set[str]:
 
 
 def _target_modules(targets: str | Sequence[str] | None, linear: Set[str]) -> str | list[str]:
-    """Return the targets of an adapter as peft takes them, after checking each."""
+    """Return the targets of an adapter in peft's format, after checking each."""
     if targets is None or targets == _ALL_LINEAR:
         return _ALL_LINEAR
     if isinstance(targets, str) and _matching(targets, linear):

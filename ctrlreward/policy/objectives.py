@@ -131,7 +131,7 @@ ALGORITHMS: dict[Algorithm, Choices] = {
 class Objective:
     """The algorithm, changes to its choices, and the KL term.
 
-    A choice that is None is the algorithm's own.
+    A choice of None is the algorithm's default.
 
     Args:
         algorithm: `"grpo"`, `"dr_grpo"`, `"dapo"`, `"gspo"`, `"rloo"`, `"reinforce"`,
@@ -151,26 +151,26 @@ class Objective:
             tokens (`"token"`), or mean over completions of the sum over tokens, divided by
             `max_completion_length` (`"constant"`) or by nothing (`"sum"`).
         kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the reference. k1
-            has the gradient of k2, since its own has mean 0.
+            has the gradient of k2, since the gradient of k1 has mean 0.
         beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
-        reference: Policy that the KL divergence is measured from, if training starts from a trained
+        reference: Policy for the KL divergence, if training starts from a trained
             adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model, which
             would undo the training of the adapter.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
-        multi_objective_aggregation: What the advantages of several weighted components are made of,
+        multi_objective_aggregation: How the advantages of several weighted components are computed,
             as in TRL: their sum, with baseline and scale as above (`"sum_then_normalize"`), or the
-            weighted sum of components that are normalised each by itself within the group, and
+            weighted sum of components that are normalised separately within the group, and
             then over the batch (`"normalize_then_sum"`, GDPO, Liu et al. 2026, eqs. 4 to 6). The
             latter takes an algorithm with baseline and scale `"group"`, such as `"grpo"`.
         filter_groups: Score whose deviation among the completions of a prompt is their signal:
             `"total"`, or a component of the reward, before any shaping. Groups without signal are
             dropped and replaced by groups of other prompts of the training set (dynamic sampling of
             DAPO, Yu et al. 2025, eq. 11). None keeps all groups.
-        max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Nothing is learned from
-            the rewards of groups that are still without signal after them.
-        credit: Where a completion's reward is given: at its last token (`"sequence"`), or spread
-            over its tokens by `token_credit` (`"token"`), which takes the baseline `"value"`.
+        max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Rewards of groups that
+            are still without signal afterwards have no effect.
+        credit: Where a completion's reward is assigned: to its last token (`"sequence"`), or spread
+            over its tokens by `token_credit` (`"token"`), which needs the baseline `"value"`.
 
     Raises:
         ValueError: An unknown algorithm or choice, choices that cannot be combined, or a number
@@ -236,7 +236,7 @@ class Objective:
 
     @property
     def decoupled(self) -> bool:
-        """True if the components are normalised each by itself."""
+        """True if the components are normalised separately."""
         return self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
@@ -314,7 +314,7 @@ class Experience:
 
     Attributes:
         rollout: n completions.
-        advantages: Shape (n,), or (n, tokens) if each token has its own.
+        advantages: Shape (n,), or (n, tokens) for one per token.
         mask: 1 on the tokens to learn from, shape (n, tokens).
         reference: Log-probabilities under the reference policy, shape (n, tokens).
         old: The same under the policy that sampled; None if that makes the only update.

@@ -1,4 +1,4 @@
-"""Optimizer of a policy: AdamW, learning-rate schedules, updates out of microbatches."""
+"""Optimizer of a policy: AdamW, learning-rate schedules, updates from microbatches."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class OptimizerConfig:
         weight_decay: Weight decay of AdamW, of all trained weights, ≥ 0.
         warmup_steps: Updates over which the learning rate rises linearly.
         lr_scheduler_type: After the warm-up the learning rate stays (`"constant_with_warmup"`), or
-            falls to 0 at the end of training in a line (`"linear"`) or half a cosine (`"cosine"`);
-            `"constant"` has no warm-up either. The end is the trainer's `max_steps`, or
-            `max_epochs` of a dataloader with a length. As in transformers, one step ahead: no
+            falls to 0 at the end of training linearly (`"linear"`) or along half a cosine
+            (`"cosine"`); `"constant"` has no warm-up either. The end is the trainer's `max_steps`,
+            or `max_epochs` of a dataloader with a length. As in transformers, one step ahead: no
             update has the rate 0.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of
             keeping them: less memory, more time, the same gradients.
@@ -128,12 +128,12 @@ def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
 def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
     """Return the number of updates of the whole training, from the trainer's limits.
 
-    0 for a constant schedule. With `optimizer.overlap` one rollout fewer is learned from.
+    0 for a constant schedule. With `optimizer.overlap` there is one update less.
     """
     if config.lr_scheduler_type.startswith("constant"):
         return 0
     trainer = module.trainer
-    rollouts = trainer.estimated_stepping_batches  # does not know of several updates per rollout
+    rollouts = trainer.estimated_stepping_batches  # does not count several updates per rollout
     if not 0 <= rollouts < math.inf:
         raise misconfigured(
             trainer,

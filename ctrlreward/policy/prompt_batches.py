@@ -1,4 +1,4 @@
-"""Prompts of a batch of training, whatever a dataloader makes of strings, records or columns."""
+"""Prompts of a training batch: strings, records or columns from a dataloader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MUST_BE = (
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts, as samples and as the policy reads them.
+    """Prompts, as samples and as inputs of the policy.
 
     Attributes:
         samples: n samples, before `Samples.as_prompts`. The prompt of a conversation is the

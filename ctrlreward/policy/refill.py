@@ -64,7 +64,7 @@ def refill(
     padding: int,
     left: bool,
 ) -> Refilled:
-    """Replace groups without signal by new ones that have some, in `most` rounds at most.
+    """Replace groups without signal by new ones with signal, in at most `most` rounds.
 
     `sample(n)` samples and scores the groups of n other prompts. `padding` is the id of padding,
     and `left` whether prompts have it on the left.
@@ -111,7 +111,7 @@ def joined_rollouts(rollouts: Sequence[Rollout], padding: int, left: bool) -> Ro
 
 
 def unfit_loader(loader: object) -> str | None:
-    """Return why no prompts can be drawn from a training dataloader; None if they can."""
+    """Return why prompts can't be drawn from a training dataloader; None if they can."""
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__}"
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):

@@ -1,6 +1,6 @@
 """Rollouts: sampling completions from a policy, and their log-probabilities under it.
 
-Sampling is the work of `generate` of transformers, and its distribution, with three savings: equal
+Sampling has the distribution of `generate` of transformers, with three optimisations: equal
 prompts are read once, tokens are drawn by cumulative probabilities (`torch.multinomial` took a
 seventh of a rollout on two cores), and the products of the loop use packed weights (`packing`).
 """
@@ -110,7 +110,7 @@ class Generation:
 
     @cached_property
     def truncate(self) -> Any:
-        """Function from ids, which it ignores, and logits to logits with -inf for what is cut."""
+        """Function from ids, which it ignores, and logits to logits with -inf for cut tokens."""
         steps = LogitsProcessorList()
         if self.top_k:
             steps.append(TopKLogitsWarper(self.top_k))
@@ -183,8 +183,8 @@ def sample(
     marks (`chat.model_texts`). The temperature 0 decodes greedily; None is the temperature of the
     options.
 
-    With `seeds`, one of 64 bits for each prompt, a completion is drawn with random numbers of its
-    own, whatever else is in the batch.
+    With `seeds`, one of 64 bits for each prompt, a completion has separate random
+    numbers, independent of the batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = [distinct.index(prompt) for prompt in prompts]
@@ -283,8 +283,8 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
     cores, AVX2), a tenth of a token.
 
-    `logits`, shape (n, vocabulary), are overwritten: to map new memory of their size takes longer
-    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), takes the place of the
+    `logits`, shape (n, vocabulary), are overwritten: mapping new memory of their size takes longer
+    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), replaces the
     generator.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
@@ -336,7 +336,7 @@ def completion_offsets(
     """Return the characters of each completion's tokens in its text, as in `offset_mapping`.
 
     `starts` are the lengths of the prefixes. A token ends where the text of all tokens up to it
-    ends: the last token of a character has it, those before have none, nor does an end token.
+    ends: the last token of a character has it, earlier ones and an end token do not.
     """
     offsets, new, fast = [], rollout.mask.shape[1], tokenizer.backend_tokenizer
     rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)

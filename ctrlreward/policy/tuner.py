@@ -104,7 +104,7 @@ class PendingExperience(NamedTuple):
 
 
 class _ReleaseMixin(Callback):
-    """Frees a reward when training fails: Lightning calls `on_exception` of callbacks alone."""
+    """Frees a reward when training fails: Lightning calls `on_exception` only on callbacks."""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _ReleaseMixin(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Wait for the batch that is being scored, and drop those that have not started."""
+        """Wait for the batch that is being scored, and drop batches that have not started."""
         self.reward.release()
 
 
@@ -121,7 +121,7 @@ class _ReleaseMixin(Callback):
 class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
-    A batch is `Samples` of prompts (see `Samples.as_prompts`), or what a DataLoader makes of a list
+    A batch is `Samples` of prompts (see `Samples.as_prompts`), or a DataLoader's batch of a list
     of strings, a list of dicts or a `datasets.Dataset`. The policy reads `prompts` and completes
     each `num_generations` times; the reward scores prefix + completion, with all other columns
     unchanged. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is
@@ -132,7 +132,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     the completion; if that is the whole text, as in style transfer, use `""` as prefix. With
     `generation.chat` an instruction-tuned model reads each prompt as a user's message; a prompt may
     also be a conversation (`[{"role": "user", "content": ...}]`), whose system message then takes
-    the place of `generation.system`. For both, a batch of strings is one of prompts with the prefix
+    the place of `generation.system`. In both cases, a batch of strings are prompts with the prefix
     `""`.
 
     By default each rollout makes one update, by Lightning's automatic optimisation. Under manual
@@ -149,7 +149,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     per token); with a value head `policy/value_loss` and `policy/explained_variance` (at most 1);
     `rollout/length` (tokens), `rollout/truncated` (share of completions without an end token),
     `rollout/tokens_per_second`; with `objective.filter_groups` also `rollout/refills`, the extra
-    sampling rounds, and `rollout/unfilled`, the share of prompts that are without signal after
+    sampling rounds, and `rollout/unfilled`, the share of prompts without signal after
     them; `time/rollout_share` and `time/reward_share`, the shares of the
     step's wall time (up to Lightning's backward pass or the last manual update) spent on sampling
     and on waiting for rewards. Policy metrics are means over the updates of a rollout.
@@ -159,7 +159,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     Args:
         model: Local folder, Hugging Face id or short name of the model to tune. Lightning loads it
-            on each rank, so a loaded model is refused.
+            on each rank, so a loaded model is an error.
         reward: The reward to maximise: a `Reward`, or its components, such as a
             function.
         objective: Algorithm, changes to it, and the KL term.
@@ -174,7 +174,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         shape_rewards: Shapes the rewards (`callbacks.shaping`); None for the total reward.
 
     Raises:
-        TypeError: An argument is not of the class that it has to be.
+        TypeError: An argument is of the wrong class.
         ValueError: `generation` or `optimizer` do not work with the objective.
 
     Example:
@@ -271,7 +271,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
         Raises:
             MisconfigurationException: It does; or the objective can't draw further prompts, or has
-                no use for shaped rewards.
+                does not support shaped rewards.
         """
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
@@ -388,7 +388,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         prompts = read.samples.as_prompts()
         if options.chat:
             check_beginnings(prompts)
-        if not self._ignored.issuperset(read.ignored):  # said once
+        if not self._ignored.issuperset(read.ignored):  # warned once
             self._ignored.update(read.ignored)
             package_of(self).load("utilities.rank_zero_info")(
                 f"PolicyTuner ignores the columns {', '.join(read.ignored)} of the batches: "
@@ -434,7 +434,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _filled(self, sampled: PendingRollout) -> tuple[Scored, Tensor, dict[str, float]]:
         """Wait for the rewards, and replace groups without signal if the objective says so.
 
-        Returns the completions, True for each group that has no signal, and what to log.
+        Returns the completions, True for each group without signal, and metrics to log.
         """
         scored, size = sampled.scored(), self.generation.num_generations
         if size == 1:
@@ -465,7 +465,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         return self._start_groups(Samples.concat(samples)[:n], inputs[:n]).scored()
 
     def _shape(self, scored: Scored, baseline: bool) -> Tensor:
-        """Return the rewards to learn from, shape (n,); NaN where a sample failed."""
+        """Return the rewards to learn from, shape (n,); NaN if a sample failed."""
         rewards = scored.rewards
         if self.objective.decoupled:
             weights: Mapping[str, float] = self.reward.weights or {}

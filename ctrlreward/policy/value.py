@@ -86,7 +86,7 @@ def estimate_advantages(
 ) -> tuple[Tensor, Estimates]:
     """Compute the advantage and the return of each token.
 
-    `credit` is the part of the reward that is given at each token; the rest of it is given at the
+    `credit` is the part of the reward assigned to each token; the rest is assigned to the
     last. The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
     from whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
     others (n, tokens).

@@ -22,7 +22,7 @@ from transformers.activations import GELUActivation
 _CPUINFO = Path("/proc/cpuinfo")
 
 # Rows of a product are padded to a multiple of this, since a kernel takes 2 ms and 0.5 MiB.
-# CTRLEval was slower with 64 and with 256. Products of fewer rows gain little and stay with MKL.
+# CTRLEval was slower with 64 and with 256. Products of fewer rows gain little and use MKL.
 _ROWS = 128
 
 
@@ -43,7 +43,7 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 class Linear(nn.Linear):
-    """Linear layer that multiplies with `linear` of this module."""
+    """Linear layer that uses `linear` of this module."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map shape (…, in_features) to (…, out_features)."""

@@ -56,7 +56,7 @@ class AlignedText:
 
     Attributes:
         text: Text whose tokens are aligned.
-        other: Text that they are aligned with.
+        other: Text with which they are aligned.
         score: Mean or sum of the counted values; NaN if there is nothing to score.
         tokens: Tokens in text order; empty if either text has none.
     """
@@ -75,7 +75,7 @@ class Aligned(NamedTuple):
         direction: Name of the direction.
         part: Index of the reference, for a direction of the references; else 0.
         text: Text whose tokens are aligned.
-        other: Text that they are aligned with.
+        other: Text with which they are aligned.
         alignment: Spans and values of the tokens.
         counted: Whether each token counts, shape (tokens,).
         score: Score of the text.
@@ -118,11 +118,11 @@ SEPARATOR = "\n\n\n"
 
 
 class Direction(NamedTuple):
-    """A column whose tokens are aligned, and the columns they are aligned with.
+    """A column whose tokens are aligned, and the columns with which they are aligned.
 
     Attributes:
         text: Column of `Samples` whose tokens are aligned.
-        others: Columns that they are aligned with; several are joined by three line breaks.
+        others: Columns with which they are aligned; several are joined by three line breaks.
     """
 
     text: str
@@ -188,7 +188,7 @@ _VALUES: dict[Method, tuple[float, float]] = {
 
 _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
-# Aspect, direction, sample and part that a pair of texts is aligned for.
+# Aspect, direction, sample and part of a pair of texts.
 _Job: TypeAlias = tuple[str, str, int, int]
 
 
@@ -253,8 +253,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer of the models in
             `models.encoder.TOKEN_LAYERS`, and the last layer of others.
-        unit: What `"discriminative"` gives a value: a `"word"` between white space or a `"piece"`,
-            a token; only for this method. None takes the one that the aligner was trained with.
+        unit: Unit with a value in `"discriminative"`: a `"word"` between white space or a
+            `"piece"`, a token; only for this method. None takes the aligner's unit in training.
         **options: See `ModelOptions`.
 
     Raises:
@@ -324,7 +324,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {direction: self.build_model(name) for direction, name in self.models.items()}
 
     def build_model(self, name: str) -> Aligner:
-        """Load the aligner of the method, or share it with the scorers that have loaded it.
+        """Load the aligner of the method, or share it with other scorers.
 
         An encoder that is read at its last layer is also shared with `Similarity`.
         """
@@ -416,7 +416,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         ]
 
     def _align_each(self, samples: Samples, aspects: Sequence[str]) -> Iterator[Aligned]:
-        """Yield each direction of each sample, in an order that suits the aligner.
+        """Yield each direction of each sample, in an efficient order for the aligner.
 
         White space around a text is stripped, and empty texts get a warning. A pair of texts is
         aligned once, even if several aspects or samples contain it.

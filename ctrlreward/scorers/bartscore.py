@@ -18,7 +18,7 @@ from ctrlreward.weights.loading import load_config
 
 AspectName: TypeAlias = Literal["faithfulness", "precision", "recall", "f_score"]
 
-# Columns of the source and of the target; the F score is made of two of these.
+# Columns of the source and of the target; the F score combines two of these.
 _COLUMNS: Mapping[str, tuple[str, str]] = {
     "faithfulness": ("sources", "texts"),
     "precision": ("references", "texts"),
@@ -86,7 +86,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         }
 
     def build_model(self, name: str) -> Seq2SeqInfiller:
-        """Load the encoder-decoder, or share it with the scorers that have loaded it."""
+        """Load the encoder-decoder, or share it with other scorers."""
         try:
             config = load_config(name)
         except OSError as error:

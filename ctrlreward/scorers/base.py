@@ -87,7 +87,7 @@ class ScoreSpec:
 
 @dataclass(frozen=True)
 class CorpusFold:
-    """Fold of the values of n samples into the score of the corpus that they make up.
+    """Fold of the values of n samples into the score of their corpus.
 
     Attributes:
         parts: Names of its arguments: scores, or values that `score_samples` returns only by name.
@@ -122,7 +122,7 @@ class Scorer(ABC):
 
     Subclasses implement `specs` and `score_samples`. Models are loaded at the first `score` only.
     `scorer.score(texts)`, `scorer["name"](texts)` and `Reward` compute alike: each distinct sample
-    once, in one thread at a time, and no more scores than are wanted.
+    once, in one thread at a time, and only the requested scores.
 
     Examples:
         >>> class Words(Scorer):
@@ -144,7 +144,7 @@ class Scorer(ABC):
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 
-    # True if `score` leaves out the scores whose columns are absent, and those that it has named.
+    # True if `score` leaves out the scores whose columns are absent, and the ones already named.
     _leaves_out: bool = False
     _left_out: tuple[str, ...] = ()
 
@@ -157,7 +157,7 @@ class Scorer(ABC):
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
         """Folds of the scores whose value for a corpus is not the mean over its samples.
 
-        The fold `<score>_deviation` is the deviation that papers print after such a score.
+        The fold `<score>_deviation` is the deviation that papers print after a score.
         """
         return {}
 
@@ -189,7 +189,7 @@ class Scorer(ABC):
         """Return the scores of n samples as one corpus, such as all outputs of a system.
 
         A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
-        fail; NaN if none counts. `GenerationScorer` logs the same. Takes the arguments of `score`.
+        fail; NaN if all failed. `GenerationScorer` logs the same. Takes the arguments of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -207,8 +207,8 @@ class Scorer(ABC):
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.
 
-        With `aspects="all"` these are the ones whose columns are there; a warning names the others
-        once. If there are none, these are all scores, and `score` raises.
+        With `aspects="all"` these are the scores whose columns are present; a warning names the
+        others once. If all are absent, all scores are returned, and `score` raises.
         """
         if not self._leaves_out:
             return tuple(self.specs)
@@ -233,7 +233,7 @@ class Scorer(ABC):
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
         Subclasses implement this, without random draws, as it may run on a thread. A second
-        parameter, `names=None`, gets the names of the scores that are wanted, None for all. Written
+        parameter, `names=None`, gets the names of the requested scores, None for all. Written
         as a generator, it yields the requests to its model, which are merged with the requests of
         other scorers to the same model (`engine.sharing`). A pointwise scorer gets no sample twice.
         """
@@ -250,18 +250,19 @@ class Scorer(ABC):
         return ()
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Return the columns that samples must have, each with the name of what needs it.
+        """Return the columns that samples must have, each with the name of the score that needs it.
 
         Override it so that a run fails before it has loaded a model or generated a text. `names`
-        are the scores that are wanted, None for all.
+        are the requested scores, None for all.
         """
         return {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise what `score` would raise about samples, such as an unknown label; loads no weights.
+        """Raise the errors that `score` would raise, such as for an unknown label; loads no
+        weights.
 
         Override it so that a run over a corpus fails before it has scored a text. `names` are the
-        scores that are wanted, None for all.
+        requested scores, None for all.
         """
         for column, reader in self.required_columns(names).items():
             if getattr(samples, column) is None:
@@ -297,7 +298,7 @@ class Scorer(ABC):
         for part in self._inner:
             part.release()
 
-    if not TYPE_CHECKING:  # to a type checker, a class with this method has every attribute
+    if not TYPE_CHECKING:  # a type checker would assume that the class has every attribute
 
         def __getattr__(self, name: str) -> Any:
             if name in _METHODS_OF_METRICS:
@@ -322,7 +323,7 @@ class Component:
     """One named score of a scorer: `scorer["coherence"]`.
 
     With `given` and `at_least`, which `Reward` alone reads, the component counts only for samples
-    where another component reaches a threshold: an easy score where a hard one is met.
+    where another component reaches a threshold: an easy score counts only if a hard one is met.
 
     Args:
         scorer: The scorer.
@@ -371,7 +372,7 @@ class Component:
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
         """Folds into the score of a corpus, "", and into its deviation, "_deviation".
 
-        Empty where the score of a corpus is the mean over its samples.
+        Empty if the score of a corpus is the mean over its samples.
         """
         folds = self.scorer.corpus_folds
         return {end: folds[self.name + end] for end in ("", DEVIATION) if self.name + end in folds}
@@ -380,7 +381,7 @@ class Component:
 def checked_requests(
     scorer: Scorer, samples: Samples, names: Collection[str]
 ) -> Requests[dict[str, Scores]]:
-    """Run `scorer.score_samples` as a generator of its model requests, whichever form it has.
+    """Run `scorer.score_samples` as a generator of its model requests, in either form.
 
     A text that is not valid Unicode is scored as an empty one, since a tokenizer would fail on the
     whole batch.
@@ -463,8 +464,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """Return the scores of n samples by name, arrays of shape (n,).
 
     Each scorer runs once, for all of its components; a pointwise one gets each distinct sample
-    once. Requests of several scorers to the same model are merged into one call. A scorer that
-    another thread is running is waited for.
+    once. Requests of several scorers to the same model are merged into one call. A scorer in
+    use by another thread is waited for.
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
@@ -493,7 +494,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
 def _named(
     requests: Requests[dict[str, Scores]], rows: Sequence[int]
 ) -> Requests[dict[str, Scores]]:
-    """Run requests of a scorer that got some rows of the samples, and name these rows."""
+    """Run requests of a scorer for some rows of the samples, and name these rows."""
     responses = None
     while True:
         with items_named(lambda column, i: f"{column}[{rows[i]}]"):
@@ -512,7 +513,7 @@ def check_columns(components: Mapping[str, Component], samples: Samples) -> None
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:
-    """Raise what scoring would raise about samples; loads no weights."""
+    """Raise the errors that scoring would raise; loads no weights."""
     for scorer in dict.fromkeys(component.scorer for component in components.values()):
         names = [c.name for c in components.values() if c.scorer is scorer]
         scorer.check_samples(samples, names)

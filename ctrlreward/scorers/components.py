@@ -14,7 +14,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 
-# What a `Reward`, a callback or an adapter takes for a component.
+# Types that a `Reward`, a callback or an adapter accepts as a component.
 ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 
 
@@ -22,12 +22,12 @@ ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 class FunctionScorer(Scorer):
     """A plain function as a scorer with one score, named like the function.
 
-    `Reward`, callbacks and adapters make one of a function that they are given. The names of its
+    `Reward`, callbacks and adapters convert functions to it. The names of its
     parameters decide how it is called:
 
-    - `completions` is one of them: as TRL calls it, by keywords, `f(prompts=..., completions=...)`,
-      with strings. Prompts are the column `prompts`, or else `prefixes`; completions are what
-      follows the prefix in each text, or the whole text.
+    - `completions` is one of them: in TRL's signature, by keywords, `f(prompts=...,
+      completions=...)`, with strings. Prompts are the column `prompts`, or else `prefixes`;
+      completions are the text after the prefix, or the whole text.
     - `samples` is the first one: `f(samples)`, with the `Samples`.
     - Otherwise `f(texts)`, with a list of strings.
 
@@ -36,7 +36,7 @@ class FunctionScorer(Scorer):
     number per sample, in their order; None or NaN for a sample that failed.
 
     Args:
-        function: The function. It has to pickle where the reward does.
+        function: The function. It has to pickle if the reward does.
         higher_is_better: Direction of the score.
         pointwise: True if the score of a text does not depend on the other texts: repeated texts
             are then scored once, and texts of several clients together. False by default, since a
@@ -90,7 +90,7 @@ class FunctionScorer(Scorer):
         return {column: self.name for column in required if column not in ("texts", "prompts")}
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
-        """Return what the function returns, by its name."""
+        """Return the result of the function, by its name."""
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
             return {self.name: self.function(samples)}
