@@ -76,8 +76,8 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     policy that samples would not be the one that learns.
 
     Packed weights of up to 1 GiB are kept for the next call. Weights that may have
-    changed are packed again in the same memory: mapping 430 MB took 0.1 to 0.6 s of a rollout of 2.5 s
-    (SmolLM2-135M, 32 rows).
+    changed are packed again in the same memory: mapping 430 MB took 0.1 to 0.6 s of a rollout of
+    2.5 s (SmolLM2-135M, 32 rows).
 
     Yields the product of the output layer, with the arguments of `torch.nn.functional.linear`.
     """

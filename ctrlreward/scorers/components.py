@@ -134,13 +134,13 @@ def _is_required(parameter: Parameter) -> bool:
 
 
 def as_component(name: str, given: object) -> Component:
-    """Return a component as it is, or the score of a scorer that has a single one.
+    """Return a component unchanged, or the score of a scorer with a single one.
 
     `name` is the name of the argument in errors (`"components['fluency']"`).
 
     Raises:
         ValueError: The scorer has several scores; lists them.
-        TypeError: It is none of these, or a function that `FunctionScorer` refuses.
+        TypeError: It is of another type, or a function that `FunctionScorer` rejects.
     """
     if isinstance(given, Component):
         return given

@@ -32,12 +32,12 @@ from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScore
 
 log = item_logger(__name__)
 
-# What an answer of a comparison says, as the score of the first text.
+# Answer of a comparison → score of the first text.
 _SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 _PAIR = {"first", "second"}
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-_TRIES = 4  # of a request that the server refuses for the moment
+_TRIES = 4  # of a request that the server rejects temporarily
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rubric:
         name: Name of the score; `preference` in a comparison.
 
     Raises:
-        ValueError: The prompt or an answer is none of these.
+        ValueError: The prompt or an answer is invalid.
 
     Examples:
         >>> Rubric("Is this polite? {text}\nAnswer yes or no.", {"yes": 1, "no": 0}).range
@@ -120,7 +120,7 @@ class Rubric:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Rubric:
-        """Read a YAML file with `prompt`, `answers` and perhaps `name`.
+        """Read a YAML file with `prompt`, `answers` and optionally `name`.
 
         Raises:
             ValueError: A key is absent or unknown, or a value is wrong.
@@ -155,7 +155,7 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
         if isinstance(answer, bool) or not str(answer).strip():
             raise ValueError(f"answers: {answer!r} is not text: write it in quotes")
         if compares:
-            # A Rubric that is built from another has the numbers.
+            # A Rubric built from another already has numbers.
             value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth
             allowed = value in _SIDES.values()
         else:
@@ -175,7 +175,7 @@ class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text.
 
     Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Nothing
-    in the library uses a judge unless you name one.
+    in the library uses a judge by default.
 
     With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
 
@@ -188,19 +188,20 @@ class Judge(ModelScorer[CausalLM]):
 
     - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5. A
       choice that changes with the order is a tie, and counted in a warning.
-    - `consistent`: 1 if both orders have the same winner, else 0; its mean says how far to trust
-      the judge. Both are NaN where a reply names none of the answers.
+    - `consistent`: 1 if both orders have the same winner, else 0; its mean shows how reliable
+      the judge is. Both are NaN if a reply names none of the answers.
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
-            a model that its server has.
+            a model on that server.
         rubric: A `Rubric`, or a YAML file with its arguments.
         address: Address of an OpenAI-compatible server, `"http://127.0.0.1:8000/v1"`, to which
             the texts are sent. None loads the model here.
-        key_variable: Environment variable with the server's API key, so that it is in no YAML.
+        key_variable: Environment variable with the server's API key, so that it is not in a YAML
+            file.
         concurrency: Requests to the server at the same time.
         max_tokens: Tokens of a reply.
-        timeout: Seconds that a reply may take.
+        timeout: Seconds to wait for a reply.
         **options: See `ModelOptions`.
 
     Raises:
@@ -259,7 +260,7 @@ class Judge(ModelScorer[CausalLM]):
         return {name: "Judge" for name in self.rubric.columns if name != "texts"}
 
     def build_model(self, name: str) -> CausalLM:
-        """Load the judge, or share it with the scorers that have loaded it."""
+        """Load the judge, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     @property
@@ -343,7 +344,7 @@ class Judge(ModelScorer[CausalLM]):
         return scores
 
     def _ask(self, prompts: Sequence[str]) -> list[float]:
-        """Return the score of a server's reply to each prompt; NaN for one that can't be read."""
+        """Return the score of a server's reply to each prompt; NaN if it can't be parsed."""
         assert self.address is not None
         key = None
         if self.key_variable is not None:
@@ -375,7 +376,7 @@ class Judge(ModelScorer[CausalLM]):
         return scores
 
     def _reply(self, client: httpx2.Client, prompt: str) -> str:
-        """Return the text of one reply; repeat a request that the server refuses for the moment.
+        """Return the text of one reply; repeat a request that the server rejects temporarily.
 
         Raises:
             ConnectionError: The server does not answer, or answers with an error.
@@ -419,9 +420,9 @@ def _post(client: httpx2.Client, address: str, body: Mapping[str, Any]) -> str:
 
 
 def read_answer(reply: str, scores: Mapping[str, float]) -> float:
-    """Return the score of the only answer that a reply names as a word; NaN for none or several.
+    """Return the score of the only answer in a reply, as a word; NaN for none or several.
 
-    Capitals count only if answers differ by them.
+    Case counts only if answers differ by it.
 
     Examples:
         >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})

@@ -36,7 +36,7 @@ class Perplexity(ModelScorer[CausalLM]):
         max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
             the model can.
         score_end: Score the end token after a text as well, as in the perplexity of a language
-            model of sentences. A truncated text has no end.
+            model of sentences. A truncated text has no end token.
         **options: See `ModelOptions`.
 
     Raises:
@@ -74,7 +74,7 @@ class Perplexity(ModelScorer[CausalLM]):
         return {"perplexity": CorpusFold(("log_likelihood", TOKENS), pooled_perplexity)}
 
     def build_model(self, name: str) -> CausalLM:
-        """Load the language model, or share it with the scorers that have loaded it."""
+        """Load the language model, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(

@@ -75,7 +75,7 @@ class Task:
             )
 
     def __hash__(self) -> int:
-        """Return the hash of what equal tasks share; their fields may be lists."""
+        """Return the same hash for equal tasks; their fields may be lists."""
         return hash((*self.prompts, *self.verbalizers))
 
     @property
@@ -90,7 +90,7 @@ class Task:
         return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
 
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
-        """Return a random subset of the evaluators in order, a part of each larger one."""
+        """Return a random subset of the evaluators in order, nested in larger subsets."""
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):
             raise ValueError(
@@ -146,7 +146,7 @@ class Task:
 
 
 def require_texts(name: str, values: object) -> Sequence[str]:
-    """Return a list of non-empty strings, or raise an error that names the one that is not."""
+    """Return a list of non-empty strings, or raise an error that names the wrong item."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} must be a list of strings, got {values!r}")
     for i, value in enumerate(values):

@@ -26,13 +26,13 @@ Reference: TypeAlias = Literal["first", "best"]
 
 # Probability of a false alarm in a whole run, with scores by prompt.
 LEVEL = 0.05
-# Without scores by prompt: with these at most 5 % of honest runs of 20 validations raise an alarm,
+# Without scores by prompt: at most 5 % of runs of 20 validations raise a false alarm with these,
 # even if the proxy always rises and the held-out metric is a random walk
 # (benchmarks/studies/proxy_guard_false_alarms.py).
 WINDOW = 12
 WALK_LEVEL = 0.01
-# Half of what Cohen (1988) calls a small effect. A decline of a tenth of the spread between prompts
-# is within what two readers disagree about; with 2,000 prompts it would be certain at once.
+# Half of a small effect in Cohen (1988). A decline of a tenth of the spread between prompts
+# is within the disagreement of two readers; with 2,000 prompts it would be significant at once.
 MARGIN = 0.1
 
 
@@ -41,11 +41,11 @@ class AlarmState:
     """The reference of later validations, and whether there is an alarm.
 
     Attributes:
-        values: Proxy and held-out metrics of the last validations, oldest first; used for metrics
+        values: Proxy and held-out metrics of the last validations, oldest first; for metrics
             without scores by prompt.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: Step of the first alarm, -1 before.
-        references: Held-out key → validation that it is compared with.
+        references: Held-out key → its reference validation.
         tests: Number of tests on scores by prompt so far.
         last: p-value and reason of the last such test.
 
@@ -127,11 +127,11 @@ class AlarmRule:
     mean has.
 
     Without evidence of a held-out metric, the trend of the last `window` validations must exceed
-    what a random walk would show, for the proxy and for the held-out metric
+    the trend of a random walk, for the proxy and for the held-out metric
     (`ctrlreward.functional.trend`).
 
     Args:
-        proxy: Key of the metric that is optimised.
+        proxy: Key of the optimised metric.
         held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
             better, "min" if lower is better, "drift" if any change is a decline (length, KL). With
             several, each is tested at its share of the level (Bonferroni).
@@ -142,7 +142,7 @@ class AlarmRule:
             level of each test of the trend, by default 0.01.
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far. "best" notices a decline after a rise. A k-th of the level for each of k
-            earlier validations keeps the promise, although the best was chosen partly by chance.
+            earlier validations keeps the guarantee, although the best was chosen partly by chance.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
             Defaults to a tenth of the standard deviation between prompts at the reference.
 
@@ -243,10 +243,10 @@ class AlarmRule:
             step: Training step of this validation.
             metrics: Logged key → value.
             stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
+            evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         keys = [self.proxy, *self.modes]
         waiting = no_new_value(keys, stale)

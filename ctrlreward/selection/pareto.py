@@ -114,12 +114,12 @@ class ParetoRule:
 
         Args:
             state: State before this validation.
-            step: Training step of this validation. A step that was kept before is judged again.
+            step: Training step of this validation. A step kept before is judged again.
             metrics: Logged key → value.
             stale: Keys without a new value.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         waiting = no_new_value(self.metrics, stale)
         if waiting:

@@ -173,7 +173,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """Reply to a body that a model refuses; one that is not JSON is a 400."""
+    """Reply to an invalid body; a body that is not JSON is a 400."""
     assert isinstance(error, RequestValidationError)
     for item in error.errors():
         if item["type"] == "json_invalid":

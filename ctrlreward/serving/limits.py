@@ -1,4 +1,4 @@
-"""Limits of the server, and the ASGI middleware that holds requests to them."""
+"""Limits of the server, and the ASGI middleware that enforces them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN = ("/health", "/ready", "/docs", "/openapi.json")
 # sending, sees the reply instead of a reset connection.
 _DROPPED = 16
 
-# Status of a request whose client hung up, as nginx writes it.
+# Status of a request whose client disconnected, as in nginx.
 _HUNG_UP = 499
 
 
@@ -39,10 +39,10 @@ class QueueOptions:
     Args:
         batch_characters: Most characters of a batch, all columns together. A larger request is a
             separate batch.
-        window: Seconds to wait for the next request while a batch gathers. Only where other
-            requests were there a moment ago: a lone one is scored at once.
-        waiting_characters: Most characters to hold; a request above it is refused (429).
-        waiting_requests: Most requests to hold.
+        window: Seconds to wait for the next request while a batch gathers. Only if other
+            requests arrived recently: a single one is scored at once.
+        waiting_characters: Most waiting characters; a request above it is rejected (429).
+        waiting_requests: Most waiting requests.
     """
 
     batch_characters: int = 65_536
@@ -64,7 +64,7 @@ class ServeOptions:
 
     Args:
         queue: Sizes of batches and of the queue.
-        body_bytes: Longest body of a request; a longer one is refused (413).
+        body_bytes: Longest body of a request; a longer one is rejected (413).
         body_seconds: Longest time for a body to arrive (408).
         token: Bearer token that requests must have, except to /health, /ready and the pages about
             the routes; None for no token.
@@ -85,12 +85,12 @@ class ServeOptions:
 
 
 class LimitsMiddleware:
-    """ASGI middleware that lets whole, small, authorised requests through.
+    """ASGI middleware that passes complete, small, authorised requests.
 
     It reads the body, up to a limit of bytes and seconds, before a route sees the request, so no
-    route is held up by a slow client. If the client hangs up, the route's task is cancelled. An
-    error of a route is logged by type and place only: its message may quote a text. `headers`
-    returns headers to add to each reply; `replied` receives route and status of each.
+    route is blocked by a slow client. If the client disconnects, the route's task is cancelled. An
+    error of a route is logged by type and location only, since its message may quote a text.
+    `headers` returns headers to add to each reply; `replied` receives route and status of each.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LimitsMiddleware:
             async with asyncio.timeout(self.options.body_seconds):
                 body = await self._body(headers, receive)
             if body is not None:
-                # All bodies are JSON, and FastAPI reads one as such only if it is said to be.
+                # All bodies are JSON, and FastAPI parses one only with the content type.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
                 scope["headers"] = [*others, (b"content-type", b"application/json")]
                 await self._run(scope, body, receive, reply)
@@ -140,7 +140,7 @@ class LimitsMiddleware:
             raise _Refused(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Return the body; None if the client hung up."""
+        """Return the body; None if the client disconnected."""
         limit = self.options.body_bytes
         message = f"the body is longer than {limit} bytes: send fewer samples"
         too_large = _Refused(413, message, {"connection": "close"})
@@ -152,7 +152,7 @@ class LimitsMiddleware:
         while more:
             try:
                 event = await receive()
-            except Exception:  # of Ray Serve: the client hung up
+            except Exception:  # of Ray Serve: the client disconnected
                 return None
             if event["type"] == "http.disconnect":
                 return None
@@ -172,7 +172,7 @@ class LimitsMiddleware:
     async def _run(
         self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, reply: _Reply
     ) -> None:
-        """Run the route until it replies or the client hangs up."""
+        """Run the route until it replies or the client disconnects."""
         hung_up = asyncio.ensure_future(receive())  # returns only when the connection ends
         events = iter([{"type": "http.request", "body": body, "more_body": False}])
 

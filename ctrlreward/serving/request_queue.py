@@ -31,9 +31,9 @@ _LONGEST_RETRY = 60  # seconds
 class RequestQueue:
     """Requests of all clients, scored in batches on one thread.
 
-    While the thread scores, requests gather; those with the same columns become the next batch.
-    Scores that depend on other samples are computed on one request alone. A batch that makes a
-    scorer raise is scored again request by request, so that only the culprit fails.
+    While the thread scores, requests accumulate; requests with the same columns are the next batch.
+    Scores that depend on other samples are computed per request. A batch that makes a
+    scorer raise is scored again request by request, so that only the faulty request fails.
 
     `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
     `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
@@ -63,7 +63,7 @@ class RequestQueue:
         return sum(request.characters for request in (*self._waiting, *self._scoring))
 
     async def start(self, load: Callable[[], object] | None = None) -> None:
-        """Load the models on the scoring thread, and score from then on; or fail for good."""
+        """Load the models on the scoring thread, and score from then on; or fail permanently."""
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._runner = asyncio.create_task(self._run())
@@ -76,7 +76,7 @@ class RequestQueue:
             self.state = "ready"
 
     async def drain(self) -> None:
-        """Refuse new requests, finish those that are held, and end the thread."""
+        """Reject new requests, finish accepted ones, and end the thread."""
         loading = self.state == "loading"
         self.state = "draining"
         if self._runner is not None:
@@ -92,7 +92,7 @@ class RequestQueue:
             raise NotReady(self.state, self._reason)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
-        """Score a request; if `strict`, a sample that makes a scorer raise fails all of it."""
+        """Score a request; if `strict`, an error for one sample fails the whole request."""
         reward = self.reward
         return await self._result(
             samples,
@@ -106,7 +106,7 @@ class RequestQueue:
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with some scores, or parts of them, of one scorer; a bad sample fails
+        """Score a request with some scores, or parts of them, of one scorer; a faulty sample fails
         all.
         """
         scorer = self.scorers[scorer_id]
@@ -178,13 +178,13 @@ class RequestQueue:
             ended = time.perf_counter()
             characters = sum(request.characters for request in self._scoring)
             self._speed = max(characters, 1) / max(ended - started, 1e-6)
-            # Clients that were just answered may ask again, apart from the ones that are waiting.
+            # Clients with a recent reply may send another request, in addition to the waiting ones.
             expected = len(self._scoring) + len(self._waiting)
             self._scoring = []
             self._note_idle()
 
     async def _gather(self, expected: int) -> None:
-        """Wait until as many requests as a moment ago are there, a batch is full, or none comes."""
+        """Wait until as many requests as recently have arrived, a batch is full, or none comes."""
         while self._waiting and len(self._waiting) < expected:
             if sum(r.characters for r in self._waiting) >= self.options.batch_characters:
                 return
@@ -195,7 +195,7 @@ class RequestQueue:
                 return
 
     def _take(self) -> list[WaitingRequest]:
-        """Remove the next batch from the queue: the oldest request, and those that fit with it."""
+        """Remove the next batch from the queue: the oldest request, and others that fit with it."""
         taken: list[WaitingRequest] = []
         left = self.options.batch_characters
         for request in self._waiting:
@@ -219,7 +219,7 @@ class RequestQueue:
         except Exception as error:
             results = [refusal(error)] * len(requests)
         for request, result in zip(requests, results, strict=True):
-            if request.result.done():  # its client is gone
+            if request.result.done():  # its client has disconnected
                 continue
             if isinstance(result, Exception):
                 request.result.set_exception(result)

@@ -84,7 +84,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
 
 
 def _records(reader: Any, path: Path | str) -> Iterator[list[str]]:
-    """Yield the cells of the lines that are not blank."""
+    """Yield the cells of non-blank lines."""
     try:
         yield from filter(None, reader)
     except csv.Error as error:

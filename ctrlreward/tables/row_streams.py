@@ -27,9 +27,9 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 class RowStream:
-    """Rows of a table, read anew by each iteration; memory does not grow with their number.
+    """Rows of a table, read again by each iteration; memory does not grow with their number.
 
-    A folder has files of one format, whose rows follow one another in the order of their names.
+    A folder has files of one format, whose rows are read in the order of the names.
     """
 
     def __init__(self, source: Location) -> None:
@@ -55,7 +55,9 @@ class RowStream:
             name = str(location)
             with location.open() as file:
                 for i, (line, row) in enumerate(read_table(file, name, self.suffix)):
-                    if i == 0 and self.suffix != ".jsonl":  # whose rows may differ in a file, too
+                    if (
+                        i == 0 and self.suffix != ".jsonl"
+                    ):  # whose rows may also differ within a file
                         columns = columns or list(row)
                         if set(row) != set(columns):
                             raise ValueError(
@@ -85,7 +87,7 @@ def open_rows(source: Location, target: Location) -> RowStream:
 
 
 def check_suffix(path: Path | Location) -> None:
-    """Raise if a file's format is unknown or can't be read and written here."""
+    """Raise if a file's format is unknown or its package is missing."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
     if path.suffix == ".parquet":
@@ -101,7 +103,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:
-    """Parse a table in the format that the file's suffix names; see `read_table`."""
+    """Parse a table in the format of the file's suffix; see `read_table`."""
     check_suffix(path)
     return [row for _, row in read_table(io.BytesIO(content), str(path), path.suffix)]
 
@@ -128,17 +130,17 @@ def _decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Ite
     try:
         yield from text
     except UnicodeDecodeError:
-        file.seek(0)  # the decoder knows no lines
+        file.seek(0)  # the decoder does not count lines
         for number, line in enumerate(file, 1):
             decode_utf8(line, path, number)
         raise
     finally:
-        if not file.closed:  # by the caller, while lines were left
+        if not file.closed:  # closed by the caller before the end
             text.detach()
 
 
 def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
-    """Yield the objects of the lines that are not blank."""
+    """Yield the objects of non-blank lines."""
     for number, line in enumerate(_decoded_lines(file, path, newline=None), 1):
         if line.isspace():
             continue

@@ -1,6 +1,6 @@
-"""Logs of trainers as steps with metrics, whoever wrote them.
+"""Logs of trainers as steps with metrics.
 
-Read are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
+Supported are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
 transformers and TRL, Weights & Biases (offline), TensorBoard, trackio, verl's file and console
 loggers, OpenRLHF's console log, and JSON lines with a step each.
 """
@@ -35,9 +35,9 @@ _STEPS = (
 _CALLS = "_step"
 _BOOKKEEPING = {*_STEPS, _CALLS, "epoch"}
 _SCORED_STEP = "/scored_step"
-_NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # as loggers write them
+_NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # spellings of loggers
 
-# Folders with files that look like logs and are none.
+# Folders with files that look like logs but are not.
 _NO_LOGS = re.compile(r"samples|checkpoints|(checkpoint-|global_step).*|\..*")
 _DEPTH = 3
 
@@ -58,8 +58,8 @@ class Log(NamedTuple):
     """Log of one run.
 
     Attributes:
-        source: Who wrote it, such as `"HistoryLogger"`.
-        path: What was read.
+        source: Its writer, such as `"HistoryLogger"`.
+        path: Its path.
         rows: Steps in the order of the log; a step may have several rows.
         declared: Further content of `trainer_state.json`.
     """
@@ -161,7 +161,7 @@ def _read_file(path: Path, run: str) -> Log:
 
 
 def _read_jsonl(path: Path, text: str) -> Log:
-    # A line that a running or killed job left incomplete is not read.
+    # An incomplete last line of a running or killed job is not read.
     complete = text[: text.rfind("\n") + 1] or text
     rows = []
     source = "HistoryLogger" if path.name == "metrics.jsonl" else "JSON lines"
@@ -184,7 +184,7 @@ def _read_csv(path: Path, text: str) -> Log:
 
 
 def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> list[LoggedStep]:
-    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics that were not logged."""
+    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics not logged."""
     history: list[LoggedStep] = []
     for line, cells in rows:
         numbers = {}
@@ -270,7 +270,7 @@ def _read_tensorboard(path: Path) -> Log:
 
 def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
     try:
-        # Read-only: a running job holds the database, and a wrong file must stay as it is.
+        # Read-only: a running job uses the database, and a wrong file must not change.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             query = "SELECT run_name, step, metrics FROM metrics ORDER BY id"
             found = database.execute(query).fetchall()
@@ -284,7 +284,7 @@ def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
             f"{path} has {len(names)} runs, choose one: {path}:{names[0]} (of {', '.join(names)})"
         )
     rows = [(parse_json(metrics, path), step) for name, step, metrics in found if run in ("", name)]
-    # Transformers leaves trackio to count its calls, and logs the training step as a metric.
+    # With transformers, trackio counts its calls, and the training step is a metric.
     return _with_steps([{**row, _CALLS: step} for row, step in rows], path)
 
 
@@ -295,7 +295,7 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
     """Return steps and numbers of rows.
 
     W&B's `_step` counts if no row has another step; a row without the other step, such as a row of
-    a callback which logs on its own, belongs to the last step before.
+    a callback that logs separately, belongs to the last step before.
     """
     result: list[LoggedStep] = []
     known = any(key in row for row in rows if isinstance(row, dict) for key in _STEPS)
@@ -320,7 +320,7 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
 
 
 def at_scored_steps(step: int, row: Mapping[str, Any]) -> list[LoggedStep]:
-    """Return the metrics of a row; scores that were logged late are at the step of their texts.
+    """Return the metrics of a row; scores logged late are at the step of their texts.
 
     An overlapped `GenerationScorer` logs this step as `<name>/scored_step`.
 

@@ -16,7 +16,7 @@ from ctrlreward.functional.reproducibility import Table
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv, parse_json
 from ctrlreward.tables.run_logs import LoggedStep, csv_history, numbers_of, read_log
 
-SINGLE_SYSTEM = "run"  # name of the system where the results name none
+SINGLE_SYSTEM = "run"  # name of the system if the results do not name one
 
 _SELECTION = re.compile(r"(?P<file>.+\.csv):(?P<cells>[^/\\=]+=[^=]*(?:,[^/\\=]+=[^=]*)*)")
 _STUDY = "study"

@@ -57,11 +57,11 @@ def to_samples(
     present: Sequence[str] | None = None,
     label_map: Mapping[str, str] | None = None,
 ) -> Samples:
-    """Return the columns that scorers read, of rows whose places name them in errors.
+    """Return the columns that scorers read, of rows whose places are used in errors.
 
     A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
     so do its scores. An object, or a column of each attribute, is a label of several attributes, of
-    which one that is null, or an empty cell, is not controlled. `present` are the columns of the
+    where null or an empty cell is not controlled. `present` are the columns of the
     table, None for the columns of the first row. `label_map` maps labels in the table to the
     scorers'.
     """
@@ -142,7 +142,7 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
 
 
 def _attributes(columns: Columns, present: Sequence[str]) -> list[str]:
-    """Return the columns that are an attribute each, of `sentiment,topic`; none for one column."""
+    """Return the columns of `sentiment,topic`, one per attribute; empty for a single column."""
     names = (columns.label or "").split(",")
     several = columns.label not in present and len(names) > 1 and {*names} <= {*present}
     return names if several else []

@@ -17,7 +17,7 @@ from ctrlreward.tables.row_streams import Row
 
 Scores = npt.NDArray[np.float64]
 
-_ROW_GROUP = 8192  # rows of a row group of Parquet, which are held in memory
+_ROW_GROUP = 8192  # rows of a row group of Parquet, which are kept in memory
 
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -103,7 +103,7 @@ class TableWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is held back, unless there was an error; the file itself stays open."""
+        """Write pending rows, unless there was an error; the file stays open."""
         if self._parquet is not None and kind is None:
             if self._held:
                 self._write_group()
@@ -157,7 +157,7 @@ def _escaped(value: Any) -> Any:
 def _json_line(row: Row) -> str:
     try:
         return _encoded(row) + "\n"
-    except (TypeError, ValueError):  # NaN, which is null, or what JSON lacks
+    except (TypeError, ValueError):  # NaN, which is null, or a type that JSON lacks
         cells = (f"{_encoded(name)}: {_json(row[name], name)}" for name in row)
         return "{" + ", ".join(cells) + "}\n"
 
@@ -177,7 +177,7 @@ def _json(value: Any, name: str) -> str:
 def _csv(rows: Iterable[Sequence[Any]]) -> str:
     buffer = io.StringIO(newline="")
     minimal = csv.writer(buffer, lineterminator="\n")
-    # Minimal quoting leaves a lone \r unquoted, and readers take it for a line end.
+    # Minimal quoting leaves a lone \r unquoted, and readers treat it as a line end.
     quoting = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for cells in rows:
         has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)

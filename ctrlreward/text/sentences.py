@@ -40,8 +40,8 @@ def without_unfinished(text: str, start: int = 0) -> str:
 
     Args:
         text: English text, as for `split_sentences`.
-        start: Where the part begins of which one sentence has to stay, such as the end of a
-            prompt. A text in which no sentence ends after it is returned whole.
+        start: Start of the part of which one sentence has to remain, such as the end of a
+            prompt. A text without a sentence end after it is returned whole.
 
     Examples:
         >>> without_unfinished("The soup was hot. It came with")

@@ -24,7 +24,7 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
             and bfloat16 on CUDA (float16 on older devices). `"fastest"` is the same on CUDA; on
             the CPU it is bfloat16 if the processor has instructions for it, which are two to four
             times as fast as float32 (emulated bfloat16 runs at a seventh of the speed).
-        device: Device that the model will run on, as in torch (`"cpu"`, `"cuda:1"`).
+        device: Device of the model, as in torch (`"cpu"`, `"cuda:1"`).
     """
     try:
         kind = torch.device(device).type

