@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainedFirst:
-    """A model's folder and the configuration that trains it where the folder does not exist.
+    """A model's folder and the configuration that trains it if the folder does not exist.
 
     For `prepare_data` of a data module, which Lightning calls before callbacks load their scorers.
 
     Args:
-        folder: Folder of the trained model. If it exists, it is used as it is.
+        folder: Folder of the trained model. If it exists, it is used unchanged.
         config: Configuration of `ctrlreward train` whose module takes a `folder`.
         arguments: Further arguments of the command, such as `["--trainer.max_epochs=1"]`. Two
             trainings at the same time need a `--trainer.default_root_dir` each.
@@ -66,7 +66,7 @@ class TrainedFirst:
 def one_process(folder: Path) -> Iterator[None]:
     """Hold the lock of a model's folder, so that one process at a time trains it.
 
-    Another process waits for it at the start of the context, and says so.
+    Another process waits for it at the start of the context, and logs it.
     """
     # Not next to the folder: there, `ctrlreward train` moves an unfinished run aside.
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]

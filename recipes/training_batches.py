@@ -68,7 +68,7 @@ def _begun(data: pl.LightningDataModule) -> int:
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """Loader whose sampler knows where to continue, as Lightning asks of a resumed run."""
+    """Loader whose sampler knows where to continue, as Lightning requires for a resumed run."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return no state: the trainer counts batches, and its checkpoint has the count."""

@@ -55,9 +55,7 @@ class RowStream:
             name = str(location)
             with location.open() as file:
                 for i, (line, row) in enumerate(read_table(file, name, self.suffix)):
-                    if (
-                        i == 0 and self.suffix != ".jsonl"
-                    ):  # whose rows may also differ within a file
+                    if i == 0 and self.suffix != ".jsonl":  # rows of JSONL may differ
                         columns = columns or list(row)
                         if set(row) != set(columns):
                             raise ValueError(

@@ -94,7 +94,7 @@ class PromptData(PromptBatches):
         batch_size: Prompts per step.
         steps: Number of batches; the trainer's `max_steps` may stop earlier.
         seed: Seed of the order.
-        models: Models that are trained first where their folders do not exist, such as a judge.
+        models: Models that are trained first if their folders do not exist, such as a judge.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ def _mean(scores: Mapping[str, Scores]) -> Scores:
 
 
 def after_text(task: str | Task) -> Task:
-    """Return a task without the prompts that stand before the text."""
+    """Return a task without the prompts that precede the text."""
     whole = task if isinstance(task, Task) else Task.load(task)
     prompts = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
     return Task(prompts, whole.verbalizers)
@@ -190,7 +190,7 @@ class LikelihoodCost(CompositeScorer):
       within it; lower is better.
 
     A lower bound on the likelihood alone lets a policy drift to likely, repetitive texts. For the
-    same reason GM takes points off for low perplexity, too (Pang and Gimpel 2019, eq. 1).
+    same reason GM also penalizes low perplexity (Pang and Gimpel 2019, eq. 1).
 
     Args:
         perplexity: Scorer of the log-probability.
@@ -231,8 +231,8 @@ def relevance_reward(
     """Return attribute relevance minus a cost for unusually unlikely and unusually likely texts.
 
     The reward is a weighted sum. Only the evaluators whose prompt follows the text are used. That
-    halves the computation, and leaves the other half as evaluators of held-out texts that were not
-    trained on.
+    halves the computation and keeps the other half for the evaluation of held-out texts: they were
+    not trained on.
 
     Args:
         model: Infilling model of the relevance and language model of the cost.
@@ -401,7 +401,7 @@ def before_after(
 ) -> BeforeAfter:
     """Return a callback that compares the untuned and the selected policy on test prefixes.
 
-    Nothing else sees the test prefixes. The judges see nothing but these texts.
+    The test prefixes and the judges are used nowhere else.
     """
     return BeforeAfter(
         held_out_scores(model, task, fold, aspects or (), evaluators, device, dtype),

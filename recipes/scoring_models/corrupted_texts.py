@@ -147,7 +147,7 @@ class CorruptedTexts(LabelledSentences):
                 rest = rest[count:]
 
     def _pairs(self, passages: list[list[str]], draw: random.Random) -> Iterator[Sentence]:
-        """Yield each passage as it is and corrupted."""
+        """Yield each passage unchanged and corrupted."""
         for i, passage in enumerate(passages):
             other = passages[(i + 1) % len(passages)]
             kinds = [kind for kind in self.kinds if len(passage) >= CORRUPTIONS[kind][1]]

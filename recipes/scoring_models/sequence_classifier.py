@@ -48,7 +48,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     Args:
         folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is refused.
+            files is an error.
         model: Encoder to start from: local folder, Hugging Face id or short name.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of the
             steps and before linear decay to 0.
@@ -98,7 +98,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # the head of a classifier with other labels
-        ).train()  # Lightning leaves the mode as it is
+        ).train()  # Lightning does not change the mode
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""

@@ -175,7 +175,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
 
     Args:
         folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is refused.
+            files is an error.
         min_count: Words that occur less often in the training sentences are unknown words.
         embedding_size: Size of a word embedding.
         widths: Widths of the filters, in words.

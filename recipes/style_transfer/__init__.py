@@ -189,7 +189,7 @@ def transfer_reward(
             training, 0 included. With another aggregate only the names count.
         scoring_models: Models that compute the scores.
         others: Name → another score, such as `Repetition`.
-        conditions: Name → another name and the threshold that it has to reach, where the first
+        conditions: Name → another name and its required threshold, where the first
             counts (`Component`).
         aggregate: See `Reward`, as for `scales`.
         scales: Name → mean and deviation.

@@ -1,7 +1,7 @@
 """Pseudo-parallel sentences of two styles, made without parallel data.
 
-The nearest sentences of the other style lend a sentence their words: where both agree the words
-stay, and where they differ some or all are exchanged. Judges choose among the results. This is
+The nearest sentences of the other style provide replacement words: words that both sentences share
+are kept, and some or all of the others are exchanged. Judges choose among the results. This is
 retrieval as in Li et al. (2018), https://arxiv.org/abs/1804.06437, with words found by alignment
 instead of a list of style words.
 """

@@ -43,7 +43,7 @@ class MetricKeys:
         accuracy: Key of the accuracy (score/corpus/accuracy or score/accuracy).
         similarity: Key of the similarity (score/corpus/similarity or score/similarity).
         perplexity: Key of the perplexity (score/corpus/perplexity or score/perplexity).
-        gm: Key of the GM (score/corpus/gm or score/gm; a run without is given the GM of its
+        gm: Key of the GM (score/corpus/gm or score/gm; a run without it gets the GM of the
             other three).
     """
 

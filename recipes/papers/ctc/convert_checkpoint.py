@@ -4,7 +4,7 @@
         fact_to_response.ckpt FacebookAI/roberta-large aligners/fact_to_response
 
 `Alignment(folder, method="discriminative")` loads it, or `method="regression"` for a BLEURT. Only
-tensors are read from the pickle (`torch.load` with `weights_only=True`), whatever else it holds.
+tensors are read from the pickle (`torch.load` with `weights_only=True`), other objects are ignored.
 """
 
 from __future__ import annotations

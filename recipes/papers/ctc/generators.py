@@ -284,7 +284,7 @@ class Paraphraser:
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one batch of inputs, padding included.
         beams: Number of beams.
-        candidates: Number of paraphrases to choose from, the paper's 10; taken is the farthest from
+        candidates: Number of paraphrases to choose from, 10 in the paper; the one farthest from
             the text in edit distance over words.
 
     Raises:

@@ -58,7 +58,7 @@ def textrank(document: str, count: int) -> str:
 
     Args:
         document: The document.
-        count: Number of sentences; a shorter document is returned as it is.
+        count: Number of sentences; a shorter document is returned unchanged.
     """
     sentences = split_sentences(document)
     words = [

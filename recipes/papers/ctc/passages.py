@@ -1,8 +1,8 @@
 """Labelled pairs from running text, without a model: sentences against the passage around them.
 
-A summary repeats a document's subject in other words, and an invented name stands in a fluent
-sentence. A sentence that its author wrote next to others is like that: taken out of its passage, it
-has words that the rest supports and words that it does not, all of them well chosen.
+A summary describes the subject of a document in other words, and a hallucinated name occurs in a
+fluent sentence. Sentences taken out of their passage have both properties: the rest of the passage
+supports some of their words and not others, and all are fluent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 Layout: TypeAlias = Literal["document", "dialog"]
 Absent: TypeAlias = Literal["words", "names"]
 
-# Words that stand for rare ones in WikiText; without them a sentence still reads as one.
+# Placeholder of rare words in WikiText; sentences are readable without it.
 _RARE = re.compile(r"\s*<unk>")
 _NAME = r"[A-Z]\w*(?:['’\-]\w+)*"
 # What is replaced as a whole: names in a row, a number, or a word.
@@ -77,11 +77,11 @@ def read_passages(
 
 @dataclass(frozen=True)
 class PassagePairs:
-    """Pairs of a few sentences and the passage that they stand in.
+    """Pairs of a few sentences and their passage.
 
-    Of half of the pairs the context lacks the sentences: content words that it has are supported,
-    the names and numbers that it lacks are hallucinated, and function words have no label. Of the
-    other half it has them, and they are edited lightly. In both, content words that the context
+    In half of the pairs the context lacks the sentences: content words that it contains are
+    supported, names and numbers that it lacks are hallucinated, and function words have no label.
+    In the other half it contains them, and they are edited lightly. In both, content words that the
     supports are then replaced by others of the same form, from other passages.
 
     Args:
@@ -96,7 +96,7 @@ class PassagePairs:
             groundedness.
         absent: Which words of a sentence that the context lacks are hallucinated, if they are not
             in the context: content `"words"`, or `"names"` and numbers only, since a passage often
-            says the others in other words; these then have no label.
+            paraphrases the others; these then have no label.
         lower: Share of the pairs in lower case.
         seed: Seed of all choices.
 

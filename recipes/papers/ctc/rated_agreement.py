@@ -60,7 +60,7 @@ class RatedAgreement(pl.Callback):
         self.stop_words = stop_words
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Score the files with the model as it is, on rank 0, and log the correlations."""
+        """Score the files with the current model, on rank 0, and log the correlations."""
         if trainer.sanity_checking:
             return
         if not isinstance(pl_module, AlignerTrainer):

@@ -81,7 +81,7 @@ def ctc(
     file = read_ctc(data)
     aspects = tuple(aspect for rating, aspect in ASPECTS.items() if rating in file.ratings)
     if isinstance(model, dict):
-        # Unknown names, and a direction that lacks its model, are for `Alignment` to refuse.
+        # `Alignment` raises for unknown names and for a direction without a model.
         given = tuple(a for a in aspects if {*DIRECTIONS[a].directions} <= {*model})
         aspects = given or aspects
     kind = f"CTC {method[0].upper()}"

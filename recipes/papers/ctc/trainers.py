@@ -59,7 +59,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
         folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
             folder is in the cache. It is written after each validation of a fit that is the best so
             far, or at the end of a fit without validations. A folder with a model is replaced; a
-            folder with other files is refused.
+            folder with other files is an error.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
@@ -266,7 +266,7 @@ class RegressionAlignerTrainer(AlignerTrainer):
         folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
             folder is in the cache. It is written after each validation of a fit that is the best so
             far, or at the end of a fit without validations. A folder with a model is replaced; a
-            folder with other files is refused.
+            folder with other files is an error.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.

@@ -84,8 +84,8 @@ def compare_systems(
         seed: Seed of the draws and of the choice of constants.
 
     Raises:
-        ValueError: A file of outputs lacks a sentence or has it twice, `selected` or `against` is
-            no system with all sentences, or two systems have the same name.
+        ValueError: A file of outputs lacks a sentence or has it twice, `selected` or `against`
+            does not name a system with all sentences, or two systems have the same name.
         ImportError: sacrebleu or nltk is not installed.
     """
     import_extra("sacrebleu", "BLEU")

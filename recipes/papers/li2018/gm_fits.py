@@ -92,7 +92,7 @@ def fit_held_out(
         rated: The rated file, with the rating `mean` and items as clusters.
         inputs: Accuracy, similarity and perplexity of each row, shape (n, 3); NaN where a score
             failed.
-        given: Thresholds of the user's own to judge as well.
+        given: User-defined thresholds to evaluate as well.
         margin: Mean ratings that differ by no more than this express no preference; 0 or more.
         seed: Seed of the search for thresholds.
 
@@ -287,7 +287,7 @@ def fits_record(fits: HeldOutFits) -> dict[str, Any]:
 
 
 def print_fits(fits: HeldOutFits, width: int | None) -> None:
-    """Print a table of losses and agreements, and what is degenerate.
+    """Print a table of losses and agreements, and the degenerate fits.
 
     Args:
         fits: Result of `fit_held_out`.

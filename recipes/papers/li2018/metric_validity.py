@@ -23,7 +23,7 @@ def style_match(decisions: Scores, ratings: Scores) -> tuple[float, int]:
     """Return how often the classifier's decision matches the human rating of style.
 
     A rating above the middle of the scale, 3, says that the text has the target style, one below
-    that it has not. A rating of 3 says neither and is left out.
+    that it does not. A rating of 3 says neither and is left out.
 
     Args:
         decisions: 1 where the classifier finds the target style, else 0; NaN where it failed.

@@ -51,7 +51,7 @@ class _Item(NamedTuple):
     texts: tuple[str, str]
 
     def code(self, seed: int) -> str:
-        """Return a name of the row that says nothing of the systems, and fits no other sheet."""
+        """Return a name of the row that does not reveal the systems and is unique to this sheet."""
         return hashlib.sha256(json.dumps([seed, *self]).encode()).hexdigest()[:12]
 
 
@@ -78,7 +78,7 @@ def write_preference_sheet(
 
     Raises:
         ValueError: A system is given twice or not at all, a file has a sentence twice, or a pair
-            is not of two of the systems or has fewer than `count` sentences in common.
+            does not name two of the systems or has fewer than `count` sentences in common.
     """
     if count < 1:
         raise ValueError(f"count must be 1 or more, got {count}")

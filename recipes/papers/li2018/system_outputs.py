@@ -63,7 +63,7 @@ def read_outputs(name: str, file: Path, test: Samples) -> SystemOutputs:
         test: Test sentences; see `read_references`.
 
     Raises:
-        ValueError: A line does not have these keys, or `aligned` refuses a sentence.
+        ValueError: A line does not have these keys, or `aligned` raises for a sentence.
     """
     return aligned(name, output_rows(file), test)
 
@@ -92,7 +92,7 @@ def rated_outputs(file: str, test: Samples) -> list[SystemOutputs]:
         test: Test sentences; see `read_references`.
 
     Raises:
-        ValueError: The file is malformed, or `aligned` refuses a sentence.
+        ValueError: The file is malformed, or `aligned` raises for a sentence.
     """
     rated = read_li2018(Path(file))
     samples = rated.samples

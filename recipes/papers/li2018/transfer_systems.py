@@ -151,7 +151,8 @@ def systems_record(rows: Sequence[SystemRow]) -> dict[str, Any]:
 
 
 def print_systems(rows: Sequence[SystemRow], width: int | None) -> None:
-    """Print a table of the systems, Pearson's r with the ratings, and which baseline beats whom.
+    """Print a table of the systems, Pearson's r with the ratings, and the baselines that outperform
+    a system.
 
     Args:
         rows: Result of `score_systems`.

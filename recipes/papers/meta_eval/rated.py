@@ -1,4 +1,4 @@
-"""`ctrlreward meta-eval rated`: any scores on a rated file of the user's own."""
+"""`ctrlreward meta-eval rated`: any scores on the user's rated file."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ class Rated:
     Attributes:
         file: The file's name.
         samples: The texts and the other columns that scorers read.
-        ratings: Each rating by name, float64 of shape (n,); NaN where a row has none.
+        ratings: Each rating by name, float64 of shape (n,); NaN if a row has none.
         clusters: Id of the cluster of each row, shape (n,): rows that share a prefix, dialog,
             document or item. The bootstrap draws clusters. None draws rows.
-        systems: System that wrote each text, shape (n,), None where it is unknown. None if the
+        systems: System that wrote each text, shape (n,), None if unknown. None if the
             file names no systems.
         references: References of each text, the same number for all, shape (n,); None if the file
             has none.
@@ -58,7 +58,7 @@ def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
 
     Raises:
         ValueError: A line does not have these six columns, or the rows of a label and prefix are
-            no whole number of turns.
+            not a whole number of turns.
     """
     path = local_file(path)
     names = ("coherence", "consistency", "attribute_relevance")

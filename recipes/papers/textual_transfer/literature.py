@@ -1,4 +1,4 @@
-"""Corpora of two literary styles, out of books and articles: the Literature data of the paper.
+"""Corpora of two literary styles, from books and articles: the Literature data of the paper.
 
 `ctrlreward papers literature --help` lists the options.
 """
@@ -143,7 +143,7 @@ def _check(
 
 
 def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
-    """Return the sentences of files of running text, in their own capitals."""
+    """Return the sentences of files of running text, with their original capitalization."""
     split = find_splitter(sentence_splitter)
     texts = ("".join(read_lines([path])) for path in paths)
     return [
@@ -199,7 +199,7 @@ def _separated(sentence: str) -> str:
 
 
 def _drop_shared(corpora: dict[str, list[str]], counts: Mapping[str, dict[str, int]]) -> None:
-    """Take sentences of both styles out of both."""
+    """Remove sentences that occur in both styles."""
     first, second = ({matching_key(text) for text in texts} for texts in corpora.values())
     for style, texts in corpora.items():
         corpora[style] = [text for text in texts if matching_key(text) not in first & second]

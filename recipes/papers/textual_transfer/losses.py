@@ -43,10 +43,10 @@ def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
 def generator_loss(real: Tensor, fake: Tensor, form: GeneratorLoss) -> Tensor:
     """Return the adversarial loss that encoder and generator minimise.
 
-    - `minimax`: minus eq. 3, as it is printed. Where D is sure of a fake, as in the beginning, its
+    - `minimax`: minus eq. 3, as printed. Where D is sure of a fake, as early in training, its
       gradient vanishes.
     - `non_saturating`: -mean log D(h̃), with the same fixed point and the largest gradient there
-      (Goodfellow et al. 2014, §3). Real states take no part: they are not to look like fakes.
+      (Goodfellow et al. 2014, §3). Real states are not used: they should not look like fakes.
 
     Args:
         real: Logits of D of real states, shape (n,).

@@ -62,7 +62,7 @@ def discriminator_losses(
 
     Args:
         states: States without gradients.
-        discriminators: Those of style 0 and of style 1.
+        discriminators: Discriminators of style 0 and of style 1.
         critics: The second pair, or none.
     """
     losses = {}
@@ -88,7 +88,7 @@ def adversarial_losses(
 
     Args:
         states: States with gradients.
-        discriminators: Those of style 0 and of style 1.
+        discriminators: Discriminators of style 0 and of style 1.
         critics: The second pair, or none.
         form: Form of eq. 3; see `losses.generator_loss`.
     """

@@ -117,7 +117,7 @@ def _mean_of(odds: dict[str, float], text: str) -> float:
     return sum(abs(odds.get(word, 0.0)) for word in words) / len(words)
 
 
-# Phrases that may stand for each other; with `>`, only the second for the first. Tokenized, lower
+# Interchangeable phrases; with `>`, only the second for the first. Tokenized, lower
 # case. None that has a second common sense in the same place ("happy hour", "really liked").
 _PHRASES = """
 very > really; very much > so much; the very best > the absolute best; extremely > very
@@ -162,7 +162,7 @@ _AUXILIARIES = "do|does|did|is|are|was|were|has|have|had|would|could|should"
 _SUBJECTS = "i|you|he|she|it|we|they"
 # After `'s`, these say that it is `has`.
 _PARTICIPLES = "been|got|gone|had|become|changed|always been|never been"
-# A form, and the form that takes its place; none where a question needs it ("did n't we").
+# A form and its replacement; none where a question needs it ("did n't we").
 _CONTRACTIONS: list[tuple[str, str]] = [
     (rf"({_AUXILIARIES}) n't(?! (?:{_SUBJECTS}|the)\b)", r"\1 not"),
     (rf"({_AUXILIARIES}) not(?! only\b)", r"\1 n't"),
@@ -192,8 +192,8 @@ _TWO_CLAUSES = re.compile(
 def rewrite(text: str, random_: random.Random) -> str:
     """Return a tokenized lower-case text with phrases, contractions and clauses exchanged.
 
-    Every rule that applies is applied; of several phrases that may stand for one, a random one is
-    taken. A text to which none applies is returned as it is.
+    Every rule that applies is applied; of several alternatives of a phrase, a random one is
+    taken. A text to which none applies is returned unchanged.
 
     Examples:
         >>> rewrite("we did n't wait and the staff was very nice .", random.Random(0))
@@ -209,7 +209,7 @@ def rewrite(text: str, random_: random.Random) -> str:
 
 
 def _alternatives() -> dict[str, list[str]]:
-    """Return the phrases that may stand for each phrase."""
+    """Return the alternatives of each phrase."""
     found: dict[str, list[str]] = {}
     for entry in _PHRASES.strip().replace("\n", ";").split(";"):
         phrases = [phrase.strip() for phrase in re.split("[>=]", entry)]

@@ -63,7 +63,7 @@ class StyleLanguageModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities of the token after each input, shape (n, T, V).
 
-        Those at a position depend on the inputs up to it alone, so padding may follow.
+        A position depends only on the inputs up to it, so padding may follow.
 
         Args:
             inputs: Token ids that begin with `<go>`, shape (n, T).
@@ -113,7 +113,7 @@ class StyleLanguageModel(nn.Module):
         Args:
             folder: The folder.
             tokenizer: Vocabulary of the model.
-            training: JSON values about the training, which `config.json` is to hold.
+            training: JSON values about the training, written to `config.json`.
         """
         path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def load_style_model(folder: str | Path) -> tuple[StyleLanguageModel, PreTrained
     """Return the model and the tokenizer of a folder that `StyleLanguageModel.save` wrote.
 
     Raises:
-        ValueError: The folder holds no such model, or is damaged.
+        ValueError: The folder does not contain such a model or is damaged.
     """
     model, tokenizer, _ = _read(Path(folder).expanduser())
     return model, tokenizer
@@ -150,7 +150,7 @@ class StyleModels:
         embedding_size: Width of the word embeddings.
         width: Width of the GRU.
         dropout: Dropout probability in training.
-        epochs: Most epochs. Training ends with the first that does not lower the perplexity of
+        epochs: Most epochs. Training stops at the first epoch that does not lower the perplexity of
             held-out sentences, and the weights of the best are kept.
         batch_size: Sentences per batch.
         learning_rate: First learning rate of Adam, with linear decay to 0 at the last epoch.
@@ -192,7 +192,7 @@ class StyleModels:
             data: Sentences of the two styles and their vocabulary, after `setup`.
 
         Raises:
-            ValueError: A style has fewer than two sentences, a folder holds other files, which
+            ValueError: A style has fewer than two sentences, a folder contains other files, which
                 would be lost, or the training diverges.
         """
         first, second = (self._model(data, i) for i in range(2))
@@ -218,7 +218,7 @@ class StyleModels:
     def _train(
         self, data: TransferSentences, style: str
     ) -> tuple[StyleLanguageModel, dict[str, Any]]:
-        """Return the model of the best epoch, and what `config.json` says about its training."""
+        """Return the model of the best epoch, and the training record of `config.json`."""
         rows: list[list[int]] = data.tokenizer(data.sentences[style]).input_ids
         if len(rows) < 2:
             raise ValueError(
@@ -285,7 +285,7 @@ def _batches(rows: Sequence[Sequence[int]], size: int) -> Iterator[list[Sequence
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:
-    """Return True if a folder holds the model with this fingerprint; otherwise say why not."""
+    """Return True if a folder holds the model with this fingerprint; otherwise log why not."""
     present = {path.name for path in folder.glob("*")}
     if others := sorted(present - _FILES):
         raise ValueError(

@@ -40,9 +40,9 @@ def best_constants(
     """Choose the training sentence of each style that is the best constant output by GM.
 
     A fluent sentence that has the style gets a perfect Acc and a low PP whatever the source is, so
-    constants differ by what is left, their mean Sim with sources; GM weighs all three. This is the
-    strongest baseline of its kind: another sentence would flatter the models. If every GM is 0, as
-    under the paper's thresholds, it is the one with the highest Sim of those that have the style.
+    constants differ mainly in their mean Sim with the sources; GM weighs all three. This is the
+    strongest baseline of its kind: a weaker one would favour the models. If every GM is 0, as
+    under the paper's thresholds, the sentence with the highest Sim that has the style is chosen.
 
     Args:
         quality: Judges, with the thresholds of GM.

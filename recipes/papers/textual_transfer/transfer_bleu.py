@@ -23,7 +23,7 @@ class Bleu(NamedTuple):
 
 
 class _NoSynonyms:
-    """Stands in for NLTK's WordNet, whose data NLTK downloads apart from the package."""
+    """Replacement of NLTK's WordNet, whose data NLTK downloads apart from the package."""
 
     def synsets(self, word: str) -> tuple[()]:
         """Return no synonyms of a word."""
@@ -41,7 +41,8 @@ def read_references(files: dict[str, str]) -> Samples:
         Samples with empty texts: `sources`, `references`, and the target styles as `labels`.
 
     Raises:
-        ValueError: There are not two styles, or a line is not a source and a reference.
+        ValueError: There are fewer or more than two styles, or a line is not a source and a
+            reference.
     """
     if len(files) != 2:
         raise ValueError(f"references must have two styles, got {', '.join(files)}")
@@ -66,8 +67,8 @@ def reference_bleu(samples: Samples) -> Bleu:
     """Return BLEU-4 of texts against one reference each, by sacrebleu; higher is better.
 
     Table 6 is by multi-bleu.perl, which splits at spaces and smooths nothing; so do `tokenize=none`
-    and `smooth_method=none`. Both sides are written as the corpus is (`separate_words`): Li et
-    al.'s references are not, `food.` for `food .`. The one row of Table 6 that needs no model is
+    and `smooth_method=none`. Both sides are tokenized like the corpus (`separate_words`): Li et
+    al.'s references are not (`food.`, not `food .`). The one row of Table 6 that needs no model is
     the untransferred input: 31.3 with these settings, 31.4 in the paper, 24.8 without separation.
 
     Args:
@@ -79,7 +80,7 @@ def reference_bleu(samples: Samples) -> Bleu:
     """
     references = samples.require("references", "reference_bleu")
     metrics = import_extra("sacrebleu.metrics", "BLEU")
-    # force: sacrebleu else warns of texts that end in a separated full stop.
+    # force: otherwise sacrebleu warns about texts that end in a separated full stop.
     bleu = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
     texts, targets = (list(map(separate_words, side)) for side in (samples.texts, references))
     score = bleu.corpus_score(texts, [targets]).score
@@ -92,7 +93,7 @@ def reference_meteor(samples: Samples) -> float:
     By NLTK, with the weights of Banerjee and Lavie (2005): α = 0.9, β = 3, γ = 0.5. Words match
     exactly or by their Porter stems. Synonyms don't count: they are in WordNet, which is a separate
     download of NLTK's, and nothing is downloaded here. METEOR 1.5, with synonyms, paraphrases and
-    other weights, has other values. Both sides are written as the corpus is; see
+    other weights, has other values. Both sides are tokenized like the corpus; see
     `reference_bleu`.
 
     Args:

@@ -83,19 +83,19 @@ def compare_at_equal_accuracy(
 ) -> Comparison:
     """Compare two runs at a validation each whose accuracies differ by `tolerance` at most.
 
-    Figures that are compared do not choose among several such pairs. The one after most steps is
+    The compared figures play no role in the choice of the pair. The pair after most steps is
     taken, since models that are hardly trained differ by chance, or the one whose mean accuracy is
     nearest to `accuracy`; of equals, the one with the smaller difference.
 
     Args:
         first: A run with the transfers of its validations.
         second: A run on the same dev sentences.
-        accuracy: Accuracy to be near to, 0 to 1; None takes the pair after most steps.
+        accuracy: Preferred accuracy, 0 to 1; None takes the pair after most steps.
         thresholds: t1 to t4 of GM.
         tolerance: Largest difference of the accuracies.
 
     Raises:
-        FileNotFoundError: The transfers of a validation are absent.
+        FileNotFoundError: The transfers of a validation are missing.
         ValueError: They are of different sentences.
     """
     pairs = product(range(len(first.points)), range(len(second.points)))

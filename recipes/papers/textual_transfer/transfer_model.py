@@ -75,8 +75,8 @@ class TextualTransfer(pl.LightningModule):
     λ3 eq. 4 + λ4 eq. 6 - λ5 eq. 3 - λ6 2^(-epoch) eq. 7. A step of both counts as one
     `global_step`.
 
-    Where the paper is silent, the public code of Shen et al. (2017), on which the paper's is built,
-    decides: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, locally
+    Details not given in the paper follow the public code of Shen et al. (2017), on which its
+    code is based: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, locally
     shuffled words for the encoder, and no adversarial training while discriminators are poor.
 
     Logs `loss/<name>` of each loss in use, and `loss/poor_discriminators`, the share of steps that
@@ -97,7 +97,7 @@ class TextualTransfer(pl.LightningModule):
         discriminator_dropout: Dropout probability of the first pair's features.
         learning_rate: Learning rate of Adam.
         generator_loss: Adversarial loss of encoder and generator. The default has a gradient where
-            the discriminators are sure, as they soon are; see `losses.generator_loss`.
+            the discriminators are sure, which is soon the case; see `losses.generator_loss`.
         poor_discriminator: Loss from which on a discriminator of the first pair is too poor to
             learn from: encoder and generator then learn reconstruction alone. None never stops.
         temperature: Temperature of a Gumbel-softmax of the words that are fed back, as in Shen et
@@ -160,7 +160,7 @@ class TextualTransfer(pl.LightningModule):
             self.language_models = self.style_models.trained(data)
 
     def on_fit_start(self) -> None:
-        """Move the language models to the device; being no part of the module, they stay behind."""
+        """Move the language models to the device; they are not submodules."""
         for model in self.language_models:
             model.to(self.device)
 

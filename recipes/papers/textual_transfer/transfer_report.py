@@ -193,7 +193,7 @@ class TransferReport(pl.Callback):
         return {name: systems[name] for name in (*paths, LAST)}, ordered
 
     def _unseen(self, trainer: pl.Trainer) -> Samples:
-        """Return the sentences without those that selection sees, whatever case and spacing."""
+        """Return the sentences without the ones used for selection, ignoring case and spacing."""
         seen = {
             matching_key(source)
             for callback in trainer.callbacks  # type: ignore[attr-defined]

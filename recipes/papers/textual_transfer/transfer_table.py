@@ -193,7 +193,7 @@ def _test_rows(run: TransferRun) -> list[list[str]]:
 
 
 def _sentences(runs: Sequence[TransferRun]) -> list[str]:
-    """Return the trend of each run, and what selection and stopping by GM gained on its test."""
+    """Return each run's trend, and the gain of selection and stopping by GM on its test data."""
     lines = []
     for run in runs:
         found = trend(run)
