@@ -14,8 +14,8 @@ from ctrlreward.arguments import did_you_mean
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-# Each command is a module with `run(arguments)`, which is imported only when it is used. Those of
-# `recipes` are not named elsewhere in the library.
+# Each command is a module with `run(arguments)`, which is imported only when it is used. Modules
+# of `recipes` are not named elsewhere in the library.
 COMMANDS = {
     "train": ("commands.train", "run a training job from a YAML file"),
     "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),

@@ -99,7 +99,7 @@ class Rescored:
     """A run before and after other scores of its texts.
 
     Attributes:
-        run: The run as it was stored.
+        run: The stored run.
         steps: Its steps with the new scores.
         new: Logged key of each new score → better direction.
         folder: Folder with the new scores.

@@ -67,7 +67,7 @@ class DecisionCallback(TrainerCallback, ABC):
     ) -> None:
         """Start, or continue a resumed run as if it had not been interrupted.
 
-        The trainer checks for a stop after a step, so a resumed run that had stopped makes one
+        The trainer checks for a stop after a step, so a resumed run that had stopped runs one
         step, which is neither evaluated nor saved.
         """
         self._training, self._decided, self._missing, self.state = True, -1, None, None

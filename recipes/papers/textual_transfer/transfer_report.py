@@ -241,7 +241,7 @@ class TransferReport(pl.Callback):
 def replay_stop(
     history: Sequence[Mapping[str, Any]], monitor: str, steps: int, patience: int = 4
 ) -> dict[str, Any]:
-    """Find where early stopping would have ended a run that went on.
+    """Find where early stopping would have ended a run that continued.
 
     It begins with the first score above 0: GM is 0 until all of its parts have passed their
     thresholds, and a rule that counted these validations would end most runs in the beginning.
