@@ -30,7 +30,7 @@ class CallbackMixin(Callback):
             name = type(self).__name__
             raise theirs.misconfiguration(
                 f"this {name} is a callback of {ours.name}, but the trainer is one of "
-                f"{theirs.name}: use `from {theirs.ours} import {name}`"
+                f"{theirs.name}. Use `from {theirs.ours} import {name}`."
             )
         check_strategy(trainer)
         log_at_global_step(trainer)

@@ -165,8 +165,8 @@ class ProxyGuardMixin(CallbackMixin):
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
                 raise misconfigured(
                     trainer,
-                    f"ProxyGuard reads {key!r}, which a later callback logs: list ProxyGuard after "
-                    f"the GenerationScorer named {scorer.name!r}",
+                    f"ProxyGuard reads {key!r}, which a later callback logs. List ProxyGuard after "
+                    f"the GenerationScorer named {scorer.name!r}.",
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

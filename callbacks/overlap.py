@@ -48,7 +48,7 @@ class PendingScores:
 
         def wait() -> dict[str, Scores]:
             if self._future is None:
-                raise RuntimeError("no scores are pending: call start first")
+                raise RuntimeError("no scores are pending. Call start first.")
             future, self._future = self._future, None  # so that close does not log its error again
             scores = future.result()
             self._future = future

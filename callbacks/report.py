@@ -168,7 +168,7 @@ class BeforeAfterMixin(CallbackMixin):
                 raise misconfigured(
                     trainer,
                     "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the "
-                    "trainer has none: add RewardCheckpoint to its callbacks",
+                    "trainer has none. Add RewardCheckpoint to its callbacks.",
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -309,7 +309,7 @@ class RunReportMixin(CallbackMixin):
         super().setup(trainer, pl_module, stage)
         if callbacks_of(trainer, BeforeAfterMixin):
             raise misconfigured(
-                trainer, "BeforeAfter writes summary.json and curves.png: leave RunReport out"
+                trainer, "BeforeAfter writes summary.json and curves.png. Leave RunReport out."
             )
         self._output = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
@@ -381,8 +381,8 @@ def scored_texts(
     """
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
-            f"resume with the {setting} of that time, or start a new run"
+            f"{path} does not exist, but BeforeAfter wrote it before the first step of this run. "
+            f"Resume with the {setting} of that time, or start a new run."
         )
     texts, scores = read_scored_samples(path)
     missing = {key: each for key, each in components.items() if key not in scores}

@@ -179,9 +179,9 @@ class RewardShapingMixin(CallbackMixin):
         if not isinstance(pl_module, ShapedModule):
             raise misconfigured(
                 trainer,
-                f"RewardShaping can't shape the rewards of {type(pl_module).__name__}: define "
-                "self.reward, a Reward, and self.shape_rewards = None, and where it is not None, "
-                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline)",
+                f"RewardShaping can't shape the rewards of {type(pl_module).__name__}. Define "
+                "self.reward, a Reward, and self.shape_rewards = None. If it is not None, "
+                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline).",
             )
         if pl_module.shape_rewards is not None:
             raise misconfigured(
@@ -204,8 +204,8 @@ class RewardShapingMixin(CallbackMixin):
             if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
                 raise misconfigured(
                     trainer,
-                    f"kl_target scales the beta of {type(pl_module).__name__}, which has none "
-                    "greater than 0: define one to start with, such as 0.05",
+                    f"kl_target scales the beta of {type(pl_module).__name__}, which is not "
+                    "greater than 0. Define a first one, such as 0.05.",
                 )
             self._weighted, self._module_beta = pl_module, pl_module.beta
         self._module = pl_module
@@ -351,8 +351,8 @@ class RewardShapingMixin(CallbackMixin):
         if not any(moments.count for moments, _ in by_rank):
             raise RuntimeError(
                 f"all {sum(count for _, count in by_rank)} samples of this step failed to get a "
-                "shaped reward: there is nothing to learn from; see the warnings of the "
-                "potential's scorer for the reason"
+                "shaped reward. See the warnings of the "
+                "potential's scorer for the reason."
             )
         if self.normalise:
             for moments, _ in by_rank:

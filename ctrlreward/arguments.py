@@ -70,8 +70,8 @@ def better_direction(
     if mode is not None and declared not in (None, mode):
         better = "higher" if declared == "max" else "lower"
         raise ValueError(
-            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
-            f"{argument}={declared!r}, or leave it out"
+            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}. Use "
+            f"{argument}={declared!r}, or leave it out."
         )
     chosen = mode or declared
     if chosen is None:
@@ -127,7 +127,7 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                 kind = type(arguments[0]) if is_class else either
                 problem = f"{kind.__name__}() has no argument {name!r}"
                 if name in instead:
-                    raise TypeError(f"{problem}: use {instead[name]}")
+                    raise TypeError(f"{problem}. Use {instead[name]}.")
                 names = ", ".join(known)
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
             return build(*arguments, **keywords)

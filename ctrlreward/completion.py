@@ -131,7 +131,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     if len(completions) != len(rows) or not all(isinstance(c, str) for c in completions):
         raise ValueError(
             f"{caller} returned {len(completions)} items for {len(rows)} prompts, first "
-            f"{completions[:1]!r}: return one string per prompt"
+            f"{completions[:1]!r}. Return one string per prompt."
         )
     return rows.completed(completions)
 
@@ -149,10 +149,10 @@ def mismatch(module: object, prompts: Samples) -> str:
             )
     elif not isinstance(module, TextGenerator) and not _is_function(module):
         return (
-            f"generation calls complete_samples or complete of the module, and {name} has none: "
-            "define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
-            "enough, complete_samples(self, samples: Samples) -> list[str]; either returns one "
-            "completion per prompt"
+            f"generation calls complete_samples or complete of the module, and {name} has neither. "
+            "Define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
+            "enough, complete_samples(self, samples: Samples) -> list[str]; both return one "
+            "completion per prompt."
         )
     return ""
 

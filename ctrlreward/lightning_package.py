@@ -63,8 +63,8 @@ def package_of(instance: object) -> LightningPackage:
             if f"{base.__module__}.".startswith(f"{package.name}."):
                 return package
     raise TypeError(
-        f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}: derive "
-        "it from a class of one of them"
+        f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}. Derive "
+        "it from a class of one of them."
     )
 
 
@@ -107,7 +107,7 @@ def check_strategy(trainer: Trainer) -> None:
             trainer,
             f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
             "over the ranks, but PolicyTuner and the callbacks of ctrlreward generate texts and "
-            "write checkpoints with the whole model: use Trainer(strategy='ddp'); to save memory, "
-            "PolicyTuner has optimizer.gradient_checkpointing, optimizer.microbatch_size and "
-            "lora.quantization",
+            "write checkpoints with the whole model. Use Trainer(strategy='ddp'). To save memory, "
+            "set optimizer.gradient_checkpointing, optimizer.microbatch_size or "
+            "lora.quantization.",
         )

@@ -333,7 +333,7 @@ class Reward(AnyReward):
         total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (n,):
             problem = f"aggregate returned shape {total.shape} for {n} samples"
-            raise ValueError(f"{problem}: return one number per sample")
+            raise ValueError(f"{problem}. Return one number per sample.")
         failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
         if self.derived:
             components = {**components, DISAGREEMENT: self._spread(components)}
@@ -543,8 +543,8 @@ def conditions(components: Mapping[str, Component]) -> dict[str, Component]:
         return {name: components[name] for name in order if name in conditions}
     except CycleError as error:
         raise ValueError(
-            f"the conditions of the components form a cycle, {' → '.join(error.args[1])}: leave "
-            "one of them out"
+            f"the conditions of the components form a cycle, {' → '.join(error.args[1])}. Leave "
+            "one of them out."
         ) from None
 
 

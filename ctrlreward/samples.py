@@ -97,7 +97,7 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
     columns = {}
     for name, key in JSON_KEYS.items():
         if name in table and key in table:
-            raise ValueError(f"the data has the columns {name!r} and {key!r}: leave one out")
+            raise ValueError(f"the data has the columns {name!r} and {key!r}. Leave one out.")
         if name in table or key in table:
             columns[name] = table[name] if name in table else table[key]
     if "texts" not in columns:
@@ -278,7 +278,7 @@ class Samples:
     def __getitem__(self, rows: slice | Sequence[int]) -> Samples:
         """Return the samples at a slice or at a sequence of indices, in that order."""
         if isinstance(rows, int):
-            raise TypeError(f"samples[{rows}] is one row: use samples[{rows}:{rows + 1}]")
+            raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows
         given = {name: column for name, column in vars(self).items() if column is not None}
         return Samples(**{name: [column[i] for i in indices] for name, column in given.items()})
@@ -609,7 +609,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
                 advice = "pass the texts as the first argument"
             raise TypeError(f"{name} = {shortened(given)} is not a column of Samples, {advice}")
         if plural in added:
-            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column: leave one out")
+            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column. Leave one out.")
         added[plural] = given
     if data is None:
         if added.get("texts") is None:

@@ -281,12 +281,12 @@ WRONG = {
     "transformers' keyword of the dtype": (
         lambda _: CTRLEval(torch_dtype="bfloat16"),
         TypeError,
-        r"CTRLEval\(\) has no argument 'torch_dtype': use dtype",
+        r"CTRLEval\(\) has no argument 'torch_dtype'\. Use dtype",
     ),
     "bert_score's keyword of the model": (
         lambda _: Similarity(model_type="roberta"),
         TypeError,
-        r"Similarity\(\) has no argument 'model_type': use model",
+        r"Similarity\(\) has no argument 'model_type'\. Use model",
     ),
     "an unknown method": (
         lambda _: cr.Alignment("minilm-l6", method="discrim"),

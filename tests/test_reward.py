@@ -571,7 +571,7 @@ def test_a_scorer_must_return_one_value_per_sample(scorer: NumberScorer) -> None
     scorer.score_samples = lambda samples: {"gain": np.zeros((3, 1))}
     with pytest.raises(
         ValueError,
-        match=r"NumberScorer returned 'gain' of shape \(3, 1\) for 3 samples: return an array",
+        match=r"NumberScorer returned 'gain' of shape \(3, 1\) for 3 samples\. Return an array",
     ):
         Reward({"g": scorer["gain"]})(samples_with([(1.0,), (2.0,), (3.0,)]))
 
@@ -579,7 +579,7 @@ def test_a_scorer_must_return_one_value_per_sample(scorer: NumberScorer) -> None
 def test_an_aggregate_must_return_one_number_per_sample(scorer: NumberScorer) -> None:
     reward = Reward({"g": scorer["gain"]}, aggregate=lambda scores: scores["g"].mean())
     with pytest.raises(
-        ValueError, match=r"aggregate returned shape \(\) for 2 samples: return one number per"
+        ValueError, match=r"aggregate returned shape \(\) for 2 samples\. Return one number per"
     ):
         reward(samples_with([(1.0, 1.0), (2.0, 2.0)]))
 

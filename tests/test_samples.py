@@ -111,7 +111,7 @@ def test_rows_are_selected_in_every_column(batch: Samples, data: st.DataObject) 
 
 
 def test_an_integer_index_raises() -> None:
-    with pytest.raises(TypeError, match=r"samples\[1\] is one row: use samples\[1:2\]"):
+    with pytest.raises(TypeError, match=r"samples\[1\] is one row\. Use samples\[1:2\]"):
         FOOD[1]  # type: ignore[index]
 
 
@@ -233,7 +233,7 @@ def test_any_form_of_the_data_gives_the_same_samples(batch: Samples) -> None:
 
 
 def test_two_columns_for_one_raise() -> None:
-    with pytest.raises(ValueError, match="the data has the columns 'texts' and 'text': leave one"):
+    with pytest.raises(ValueError, match=r"the data has the columns 'texts' and 'text'. Leave one"):
         as_samples({"texts": ["a"], "text": ["b"]})
 
 
@@ -300,7 +300,7 @@ def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
         ({"labels": [True, 1]}, r"labels\[0\] = True is a bool, not a str"),
         ({"labels": [0.5, 1]}, r"labels\[0\] = 0.5 is a float, not a str"),
         ({"sources": [1, 2]}, r"sources\[0\] = 1 is a int, not a str"),
-        ({"label": "x", "labels": "y"}, "labels and label are one column: leave one out"),
+        ({"label": "x", "labels": "y"}, "labels and label are one column. Leave one out"),
         ({"predictions": ["a"]}, "predictions = .*, pass the texts as the first argument"),
         ({"lables": "x"}, r"lables = 'x' is not a column .* \(did you mean 'labels'\?\)"),
     ],

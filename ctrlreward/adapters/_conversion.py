@@ -26,12 +26,12 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
         plural = COLUMN_OF.get(name)
         if plural not in known:
             raise ValueError(
-                f"columns = {{{name!r}: {source!r}}}: {name!r} is not a column that can be mapped; "
-                f"use {', '.join(known)}"
+                f"columns = {{{name!r}: {source!r}}}: {name!r} can't be mapped, must be one of "
+                f"{', '.join(known)}"
             )
         if plural in mapping:
             raise ValueError(
-                f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column: leave one out"
+                f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column. Leave one out."
             )
         mapping[plural] = source
     return mapping
@@ -43,8 +43,8 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
         if not component.scorer.pointwise:
             raise ValueError(
                 f"{name} is computed over several samples at once, but {caller} gets one sample at "
-                "a time: leave it out, or monitor it in validation. A function that reads each "
-                "text alone: FunctionScorer(function, pointwise=True)"
+                "a time. Leave it out, or monitor it in validation. For a function that reads each "
+                "text alone, use FunctionScorer(function, pointwise=True)."
             )
 
 
@@ -58,7 +58,7 @@ def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[st
     for name in keys:
         if name in reward.components:
             raise ValueError(
-                f"the reward has a component {name!r}, which is a key of every result: rename it"
+                f"the reward has a component {name!r}, which is a key of every result. Rename it."
             )
 
 

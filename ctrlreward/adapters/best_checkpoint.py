@@ -129,7 +129,7 @@ class BestCheckpoint:
         keys = {key for row in rows for key in row}
         missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
         if missing:
-            raise ValueError(f"{missing[0]!r} is not logged: choose one of {sorted(keys)}")
+            raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
         steps = [(r["step"], numbers_of(r), self._evidence.get(r["step"], {})) for r in rows]
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
         last = self.decided[-1]

@@ -85,8 +85,8 @@ class _ScoreSums(_ScoreMetric):
         if not scorer.pointwise:
             raise ValueError(
                 f"{name} is computed over several samples at once, and a mean over "
-                f"batches would differ: use ScoreOfAll({type(scorer).__name__}(...)"
-                f"[{name!r}])"
+                f"batches would differ. Use ScoreOfAll({type(scorer).__name__}(...)"
+                f"[{name!r}])."
             )
         self._names = list(scorer.specs)
         k = len(self._names)

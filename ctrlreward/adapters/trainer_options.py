@@ -131,7 +131,7 @@ class TrainerRoutes:
                     "for one text of all samples."
                 )
             if name in constants:
-                raise ValueError(f"{name} is in columns and in constants: leave one out")
+                raise ValueError(f"{name} is in columns and in constants. Leave one out.")
         if not 0 <= self.patience < math.inf:
             raise ValueError(f"patience must be 0 seconds or more, got {self.patience}")
         tokens: Any = self.special_tokens  # a string is one token

@@ -133,9 +133,9 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         with _rejections("input"):
             if options.template is None:
                 raise ValueError(
-                    "this server can't tell prompt from response: start it with "
+                    "this server can't tell prompt from response. Start it with "
                     "--trainers.template.response_start, the text between them in your chat "
-                    "template"
+                    "template."
                 )
             if body.use_activation:
                 raise ValueError(

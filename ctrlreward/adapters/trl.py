@@ -123,8 +123,8 @@ def as_component_funcs(
     reward = as_reward(reward)
     if reward.weights is None:
         raise ValueError(
-            "the reward is not a weighted sum, and TRL can combine components in no other way: "
-            "use as_reward_funcs, which gives the total"
+            "the reward is not a weighted sum, and TRL can combine components in no other way. "
+            "Use as_reward_funcs, which returns the total."
         )
     cached, mapping = _CachedReward(reward), check_columns(columns)
     functions: list[RewardFunc] = [_Component(cached, mapping, name) for name in reward.weights]

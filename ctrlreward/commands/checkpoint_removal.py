@@ -33,7 +33,7 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
         if step not in run.checkpoints:
             raise ValueError(
                 f"the checkpoint of step {step} is not in {run.checkpoint_folder}, so nothing is "
-                "removed: name the folder of the checkpoints with --checkpoints"
+                "removed. Name the folder of the checkpoints with --checkpoints."
             )
     _refuse_several_folders(run)
     _refuse_if_in_use(run)
@@ -91,8 +91,8 @@ def _refuse_several_folders(run: StoredRun) -> None:
     if len(folders) > 1:
         names = ", ".join(sorted(map(str, folders)))
         raise ValueError(
-            f"checkpoints are in {len(folders)} folders, so nothing is removed: name the folder of "
-            f"this run with --checkpoints ({names})"
+            f"checkpoints are in {len(folders)} folders, so nothing is removed. Name the folder of "
+            f"this run with --checkpoints ({names})."
         )
 
 
@@ -106,5 +106,5 @@ def _refuse_if_in_use(run: StoredRun) -> None:
         except Timeout:
             holder = lock.read_text(encoding="utf-8") or "another process"
             raise ValueError(
-                f"{folder} is in use by {holder}, so nothing is removed: wait until it has ended"
+                f"{folder} is in use by {holder}, so nothing is removed. Wait until it has ended."
             ) from None

@@ -151,7 +151,7 @@ def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
     """Return the suggestion: the new name, a similar one, or the list of all."""
     instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "instead", {})  # type: ignore[misc]
     if name in instead:
-        return f": use {instead[name]}"
+        return f". Use {instead[name]}."
     return did_you_mean(name, known) or (f", only {', '.join(known)}" if known else "")
 
 

@@ -111,7 +111,7 @@ def build_prompts(
     try:
         slots = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ValueError(f"template = {template!r}: {error}; write a brace as two") from error
+        raise ValueError(f"template = {template!r}: {error}. Write a brace as two.") from error
     for slot in slots:
         if slot not in wanted:
             raise ValueError(

@@ -146,7 +146,7 @@ class TextLog:
         texts = [text for record in records for text in record["completions"]]
         ended = [each for record in records for each in record["ended"]]
         if len(texts) > len(self.prompts) or len(texts) != len(ended):
-            raise ValueError(f"{self.log.path} has {len(texts)} completions: delete it")
+            raise ValueError(f"{self.log.path} has {len(texts)} completions. Delete it.")
         return texts, ended
 
     def complete(

@@ -46,8 +46,8 @@ class RewardReplica:
             self._reward_app = self._served.app()
         except SystemExit:
             raise RuntimeError(
-                "the reward can't be built on this node: install the same version of ctrlreward, "
-                "and what the reward's file imports"
+                "the reward can't be built on this node. Install the same version of ctrlreward, "
+                "and what the reward's file imports."
             ) from None
         return self._reward_app
 

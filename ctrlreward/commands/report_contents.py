@@ -593,7 +593,7 @@ def _verdict(
             if outcome > 0 and not fallen:
                 tone, head = "warn", f"It worked up to step {best}, but {gamed}"
         else:
-            end = f"The selected step {best} is not from before the alarm: read its texts first."
+            end = f"The selected step {best} is not from before the alarm. Read its texts first."
         return {"tone": tone, "sentence": f"{head}. {end}", "details": details}
     if seen and not (rules.best or rules.pareto):
         sentence = "No rule selects a checkpoint, and no alarm was raised: --maximise KEY selects."

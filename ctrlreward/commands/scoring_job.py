@@ -158,8 +158,8 @@ def score_file(
                 for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
                     _require_complete(file, shape, its_rows, components)
                 print(
-                    f"{output} is already complete: delete it to score {input} again. Changes "
-                    "of --columns or of the scorers' options are not detected"
+                    f"{output} is already complete. Delete it to score {input} again. Changes "
+                    "of --columns or of the scorers' options are not detected."
                 )
                 return
             else:

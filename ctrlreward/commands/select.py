@@ -224,7 +224,7 @@ def _check(options: Any) -> None:
     if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
         raise ValueError("--watch, --output and --checkpoints are of one RUN")
     if options.watch and options.prune:
-        raise ValueError("--prune removes from finished runs: leave out --watch")
+        raise ValueError("--prune removes from finished runs. Leave out --watch.")
     if options.prune and not (monitor or options.pareto):
         raise ValueError("--prune needs the score to select by: --maximise KEY")
     if not options.interval > 0:
@@ -237,7 +237,7 @@ def _check(options: Any) -> None:
 def check_rule_options(options: Any) -> str | None:
     """Return the key to select by; raise a ValueError if options contradict each other."""
     if options.maximise and options.minimise:
-        raise ValueError("--maximise and --minimise are both given: one score selects")
+        raise ValueError("--maximise and --minimise are both given. Use one of them.")
     monitor: str | None = options.maximise or options.minimise
     for name in ("subject_to", "stop", "ties_by"):
         if getattr(options, name) and not monitor:
@@ -260,7 +260,7 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
         declared = stored.modes.get(key, mode)
         if declared != mode:
             better = "higher" if declared == "max" else "lower"
-            raise ValueError(f"{key} is better when {better}: use --{declared}imise {monitor}")
+            raise ValueError(f"{key} is better when {better}. Use --{declared}imise {monitor}.")
         best = BestRule(
             key,
             mode,
@@ -651,7 +651,7 @@ def _prune(selection: Selection, options: Any) -> None:
     question = f"remove these {len(paths)} ({total / 1e6:.1f} MB)? [y/N] "
     if not options.yes:
         if not sys.stdin.isatty():
-            raise ValueError("--prune asks before it removes: add --yes where nobody can answer")
+            raise ValueError("--prune asks for confirmation. Add --yes if nobody can answer.")
         print(question, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("nothing removed", file=sys.stderr)

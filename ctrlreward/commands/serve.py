@@ -185,7 +185,7 @@ def _token(path: Path | None) -> str | None:
         return os.environ.get(TOKEN_VARIABLE)
     token = path.read_text(encoding="utf-8").strip()
     if not token:
-        raise ValueError(f"{path} is empty: write the token into it")
+        raise ValueError(f"{path} is empty. Write the token into it.")
     return token
 
 

@@ -52,7 +52,7 @@ def download(
             if isinstance(error, httpx2.HTTPStatusError):
                 text = f"HTTP {error.response.status_code} {error.response.reason_phrase}"
             raise OSError(
-                f"{name} could not be downloaded from {address} ({text}): check the connection and "
+                f"{name} could not be downloaded from {address} ({text}). Check the connection and "
                 f"the proxy, {by_hand}"
             ) from error
         wrong = problem(partial)
@@ -62,7 +62,7 @@ def download(
         partial.unlink()
         if not resumed:
             raise OSError(
-                f"{name} from {address} {wrong}: it is not the file that was published; try "
+                f"{name} from {address} {wrong}, so it is not the published file. Try "
                 f"again, {by_hand}"
             )
 

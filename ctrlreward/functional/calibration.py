@@ -46,8 +46,8 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
     if wrong.size:
         place = ", ".join(map(str, wrong[0]))
         raise ValueError(
-            f"log_probs[{place}] = {values[tuple(wrong[0])]} is not finite: leave out reference "
-            "texts that the model can't score"
+            f"log_probs[{place}] = {values[tuple(wrong[0])]} is not finite. Leave out reference "
+            "texts that the model can't score."
         )
     means = values.mean(axis=0)
     return np.asarray(means - means.mean(axis=1, keepdims=True))

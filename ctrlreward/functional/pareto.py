@@ -36,7 +36,7 @@ def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bo
         )
     if np.isnan(points).any():
         row, column = np.argwhere(np.isnan(points))[0]
-        raise ValueError(f"values[{row}, {column}] is NaN: leave out this point")
+        raise ValueError(f"values[{row}, {column}] is NaN. Leave out this point.")
     signed = points * np.array([1.0 if direction == "max" else -1.0 for direction in directions])
     dominated = [
         bool(((signed >= point).all(axis=1) & (signed > point).any(axis=1)).any())

@@ -228,7 +228,7 @@ class LearnedAggregate:
                 better = "higher" if higher_is_better[name] else "lower"
                 raise ValueError(
                     f"{name} is better when {better}, but the learned aggregate rewards the "
-                    "opposite: fit it to this score"
+                    "opposite. Fit it to this score."
                 )
 
     def save(self, path: str | PathLike[str]) -> None:

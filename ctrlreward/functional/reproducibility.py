@@ -136,7 +136,7 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     names = list(dict.fromkeys(metric for table in tables for metric in table))
     if not any(all(metric in table for table in tables) for metric in names):
         raise ValueError(
-            f"the runs have no metric in common: run 1 has {', '.join(tables[0]) or 'none'}, "
+            f"the runs have no metric in common. Run 1 has {', '.join(tables[0]) or 'none'}, "
             f"run 2 has {', '.join(tables[1]) or 'none'}. Pass runs of the same study."
         )
     gaps: list[Gap] = []

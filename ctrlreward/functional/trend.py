@@ -40,7 +40,7 @@ def rising_p_value(values: npt.ArrayLike) -> float:
         raise ValueError(f"values must be one row of at most {LONGEST}, got shape {curve.shape}")
     if not np.isfinite(curve).all():
         place = int(np.flatnonzero(~np.isfinite(curve))[0])
-        raise ValueError(f"values[{place}] = {curve[place]}: leave out values that are not finite")
+        raise ValueError(f"values[{place}] must be finite, got {curve[place]}")
     if len(curve) < 2:
         return 1.0
     steps = np.diff(curve)

@@ -109,7 +109,7 @@ class RewardCheckpoint(DecisionCallback):
         if args.save_strategy == SaveStrategy.BEST or args.save_total_limit is not None:
             raise ValueError(
                 "ties_by chooses among several checkpoints, which save_total_limit and "
-                "save_strategy='best' remove or do not write: leave them out"
+                "save_strategy='best' remove or do not write. Leave them out."
             )
 
     def on_evaluate(
@@ -228,7 +228,7 @@ class ParetoCheckpoint(DecisionCallback):
         if args.save_total_limit is not None:
             raise ValueError(
                 f"save_total_limit = {args.save_total_limit} would remove checkpoints of the "
-                "Pareto front: leave it out"
+                "Pareto front. Leave it out."
             )
 
     def act(

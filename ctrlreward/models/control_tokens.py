@@ -71,7 +71,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     if marked and not tokenizer.is_fast:
         raise ValueError(
             f"the tokenizer of {tokenizer.name_or_path} is not a fast one, which a control token "
-            "between texts needs: add a tokenizer.json to the model"
+            "between texts needs. Add a tokenizer.json to the model."
         )
     if suspects:
         return readers.for_literals(suspects)
@@ -118,7 +118,7 @@ def rendered_chat(
         found = sorted({repr(match[0]) for match in literals.finditer(given)})
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
-            f"token: remove {' and '.join(found)} from the message"
+            f"token. Remove {' and '.join(found)} from the message."
         )
     return text
 
@@ -146,7 +146,7 @@ class _Readers(NamedTuple):
                 if literal in text:
                     raise ValueError(
                         f"{literal!r} is a control token of {self.for_any.name_or_path}, whose "
-                        "tokenizer cannot read it as text: remove it from the text"
+                        "tokenizer cannot read it as text. Remove it from the text."
                     )
         return self.for_any
 

@@ -132,7 +132,7 @@ class TextCNNClassifier:
             model.load_state_dict(load_file(weights))
         except (OSError, SafetensorError, RuntimeError) as error:
             raise ValueError(
-                f"{weights} is missing or does not match its config.json: write the folder again "
+                f"{weights} is missing or does not match its config.json. Write the folder again "
                 f"with the text_cnn recipe ({' '.join(str(error).split())})"
             ) from error
         self.model = model.eval().requires_grad_(False).to(self.device, pick_dtype(dtype, device))
@@ -171,7 +171,7 @@ def read_config(file: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is not a JSON object: write the model folder again")
+        raise ValueError(f"{file} is not a JSON object. Write the model folder again.")
     return content
 
 

@@ -121,8 +121,8 @@ class TokenAligner(FrozenModel):
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:
             raise ValueError(
-                f"model = {self.name!r} has the labels {', '.join(labels.values())}: rename the "
-                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json"
+                f"model = {self.name!r} has the labels {', '.join(labels.values())}. Rename the "
+                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json."
             )
         self._aligned = aligned[0]
         self._b_first = getattr(self.model.config, "aligner_b_first", False)

@@ -142,7 +142,8 @@ class WordVectors:
         words, matrix, own_idf, centre = read_vectors(folder)
         if idf is not None and centre is not None:
             raise ValueError(
-                f"idf is given, but {name} is centred under its own: load the uncentred vectors"
+                f"idf is given, but {name} is already centred with its own weights. Load the "
+                "uncentred vectors."
             )
         return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split, centre)
 

@@ -35,8 +35,8 @@ def model_texts(
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise ValueError(
-                f"prompts[{i}] = {shortened(prompt)} is a conversation: set "
-                "generation=Generation(chat=True), with an instruction-tuned model"
+                f"prompts[{i}] = {shortened(prompt)} is a conversation. Set "
+                "generation=Generation(chat=True), with an instruction-tuned model."
             )
         texts.append(prompt)
     return texts
@@ -62,7 +62,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
     if (options.system or "").strip() not in text:
         raise ValueError(
             f"the chat template of model = {model!r} drops generation.system = "
-            f"{options.system!r}: leave it out, and put it into the prompts"
+            f"{options.system!r}. Leave it out, and put it into the prompts."
         )
     after = text.rpartition(_ANSWER)[2].lstrip()
     return [i for i in control_tokens(tokenizer).values() if after.startswith(mark(i))]

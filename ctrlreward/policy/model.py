@@ -120,8 +120,8 @@ def checkpoint_gradients(model: str, policy: PeftModel) -> None:
     if not base.supports_gradient_checkpointing:
         raise ValueError(
             f"optimizer.gradient_checkpointing = True, but {type(base).__name__} of model = "
-            f"{model!r} has none in transformers: set it to False, and lower "
-            "optimizer.microbatch_size to save memory"
+            f"{model!r} does not support it in transformers. Set it to False, and lower "
+            "optimizer.microbatch_size to save memory."
         )
     with warnings.catch_warnings():  # its newer name came after transformers 5.0
         warnings.simplefilter("ignore", FutureWarning)
@@ -324,15 +324,16 @@ def _continued(
         given, value = getattr(lora, name), getattr(config, name)
         if given is not None and given != value:
             raise ValueError(
-                f"lora.{name} = {given}, but lora.adapter = {folder!r} has {value}: leave "
-                f"lora.{name} out"
+                f"lora.{name} = {given}, but lora.adapter = {folder!r} has {value}. Leave "
+                f"lora.{name} out."
             )
     if lora.target_modules is not None:
         targets = _target_modules(lora.target_modules, linear)
         if adapted != (set(linear) if targets == _ALL_LINEAR else _matching(targets, linear)):
             raise ValueError(
                 f"lora.target_modules = {lora.target_modules!r}, but lora.adapter = {folder!r} "
-                f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
+                f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}. Leave it "
+                "out."
             )
     return policy
 

@@ -93,7 +93,7 @@ class Choices:
         if self.ratio == "none" and tuple(self.clip) != NO_CLIP:
             raise ValueError(
                 f"objective.clip = ({lower}, {upper}) bounds a ratio, but objective.ratio = "
-                f"'none': set the ratio to 'token' or 'sequence', or the clip to {NO_CLIP}"
+                f"'none'. Set the ratio to 'token' or 'sequence', or the clip to {NO_CLIP}."
             )
 
 
@@ -287,8 +287,8 @@ def check_sampling(objective: Objective, num_generations: int, optimizer: Optimi
         reason = f"{optimizer.per_rollout} updates per rollout need"
         raise ValueError(
             f"{'optimizer.overlap = True needs' if optimizer.overlap else reason} a ratio to the "
-            f"policy that sampled, but objective.ratio = 'none' ({objective.algorithm}): set it to "
-            "'token' or 'sequence', or use one iteration, one minibatch and no overlap"
+            f"policy that sampled, but objective.ratio = 'none' ({objective.algorithm}). Set it to "
+            "'token' or 'sequence', or use one iteration, one minibatch and no overlap."
         )
 
 

@@ -100,9 +100,9 @@ class OptimizerConfig:
         """
         if completions < self.minibatches:
             raise ValueError(
-                f"optimizer.minibatches = {self.minibatches}: this batch has only {completions} "
-                "completions; use a larger batch, a larger generation.num_generations or fewer "
-                "minibatches"
+                f"optimizer.minibatches = {self.minibatches}, but this batch has only "
+                f"{completions} completions. Use a larger batch, a larger "
+                "generation.num_generations or fewer minibatches."
             )
         for _ in range(self.num_iterations):
             # A single minibatch needs no shuffling, and draws no random numbers.

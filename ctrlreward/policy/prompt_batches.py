@@ -53,8 +53,8 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
         ignored = tuple(name for name in table if name not in COLUMN_OF)
         if not {"texts", "prefixes", "prompts"} & columns.keys():
             raise ValueError(
-                f"the batch has the columns {', '.join(table) or 'none'}: call one 'prompt', or "
-                "'prefix' if texts begin with it"
+                f"the batch has the columns {', '.join(table) or 'none'}. Call one 'prompt', or "
+                "'prefix' if texts begin with it."
             )
         if "prompts" in columns:
             inputs = _prompts(columns["prompts"])

@@ -105,7 +105,7 @@ class Generation:
             given = getattr(self, name)
             if given is not None and not self.chat:
                 raise ValueError(
-                    f"generation.{name} = {given!r} is part of a chat: set generation.chat to True"
+                    f"generation.{name} = {given!r} is part of a chat. Set generation.chat to True."
                 )
 
     @cached_property
@@ -295,8 +295,8 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     total = cumulative[:, -1:]
     if not torch.isfinite(total).all():
         raise RuntimeError(
-            "the policy's logits are NaN or infinite, so no token can be drawn: lower the learning "
-            "rate, clip gradients, or use float32 or bfloat16"
+            "the policy's logits are NaN or infinite, so no token can be drawn. Lower the learning "
+            "rate, clip gradients, or use float32 or bfloat16."
         )
     if uniform is None:
         uniform = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)

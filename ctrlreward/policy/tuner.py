@@ -277,8 +277,9 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(
                 self,
-                f"the train_dataloaders {shortened(given)} hold strings, whose letters Lightning "
-                "would take for batches: use trainer.fit(tuner, DataLoader(prompts, batch_size=8))",
+                f"the train_dataloaders {shortened(given)} contain strings, whose letters "
+                "Lightning would take for batches. Use trainer.fit(tuner, DataLoader(prompts, "
+                "batch_size=8)).",
             )
         unfit = unfit_loader(given) if self.objective.filter_groups is not None else None
         if unfit is not None:
@@ -291,8 +292,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             raise misconfigured(
                 self,
                 "RewardShaping shapes the total of a reward, and objective."
-                "multi_objective_aggregation = 'normalize_then_sum' learns from its components: "
-                "use 'sum_then_normalize', or no RewardShaping",
+                "multi_objective_aggregation = 'normalize_then_sum' learns from its components. "
+                "Use 'sum_then_normalize', or no RewardShaping.",
             )
 
     def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
@@ -316,8 +317,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         waited = time.perf_counter() - wait_started - (scored.seconds - pending.sampled.seconds)
         if of_all_ranks.failed.all():
             raise RuntimeError(
-                f"all {len(of_all_ranks.total)} samples of this step got NaN as reward: there is "
-                "nothing to learn from; see the scorers' warnings for the reason"
+                f"all {len(of_all_ranks.total)} samples of this step got NaN as reward, so there "
+                "is nothing to learn from. See the scorers' warnings for the reason."
             )
         self.last_rollout = (scored.samples, scored.rewards)
         rewards = self._shape(scored, baseline=False)

@@ -228,8 +228,8 @@ class AttributeClassifier(CompositeScorer):
             if parsed is None:
                 raise ValueError(
                     f"{item} is not of the form "
-                    f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}: name each target "
-                    "attribute once"
+                    f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}. Name each target "
+                    "attribute once."
                 )
             for attribute, target in parsed.items():
                 if attribute not in self.classifiers:

@@ -417,8 +417,8 @@ def checked_scores(
         subject = f"{owner} returned {name!r}"
         if name not in returned:
             raise ValueError(
-                f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}: return "
-                "every score of specs"
+                f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}. Return "
+                "every score of specs."
             )
         given: Any = returned[name]
         if isinstance(given, torch.Tensor):
@@ -439,8 +439,8 @@ def checked_scores(
         values = np.array(given, dtype=np.float64)
         if values.shape != (len(texts),):
             raise ValueError(
-                f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of "
-                f"shape ({len(texts)},)"
+                f"{subject} of shape {values.shape} for {len(texts)} samples. Return an array of "
+                f"shape ({len(texts)},)."
             )
         infinite = np.isinf(values)
         if infinite.any():

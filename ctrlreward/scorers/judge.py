@@ -72,13 +72,13 @@ class Rubric:
         try:
             slots = set(self._slots)
         except ValueError as error:
-            raise ValueError(f"prompt: {error}; write {{{{ and }}}} for braces") from None
+            raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
         known = _PAIR | {key for key in JSON_KEYS.values() if key != "group"}
         for slot in slots:
             if slot not in known:
                 raise ValueError(
-                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}; write "
-                    "{{ and }} for braces"
+                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}. Write "
+                    "{{ and }} for braces."
                 )
         if self.compares and (not slots >= _PAIR or slots & {"text", "reference"}):
             raise ValueError(
@@ -153,7 +153,7 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     answers = {}
     for answer, worth in given.items():
         if isinstance(answer, bool) or not str(answer).strip():
-            raise ValueError(f"answers: {answer!r} is not text: write it in quotes")
+            raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
         if compares:
             # A Rubric built from another already has numbers.
             value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth

@@ -57,8 +57,8 @@ class Task:
             for slot in (TEXT_SLOT, WORD_SLOT):
                 if prompt.count(slot) != 1:
                     raise ValueError(
-                        f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times: "
-                        "write it once"
+                        f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times. "
+                        "Write it once."
                     )
         if not isinstance(self.verbalizers, Mapping):
             raise ValueError(
@@ -153,6 +153,6 @@ def require_texts(name: str, values: object) -> Sequence[str]:
         # YAML reads an unquoted no, yes, on or 1984 as another type, and splits at a colon.
         if not isinstance(value, str) or not value.strip():
             raise ValueError(
-                f"{name}[{i}] = {value!r} is not text: write a word or a phrase, in quotes"
+                f"{name}[{i}] = {value!r} is not text. Write a word or a phrase, in quotes."
             )
     return values

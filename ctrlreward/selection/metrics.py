@@ -91,7 +91,7 @@ def read(metrics: Mapping[str, float], key: str) -> float:
         0.5
     """
     if key not in metrics:
-        raise ValueError(f"{key!r} is not logged: choose one of {sorted(metrics)}")
+        raise ValueError(f"{key!r} is not logged, must be one of {sorted(metrics)}")
     return metrics[key]
 
 

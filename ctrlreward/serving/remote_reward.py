@@ -221,7 +221,7 @@ def _expected(
             expect = json.loads(Path(expect).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"expect = {str(expect)!r} is not JSON ({error}): save what GET /reward returns"
+                f"expect = {str(expect)!r} is not JSON ({error}). Save the response of GET /reward."
             ) from None
     if expect is not None and not isinstance(expect, Mapping):
         raise TypeError(

@@ -100,8 +100,8 @@ class ServerConnection:
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
             raise ServerError(
-                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}: install the same "
-                "version of ctrlreward on both sides"
+                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}. Install the same "
+                "version of ctrlreward on both sides."
             )
         for expected, relation in ((self.expect, "expected"), (self._description, "connected to")):
             if expected is not None and (lines := differences(expected, found)):

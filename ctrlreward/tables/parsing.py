@@ -40,7 +40,7 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
     except UnicodeDecodeError as error:
         line += content.count(b"\n", 0, error.start)
         raise ValueError(
-            f"{path}:{line} is not UTF-8 text: convert the file, for example with iconv -t utf-8"
+            f"{path}:{line} is not UTF-8 text. Convert the file, for example with iconv -t utf-8."
         ) from None
 
 
@@ -68,7 +68,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise ValueError(
-            f"{path}:{reader.line_num} has several columns {repeated[0]!r}: rename all but one"
+            f"{path}:{reader.line_num} has several columns {repeated[0]!r}. Rename all but one."
         )
 
     def rows() -> Iterator[CsvRow]:

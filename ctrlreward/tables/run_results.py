@@ -187,9 +187,9 @@ def _to_studies(
             first = lines.setdefault((study, metric, system), line)
             if first != line:
                 raise ValueError(
-                    f"{path}:{line} repeats {metric!r} of {system!r} from line {first}: name the "
+                    f"{path}:{line} repeats {metric!r} of {system!r} from line {first}. Name the "
                     f"columns that distinguish them with --system_columns or --metric_columns (of "
-                    f"{', '.join(header)}), or select rows with {path}:column=value"
+                    f"{', '.join(header)}), or select rows with {path}:column=value."
                 )
             studies.setdefault(study, {}).setdefault(metric, {})[system] = value
     return studies

@@ -55,8 +55,8 @@ class TableShape:
                 unified = pyarrow.unify_schemas(both, promote_options="permissive")
             except pyarrow.ArrowException as error:
                 raise ValueError(
-                    f"the column {name!r} can't be stored in Parquet ({error}): write .jsonl "
-                    "instead"
+                    f"the column {name!r} can't be stored in Parquet ({error}). Write .jsonl "
+                    "instead."
                 ) from None
             self.types[name] = unified.field(name).type
 
@@ -169,8 +169,8 @@ def _json(value: Any, name: str) -> str:
         return _encoded(None if missing else value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent: "
-            "write .parquet instead"
+            f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent. "
+            "Write .parquet instead."
         ) from None
 
 

@@ -137,7 +137,7 @@ def _checked_folder(model: str, folder: Path) -> Path:
     if not ggufs:
         raise ValueError(
             f"model = {model!r} has neither *.safetensors nor *.gguf, must be a folder written by "
-            "save_pretrained (pickled *.bin weights are never loaded: save them as safetensors)"
+            "save_pretrained (pickled *.bin weights are never loaded, save them as safetensors)"
         )
     if len(ggufs) > 1:
         raise ValueError(
@@ -153,8 +153,8 @@ def _trained(name: str) -> Path:
     folder = trained_folder(name)
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"model = {name!r} is not trained yet: run `ctrlreward train --config "
-            f"{TRAINED_NAMES[name]}`, which writes {folder}"
+            f"model = {name!r} is not trained yet. Run `ctrlreward train --config "
+            f"{TRAINED_NAMES[name]}`, which writes {folder}."
         )
     return folder
 

@@ -33,7 +33,7 @@ def read_vectors(
     matrix, idf = tensors["vectors"].numpy(), folder / _IDF
     if len(words) != len(matrix):
         raise ValueError(
-            f"{folder} has {len(words)} words and {len(matrix)} vectors: write it again"
+            f"{folder} has {len(words)} words and {len(matrix)} vectors. Write it again."
         )
     weights = json.loads(idf.read_text(encoding="utf-8")) if idf.is_file() else None
     return words, matrix, weights, tensors["centre"].numpy() if "centre" in tensors else None

@@ -173,7 +173,7 @@ def print_rows(trajectories: Sequence[Trajectory], accuracy: float) -> None:
             table.add_row(str(number), name, str(point.step), *values, f"{each.gm[i]:.1f}")
         if not any(value > 0 for value in each.gm):
             console.print(
-                "  GM is 0 at every validation, so its best is the first: see --thresholds",
+                "  GM is 0 at every validation, so its best is the first. See --thresholds.",
                 soft_wrap=True,
             )
     console.print()

@@ -114,7 +114,7 @@ LABELLED = TrainerRoutes(-9.0, {"labels": "label"})
         ),
         (LABELLED, "/slime", {"prompt": "", "response": "a"}, "response", "has no labels. Add a"),
         (OPTIONS, "/slime", {"prompt": "", "response": 3}, "response", "valid string"),
-        (LABELLED, "/classify", {"input": "a"}, "input", "start it with --trainers.template.resp"),
+        (LABELLED, "/classify", {"input": "a"}, "input", "Start it with --trainers.template.resp"),
         (OPTIONS, "/classify", {"input": "ab"}, "input", "does not contain '<end>\\n<bot>'"),
         (OPTIONS, "/classify", {"input": "a<end>\n<bot>b"}, "input", "template.prompt_start"),
         (OPTIONS, "/classify", {"input": "<user>a<end>\n<bot>b"}, "input", "template.response_end"),

@@ -143,9 +143,9 @@ def test_only_assistant_messages_of_a_chat_are_scored(reward, letters) -> None:
 
 
 def test_error_messages(reward, kinds) -> None:
-    with pytest.raises(ValueError, match="'lable' is not a column that can be mapped; use"):
+    with pytest.raises(ValueError, match="'lable' can't be mapped, must be one of"):
         as_reward_funcs(reward, {"lable": "tone"})
-    with pytest.raises(ValueError, match="'labels' and 'label' are one column: leave one out"):
+    with pytest.raises(ValueError, match=r"'labels' and 'label' are one column. Leave one out"):
         as_reward_funcs(reward, {"labels": "tone", "label": "tone"})
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}

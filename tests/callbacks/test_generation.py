@@ -277,7 +277,7 @@ def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) ->
         val_dataloader = counter.val_dataloader
 
     assert isinstance(counter(), TextGenerator)
-    with pytest.raises(MisconfigurationException, match=r"Silent has none: define complete"):
+    with pytest.raises(MisconfigurationException, match=r"Silent has neither. Define complete"):
         fit(Silent(), [GenerationScorer({"v": curve([0.0])["value"]}, held_out)])
 
 

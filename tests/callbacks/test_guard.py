@@ -303,10 +303,10 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
     with pytest.raises(MisconfigurationException, match="use held_out_mode='min'"):
         fit(writer("steady"), [watch(prompts), contrary])
     with pytest.raises(
-        MisconfigurationException, match="list ProxyGuard after the GenerationScorer"
+        MisconfigurationException, match="List ProxyGuard after the GenerationScorer"
     ):
         fit(writer("steady"), [guard(), watch(prompts)])
     with pytest.raises(
-        MisconfigurationException, match=r"ProxyGuard: 'x' is not logged: .*'score/length'"
+        MisconfigurationException, match=r"ProxyGuard: 'x' is not logged, .*'score/length'"
     ):
         fit(writer("steady"), [watch(prompts), guard(proxy="x", proxy_mode="max")])

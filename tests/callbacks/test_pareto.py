@@ -200,7 +200,7 @@ def test_a_direction_that_contradicts_the_score_is_an_error(fit, counter, watch)
 def test_a_key_that_is_not_logged(fit, counter, watch) -> None:
     keeper = ParetoCheckpoint({"score/a": "max", "score/x": "max"})
     with pytest.raises(
-        MisconfigurationException, match=r"ParetoCheckpoint: 'score/x' is not logged: .*'score/b'"
+        MisconfigurationException, match=r"ParetoCheckpoint: 'score/x' is not logged, .*'score/b'"
     ):
         fit(counter(), [keeper, watch()])
 

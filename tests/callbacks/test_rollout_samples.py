@@ -57,5 +57,5 @@ def test_bad_arguments_are_named(fit, counter) -> None:
         RolloutSamples(0)
     with pytest.raises(ValueError, match="table_rows must be positive, got -1"):
         RolloutSamples(table_rows=-1)
-    with pytest.raises(MisconfigurationException, match="last_rollout, and Counter has none"):
+    with pytest.raises(MisconfigurationException, match="and Counter does not have it"):
         fit(counter(), [RolloutSamples()])

@@ -334,7 +334,7 @@ def test_the_module_is_restored(tuner, fit) -> None:
 
 
 def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None:
-    with pytest.raises(MisconfigurationException, match=r"Counter: define self\.reward, a Reward"):
+    with pytest.raises(MisconfigurationException, match=r"Counter\. Define self\.reward, a Reward"):
         fit(counter(), RewardShaping(normalise=True), 1)
     module = tuner()
     module.shape_rewards = other = lambda samples, scored, lengths, baseline: scored.total

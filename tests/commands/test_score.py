@@ -356,7 +356,7 @@ def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str
     content = Path("out.jsonl").read_bytes()
     main(["score", *command])
     printed = capsys.readouterr().out
-    assert "out.jsonl is already complete: delete it to score in.jsonl again" in printed
+    assert "out.jsonl is already complete. Delete it to score in.jsonl again" in printed
     assert Path("out.jsonl").read_bytes() == content
     assert Letters.calls == [10]
     error = fails(*command[:2], "--scorers+=stubs.Rank", capsys=capsys)

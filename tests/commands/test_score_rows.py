@@ -139,7 +139,7 @@ TABLES = {
     "end.jsonl": ('{"text": "a"}\n\n{"text": "b"}\n\n', ""),
     "twice.csv": (
         "id,text,text\n1,a,b\n",
-        "twice.csv:1 has several columns 'text': rename",
+        "twice.csv:1 has several columns 'text'. Rename",
     ),
     "short.csv": ("text,id\na,1\nb\n", "short.csv:3 has 1 cells, but the header has 2 columns"),
     "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),

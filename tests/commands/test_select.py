@@ -228,7 +228,7 @@ def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     status, _, err = select(tmp_path, "--maximise", "score/pp")
     assert status == 2
-    assert "eval_score/pp is better when lower: use --minimise score/pp" in err
+    assert "eval_score/pp is better when lower. Use --minimise score/pp" in err
     assert "step 3" in select(tmp_path, "--minimise", "score/pp")[1]
 
 
@@ -267,7 +267,7 @@ def test_prune_asks(folder: Path, select: Any, monkeypatch: pytest.MonkeyPatch) 
     before = names(folder)
     status, _, err = select(folder, *CONSTRAINED, "--prune")
     assert status == 2
-    assert "add --yes where nobody can answer" in err
+    assert "Add --yes if nobody can answer" in err
     assert names(folder) == before
 
     class Terminal:

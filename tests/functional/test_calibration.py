@@ -79,5 +79,5 @@ def test_an_array_of_another_shape_raises(shape: tuple[int, ...]) -> None:
 def test_a_log_probability_that_is_not_finite_raises() -> None:
     values = np.zeros((3, 1, 2))
     values[2, 0, 1] = -np.inf
-    with pytest.raises(ValueError, match=r"log_probs\[2, 0, 1\] = -inf is not finite: leave out"):
+    with pytest.raises(ValueError, match=r"log_probs\[2, 0, 1\] = -inf is not finite\. Leave out"):
         label_bias(values)

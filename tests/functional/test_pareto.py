@@ -74,7 +74,7 @@ def test_no_points() -> None:
         (
             [[1.0, 2.0], [0.0, math.nan]],
             ["max", "max"],
-            r"values\[1, 1\] is NaN: leave out",
+            r"values\[1, 1\] is NaN\. Leave out",
         ),
     ],
 )

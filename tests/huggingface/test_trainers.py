@@ -319,5 +319,5 @@ def test_a_resumed_run_scores_texts_whose_scores_were_lost(
     assert summary["before"]["a"] == 0.5  # scored at the step of the resumption
     assert summary["after"]["a"] == 0.75
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="resume with the output_dir of that time"):
+    with pytest.raises(FileNotFoundError, match="Resume with the output_dir of that time"):
         run(4, str(tmp_path / "run" / "checkpoint-3"))

@@ -165,7 +165,7 @@ def test_a_configuration_of_something_else(
 @pytest.mark.parametrize("content", ["[1]", "{", ""])
 def test_a_configuration_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"config\.json is not a JSON object: write"):
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object\. Write"):
         TextCNNClassifier(str(tmp_path))
 
 
@@ -189,7 +189,7 @@ def test_weights_that_do_not_belong_to_the_configuration(
     shutil.copytree(folder, copy)
     spoil(copy)
     message = (
-        r"copy.model\.safetensors is missing or does not match its config\.json: write the folder"
+        r"copy.model\.safetensors is missing or does not match its config\.json\. Write the folder"
     )
     with pytest.raises(ValueError, match=message):
         TextCNNClassifier(str(copy))

@@ -162,7 +162,7 @@ def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCapt
 def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
     folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))
     named = ", ".join(labels)
-    with pytest.raises(ValueError, match=f"has the labels {named}: rename the one for aligned"):
+    with pytest.raises(ValueError, match=f"has the labels {named}. Rename the one for aligned"):
         TokenAligner(folder)
 
 

@@ -146,7 +146,7 @@ def test_a_folder_takes_another_idf_unless_it_is_centred(tmp_path: Path) -> None
     vectors.save(tmp_path / "raw")
     assert WordVectors.load(tmp_path / "raw", {"food": 2.0}).idf == {"food": 2.0}
     vectors.centred(["good"]).save(tmp_path / "centred")
-    with pytest.raises(ValueError, match=r"idf is given, but .*centred is centred under its own"):
+    with pytest.raises(ValueError, match=r"idf is given, but .*centred is already centred"):
         WordVectors.load(tmp_path / "centred", {"food": 2.0})
 
 
@@ -162,7 +162,7 @@ def test_a_folder_that_holds_something_else_stays(tmp_path: Path) -> None:
 def test_a_damaged_folder(tmp_path: Path) -> None:
     WordVectors(VECTORS).save(tmp_path / "saved")
     (tmp_path / "saved" / "words.json").write_text('["the"]')
-    with pytest.raises(ValueError, match=r"saved has 1 words and 3 vectors: write it again"):
+    with pytest.raises(ValueError, match=r"saved has 1 words and 3 vectors\. Write it again"):
         WordVectors.load(tmp_path / "saved")
 
 

@@ -326,17 +326,17 @@ def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, fol
 @pytest.mark.parametrize(
     ("option", "agrees", "message"),
     [
-        ({"r": 8}, {"r": 3}, "lora.r = 8, but .* has 3: leave lora.r out"),
+        ({"r": 8}, {"r": 3}, "lora.r = 8, but .* has 3. Leave lora.r out"),
         (
             {"lora_alpha": 6},
             {"lora_alpha": 5},
-            "lora_alpha = 6, but .* has 5: leave lora.lora_alpha",
+            "lora_alpha = 6, but .* has 5. Leave lora.lora_alpha",
         ),
         ({"lora_dropout": 0.1}, {"lora_dropout": 0.0}, "lora.lora_dropout = 0.1, but .* has 0.0"),
         (
             {"target_modules": "q_proj"},
             {"target_modules": ["up_proj", "q_proj"]},
-            "lora.target_modules = 'q_proj', but .* adapts q_proj, up_proj: leave it out",
+            "lora.target_modules = 'q_proj', but .* adapts q_proj, up_proj. Leave it out",
         ),
         (
             {"target_modules": "all-linear"},

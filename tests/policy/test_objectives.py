@@ -291,7 +291,7 @@ def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int
     optimizer = OptimizerConfig(epochs, minibatches)
     if n < minibatches:
         with pytest.raises(
-            ValueError, match=f"optimizer.minibatches = {minibatches}: this batch has only"
+            ValueError, match=f"optimizer.minibatches = {minibatches}, but this batch has only"
         ):
             list(optimizer.minibatch_rows(n))
         return

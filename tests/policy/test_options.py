@@ -122,7 +122,7 @@ def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
         ("generation.top_p=0", "generation.top_p must be in (0, 1]"),
         ("generation.top_k=-1", "generation.top_k must be 0 (all tokens) or more, got -1"),
         ("generation.min_p=2", "generation.min_p must be in [0, 1], got 2.0"),
-        ("generation.system=Hi", "generation.system = 'Hi' is part of a chat: set generation.chat"),
+        ("generation.system=Hi", "generation.system = 'Hi' is part of a chat. Set generation.chat"),
         ("lora.lora_dropout=1", "lora.lora_dropout must be in [0, 1), got 1.0"),
     ],
 )
@@ -159,7 +159,7 @@ def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
         line = f"{group}={GROUPS[group].__name__}({field.name}=...)"
         with pytest.raises(TypeError) as error:
             PolicyTuner("smollm2-135m", "reward", **{field.name: 1})
-        problem = f"PolicyTuner() has no argument {field.name!r}: use "
+        problem = f"PolicyTuner() has no argument {field.name!r}. Use "
         assert str(error.value).startswith(problem)
         assert line in str(error.value)
 
@@ -182,7 +182,7 @@ def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
 def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
     with pytest.raises(TypeError) as error:
         PolicyTuner("smollm2-135m", "reward", **{name: 1})
-    assert str(error.value) == f"PolicyTuner() has no argument {name!r}: use {line}"
+    assert str(error.value) == f"PolicyTuner() has no argument {name!r}. Use {line}"
 
 
 def test_all_lines_name_options_that_exist() -> None:
@@ -190,7 +190,7 @@ def test_all_lines_name_options_that_exist() -> None:
         options = {field.name for field in fields(kind)}
         for name, line in renamed.items():
             assert line.partition("=")[0] in options, name
-            with pytest.raises(TypeError, match=re.escape(f"no argument {name!r}: use {line}")):
+            with pytest.raises(TypeError, match=re.escape(f"no argument {name!r}. Use {line}")):
                 kind(**{name: 1})
 
 

@@ -122,7 +122,7 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
         (
             {"question": PROMPTS},
             ValueError,
-            "the batch has the columns question: call one",
+            "the batch has the columns question. Call one",
         ),
         ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1 of the batch has the keys text"),
         (
@@ -130,7 +130,7 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
             TypeError,
             r"prompts\[1\] must be a string, or messages .*, got 3, a int",
         ),
-        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\] = .* is a conversation: set generation"),
+        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\] = .* is a conversation\. Set generation"),
         ({"prompt": [[{"text": "ab"}]]}, TypeError, r"a message of prompts\[0\] must have a role"),
         (
             {"prompt": [{"role": "assistant", "content": "ab"}]},
@@ -159,7 +159,7 @@ def test_ignored_columns_are_said_once(trained, caplog, monkeypatch) -> None:
 
 @pytest.mark.parametrize("data", [PROMPTS, RECORDS, {"prompt": PROMPTS}])
 def test_letters_are_no_batches(trained, data: Any) -> None:
-    with pytest.raises(MisconfigurationException, match=r"use trainer.fit\(tuner, DataLoader\("):
+    with pytest.raises(MisconfigurationException, match=r"Use trainer.fit\(tuner, DataLoader\("):
         trained(data)
 
 

@@ -324,7 +324,7 @@ def test_moves_and_releases_every_classifier() -> None:
     [
         ("negative", r"labels\[1\] = 'negative' is not of the form 'sentiment=… topic=…'"),
         ("a topic=world", r"labels\[1\] = 'a topic=world' is not of the form"),
-        ("topic=world topic=sports", r"labels\[1\] = .* name each target attribute once"),
+        ("topic=world topic=sports", r"labels\[1\] = .* Name each target attribute once"),
         ("tone=calm", r"labels\[1\] = 'tone=calm': .* no classifier for 'tone', only for senti"),
         (
             "topic=war",

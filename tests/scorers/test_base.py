@@ -123,7 +123,7 @@ CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
         (
             {"ease": np.zeros((2, 1))},
             ValueError,
-            r"'ease' of shape \(2, 1\) for 2 samples: return an",
+            r"'ease' of shape \(2, 1\) for 2 samples\. Return an",
         ),
         ({"ease": 0.5}, TypeError, "'ease' = 0.5, a float, must be one number per sample"),
         ({"ease": [0.5, "0.5"]}, TypeError, r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be"),

@@ -290,13 +290,13 @@ def test_a_rubric_shows_other_columns() -> None:
     ("prompt", "answers", "message"),
     [
         ("{txt}", [1, 2], r"prompt has \{txt\}, must be one of"),
-        ("{text", [1, 2], "write {{ and }} for braces"),
+        ("{text", [1, 2], "Write {{ and }} for braces"),
         ("How good?", [1, 2], r"prompt must have \{text\}, or \{first\} and \{second\}"),
         ("{first}", [1, 2], r"prompt must have \{first\} and \{second\}"),
         ("{first} {second} {text}", {"A": "first", "B": "second"}, r"neither \{text\} nor"),
         ("{first} {second}", {"A": "first", "B": 3}, "answers: B = 3 must be first, second or tie"),
         ("{text}", {"good": "high", "bad": 0}, "answers: good = 'high' must be a number"),
-        ("{text}", {True: 1, False: 0}, "answers: True is not text: write it in quotes"),
+        ("{text}", {True: 1, False: 0}, "answers: True is not text. Write it in quotes"),
         ("{text}", {"good": 1}, "must be two or more"),
         ("{text}", {"good": 1, "bad": 1}, "answers all have the same score"),
         (3, [1, 2], "prompt = 3 must be a string"),
@@ -312,7 +312,7 @@ def test_a_rubric_file(tmp_path: Path) -> None:
     path.write_text('prompt: "How warm? {text}"\nanswers: [1, 2, 3]\nname: warmth\n')
     assert Rubric.load(path) == Rubric("How warm? {text}", [1, 2, 3], "warmth")
     path.write_text('prompt: "How warm? {text}"\nanswers: {yes: 1, no: 0}\n')  # YAML's booleans
-    with pytest.raises(ValueError, match=r"warmth\.yaml: answers: True is not text: write it in"):
+    with pytest.raises(ValueError, match=r"warmth\.yaml: answers: True is not text\. Write it in"):
         Rubric.load(path)
     path.write_text("promt: How warm?\n")
     with pytest.raises(ValueError, match=r"must have the keys prompt and answers.*got promt"):

@@ -63,7 +63,7 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         (
             [PROMPT, "It was <mask_token>."],
             WORDS,
-            "prompts[1] = 'It was <mask_token>.' contains <gen_result> 0 times: write it once",
+            "prompts[1] = 'It was <mask_token>.' contains <gen_result> 0 times. Write it once",
         ),
         (
             ["<gen_result> <mask_token> <mask_token>"],
@@ -87,7 +87,7 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         (
             [PROMPT],
             {"no": [False], "yes": ["yes"]},
-            "verbalizers['no'][0] = False is not text: write a word or a phrase, in quotes",
+            "verbalizers['no'][0] = False is not text. Write a word or a phrase, in quotes",
         ),
         ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is not text"),
         ([PROMPT], {1984: ["a"], "b": ["b"]}, "labels[0] = 1984 is not text"),
@@ -174,7 +174,7 @@ def test_a_file_without_verbalizers_raises(tmp_path: Path, content: str) -> None
     [
         (
             "phrases: [So <mask_token>!, Sentiment: <mask_token>.]",
-            "phrases[1] = {'Sentiment': '<mask_token>.'} is not text: write a word or a phrase, in "
+            "phrases[1] = {'Sentiment': '<mask_token>.'} is not text. Write a word or a phrase, in "
             "quotes",
         ),
         ("phrases:", "food.yaml: phrases must be a list of strings, got None"),

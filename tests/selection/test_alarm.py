@@ -119,5 +119,5 @@ def test_bad_arguments(changes, message) -> None:
 
 def test_a_missing_metric_is_named() -> None:
     rule = AlarmRule("x", "y")
-    with pytest.raises(ValueError, match=r"'y' is not logged: choose one of \['x'\]"):
+    with pytest.raises(ValueError, match=r"'y' is not logged, must be one of \['x'\]"):
         rule.update(rule.start(), 1, {"x": 0.0})

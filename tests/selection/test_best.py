@@ -144,5 +144,5 @@ def test_bad_arguments() -> None:
         BestRule("x", top_k=-2)
     rule = BestRule("x", constraints={"k": (0, 1)})
     for metrics, key in (({"y": 0.0}, "x"), ({"x": 0.0, "y": 0.0}, "k")):
-        with pytest.raises(ValueError, match=rf"'{key}' is not logged: choose one of \[.*'y'\]"):
+        with pytest.raises(ValueError, match=rf"'{key}' is not logged, must be one of \[.*'y'\]"):
             rule.update(rule.start(), 1, metrics)

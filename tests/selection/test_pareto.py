@@ -96,5 +96,5 @@ def test_bad_metrics(metrics, message) -> None:
 
 def test_a_missing_metric_is_named() -> None:
     rule = ParetoRule({"x": "max", "y": "max"})
-    with pytest.raises(ValueError, match=r"'y' is not logged: choose one of \['x'\]"):
+    with pytest.raises(ValueError, match=r"'y' is not logged, must be one of \['x'\]"):
         rule.update(rule.start(), 1, {"x": 0.0})

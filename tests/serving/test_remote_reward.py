@@ -409,7 +409,7 @@ def test_a_wrong_reply_is_never_a_score(scripted: Scripted, body: Any, message: 
 
 def test_another_protocol(scripted: Scripted) -> None:
     scripted.described["protocol"] = 2
-    with pytest.raises(ServerError, match="speaks protocol 2, this client 1: install the same"):
+    with pytest.raises(ServerError, match=r"speaks protocol 2, this client 1. Install the same"):
         RemoteReward(scripted.url).load()
 
 

@@ -72,8 +72,8 @@ class ShardStore:
                 return Manifest(**json.load(opened))
             except (TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{self._manifest} is not a manifest of shards ({error}): delete the folder to "
-                    "start over"
+                    f"{self._manifest} is not a manifest of shards ({error}). Delete the folder to "
+                    "start over."
                 ) from None
 
     def start(self, manifest: Manifest) -> None:

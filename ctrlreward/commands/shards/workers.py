@@ -181,9 +181,9 @@ class WorkerPool(ABC):
         except Exception as error:
             names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
             raise ValueError(
-                f"{names} can't be sent to other processes ({error}): define the class in a "
+                f"{names} can't be sent to other processes ({error}). Define the class in a "
                 "module, keep open files and locks out of it, or score with --workers 1 --engine "
-                "process"
+                "process."
             ) from error
 
 

@@ -174,11 +174,11 @@ def _others(
     sizes: dict[str, int] = {}
     for system in systems:
         if system.name in sizes:
-            raise ValueError(f"two systems are named {system.name}: rename one")
+            raise ValueError(f"two systems are named {system.name}. Rename one.")
         sizes[system.name] = len(system.rows)
     if selected is None:
         if against:
-            raise ValueError("against needs selected: name the system to compare")
+            raise ValueError("against needs selected. Name the system to compare.")
         return []
     for name in (selected, *against):
         if name not in sizes:

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{folder}/sheet.csv: answer each question with A, B or tie")
     for column, question in QUESTIONS.items():
         print(f"  {column:<10}{question}")
-    print(f"{folder}/key.csv: keep it from the judges, for ctrlreward papers win-rates")
+    print(f"{folder}/key.csv is for ctrlreward papers win-rates. Do not show it to the judges.")
 
 
 def _read(file: Path) -> _Outputs:
@@ -164,8 +164,8 @@ def _items(
     common = [key for key in first if key in second]
     if len(common) < count:
         raise ValueError(
-            f"{pair[0]} and {pair[1]} must have {count} sentences in common, got {len(common)}: "
-            "lower the count"
+            f"{pair[0]} and {pair[1]} must have {count} sentences in common, got {len(common)}. "
+            "Lower the count."
         )
     swapped = draws.sample([i % 2 for i in range(count)], count)
     rows = []

@@ -168,13 +168,13 @@ def fit_gm(
         )
     elif not any_gm:
         problems.append(
-            "every GM is 0, so nothing is preferred: fit c too (scale=None), since a wrongly "
-            "ordered pair costs more than a tie in the loss of a fixed c"
+            "every GM is 0, so nothing is preferred. Fit c as well (scale=None), since a wrongly "
+            "ordered pair costs more than a tie in the loss of a fixed c."
         )
     elif fitted.tied > _MOST_TIES:
         problems.append(
             f"{fitted.tied:.0%} of the pairs are ties, more than {_MOST_TIES:.0%}, since GM is "
-            "0 for most outputs: fit c and all thresholds, or use judges that suit the texts"
+            "0 for most outputs. Fit c and all thresholds, or use judges that suit the texts."
         )
     if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
         problems.append(
@@ -311,8 +311,8 @@ def _pairs(preferred: npt.ArrayLike, rejected: npt.ArrayLike) -> tuple[Floats, F
         failed = np.flatnonzero(np.isnan(array).any(axis=1))
         if failed.size:
             raise ValueError(
-                f"{name}[{failed[0]}] = {array[failed[0]].tolist()} contains NaN: leave out pairs "
-                "with failed samples, for example by a NaN rating in pairwise_preferences"
+                f"{name}[{failed[0]}] = {array[failed[0]].tolist()} contains NaN. Leave out pairs "
+                "with failed samples, for example by a NaN rating in pairwise_preferences."
             )
         sides.append(array)
     better, worse = sides

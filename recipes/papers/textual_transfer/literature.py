@@ -167,7 +167,8 @@ def _with_names_replaced(
     replaced = tagger(sentences)
     if len(replaced) != len(sentences):
         raise ValueError(
-            f"names returned {len(replaced)} sentences for {len(sentences)}: return one for each"
+            f"names returned {len(replaced)} sentences for {len(sentences)}, must return one for "
+            "each"
         )
     rest = iter(replaced)
     return {style: list(islice(rest, len(sentences))) for style, sentences in found.items()}

@@ -297,8 +297,8 @@ class TextualTransfer(pl.LightningModule):
         if self._vocabulary is not None:
             if (vocabulary, styles) != (self._vocabulary, self.styles):
                 raise ValueError(
-                    "checkpoint and data differ in vocabulary or styles: resume with the data that "
-                    "the checkpoint was trained on"
+                    "checkpoint and data differ in vocabulary or styles. Resume with the data that "
+                    "the checkpoint was trained on."
                 )
             return
         self._vocabulary, self.styles = vocabulary, styles

@@ -209,8 +209,8 @@ class TransferReport(pl.Callback):
             if isinstance(callback, RewardCheckpoint) and callback.monitor == monitor:
                 return callback
         raise MisconfigurationException(
-            f"TransferReport compares the best checkpoint by {monitor}, which none keeps: add "
-            f'RewardCheckpoint("{monitor}") to the callbacks'
+            f"TransferReport compares the best checkpoint by {monitor}, but no callback keeps it. "
+            f'Add RewardCheckpoint("{monitor}") to the callbacks.'
         )
 
     def _path(self, trainer: pl.Trainer, score: str) -> str:

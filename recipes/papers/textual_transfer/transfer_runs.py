@@ -63,7 +63,7 @@ class TransferRun(GMPath):
         file = self.folder / "samples" / self.scorer / f"step={self.points[i].step:06d}.jsonl"
         if not file.is_file():
             raise FileNotFoundError(
-                f"{file} does not exist: keep the samples that GenerationScorer has written"
+                f"{file} does not exist. Keep the samples that GenerationScorer has written."
             )
         samples, scores = read_scored_samples(file)
         words = np.array([len(text.split()) + 1.0 for text in samples.texts])

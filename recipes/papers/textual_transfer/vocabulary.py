@@ -96,8 +96,8 @@ def vocabulary_from_json(text: str) -> PreTrainedTokenizerFast:
     first = tuple(tokenizer.id_to_token(i) for i in range(len(SPECIAL_TOKENS)))
     if first != SPECIAL_TOKENS:
         raise ValueError(
-            f"the tokenizer begins with {first}, not with {SPECIAL_TOKENS}: build it with "
-            "word_vocabulary or subword_vocabulary"
+            f"the tokenizer begins with {first}, not with {SPECIAL_TOKENS}. Build it with "
+            "word_vocabulary or subword_vocabulary."
         )
     return _with_names(tokenizer)
 

@@ -55,7 +55,7 @@ def test_wrong_files(files: None) -> None:
     with pytest.raises(ValueError, match="corpus = held_out, held_out has no sentence outside"):
         sentence_vectors(["held_out"] * 2, ["held_out"], "vectors")
     sentence_vectors(["corpus"], vectors="vectors").save("centred")
-    with pytest.raises(ValueError, match="idf is given, but centred is centred under its own"):
+    with pytest.raises(ValueError, match="idf is given, but centred is already centred"):
         sentence_vectors(["corpus"], vectors="centred")
 
 

@@ -127,7 +127,7 @@ def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
 )
 def test_an_old_keyword_names_the_new_one(build, old: str, new: str) -> None:
     with pytest.raises(
-        TypeError, match=rf"{build.__name__}\(\) has no argument '{old}': use {new}"
+        TypeError, match=rf"{build.__name__}\(\) has no argument '{old}'\. Use {new}"
     ):
         build(**{old: None})
 

@@ -166,7 +166,7 @@ WRONG_WAY = ([[0.7, 0.9, 50.0]], [[0.9, 0.9, 50.0]])  # GM never falls as accura
 def test_every_gm_0_is_a_problem() -> None:
     fit = fit_gm(*WRONG_WAY, scale=1.0)
     assert (fit.loss, fit.agreement.tied) == (1, 1)
-    assert fit.problems[0].startswith("every GM is 0, so nothing is preferred: fit c too")
+    assert fit.problems[0].startswith("every GM is 0, so nothing is preferred. Fit c as well")
 
 
 def test_scale_0_is_a_problem() -> None:

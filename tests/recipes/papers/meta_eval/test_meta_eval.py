@@ -383,7 +383,7 @@ def test_first_tries_say_what_to_type(
         (["ctc", "--data=empty.json"], "empty.json is not a JSON list of objects, must be"),
         (["li2018", "--data=bad.csv"], "bad.csv: row 0 does not have 'source', only text"),
         (["li2018", "--data=short.csv"], "short.csv:2 has 1 cells, but the header has 2 columns"),
-        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text: convert the file"),
+        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text. Convert the file"),
         (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] is infinite"),
         (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot must be a file that ends in .png"),
         (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples must be 1 or more, got 0"),

@@ -76,7 +76,7 @@ def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
     kept = write_literature(files, str(tmp_path / "b"), dev=1, test=1, names=None)
     assert kept["styles"]["old"]["dropped: repeated"] == 1
     assert "sir john" in (tmp_path / "b" / "train.0").read_text()
-    with pytest.raises(ValueError, match="names returned 0 sentences for 26: return one for each"):
+    with pytest.raises(ValueError, match="0 sentences for 26, must return one for each"):
         write_literature(files, str(tmp_path / "c"), dev=1, test=1, names=lambda _: [])
 
 

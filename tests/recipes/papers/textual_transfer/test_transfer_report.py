@@ -201,7 +201,7 @@ def test_what_is_missing_is_said_before_training(
     with pytest.raises(MisconfigurationException, match="selection sees all of its sentences"):
         fit(tmp_path / "run", report, everything)
     other = TransferReport(str(tmp_path / "run"), sentences, scoring_models, name="dev")
-    with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, which none keeps"):
+    with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, but no callback keeps"):
         fit(tmp_path / "run", other)
     trainer = pl.Trainer(
         max_epochs=1,

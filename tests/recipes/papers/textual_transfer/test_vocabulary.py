@@ -96,7 +96,7 @@ def test_subwords_of_real_sentences(data_dir: Path) -> None:
         (lambda: vocabulary_from_json("{}"), "is not a tokenizer: "),
         (
             lambda: vocabulary_from_json(Tokenizer(models.WordLevel({"a": 0}, "a")).to_str()),
-            r"begins with \('a', None, None, None\), not with .*: build it with word_vocabulary",
+            r"begins with \('a', None, None, None\), not with .*\. Build it with word_vocabulary",
         ),
     ],
 )
