@@ -194,7 +194,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Note the step of the weights, which only training restores in the trainer."""
+        """Record the step of the weights, which the trainer restores only for training."""
         self._loaded_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

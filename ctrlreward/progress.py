@@ -65,7 +65,7 @@ class Count:
         return self.done / self.total if self.total else 1.0
 
     def text(self) -> str:
-        """Return items done of all, and items per second and time left, or the time it took."""
+        """Return the number of finished items, the rate, and the time left or taken."""
         # Parts of an item count for the time left, but are not shown.
         counts = (type(self.total)(self.done), self.total)
         done, total = (f"{n:,.1f}" if isinstance(n, float) else f"{n:,}" for n in counts)

@@ -179,13 +179,13 @@ class Reward(AnyReward):
             graded above t1. `"min"`: the lowest score, so that no component can be traded for
             another (worst-case optimisation of Coste et al. 2023). `"mean_minus_deviation"`: their
             mean minus `penalty` times their standard deviation, the `disagreement`, for components
-            that measure the same by different models: if they disagree, the total is low
+            that measure the same with different models: if they disagree, the total is low
             (uncertainty-weighted optimisation, with the deviation in place of the paper's
-            variance). Both need one scale: `scales`, or scores that are better when higher and have
-            one range. `"geometric_mean"`: of scores such as the relevance of several attributes,
-            which must be 0 or more and better when higher; a low one costs most. Or a callable that
-            maps the scores by name, each of shape (n,), to totals of shape (n,), such as the result
-            of `fit_aggregate`, or its JSON file,
+            variance). Both need a common scale: `scales`, or scores that are better when higher and
+            have one range. `"geometric_mean"`: of scores such as the relevance of several
+            attributes, which must be 0 or more and better when higher; a low one costs most. Or a
+            callable that maps the scores by name, each of shape (n,), to totals of shape (n,), such
+            as the result of `fit_aggregate`, or its JSON file,
             `Path("learned.json")`.
         device: Device to move all scorers to; None keeps the devices.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word

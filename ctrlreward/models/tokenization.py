@@ -45,7 +45,7 @@ def encode_texts(
     limit: int,
     name: Callable[[int], str] = "texts[{}]".format,
 ) -> list[Ids]:
-    """Return the token ids of each text, special tokens included; text is text (`text_reader`)."""
+    """Return the token ids of each text, special tokens included; see `text_reader`."""
     if not texts:
         return []
     reader = text_reader(tokenizer, texts)
@@ -67,7 +67,7 @@ def encode_texts(
 def first_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
 ) -> list[str]:
-    """Return each text up to its first `limit` tokens, None for all; warn of the longest cut."""
+    """Return each text truncated to `limit` tokens, None for no limit; warn about the longest."""
     kept = list(texts)
     if limit is None:
         return kept

@@ -135,7 +135,7 @@ class WordVectors:
         folder = resolve_vectors(str(name))
         if folder is None:
             raise ValueError(
-                f"name = {str(name)!r} names no word vectors, must be a folder written by "
+                f"name = {str(name)!r} is not a set of word vectors, must be a folder written by "
                 f"WordVectors.save, or {' or '.join(VECTOR_NAMES)}. Read a text file with "
                 "WordVectors.from_file."
             )

@@ -138,7 +138,7 @@ class RemoteReward(AnyReward):
 
 
 class RemoteScorer(Scorer):
-    """A scorer of a server, on no device here: `remote["relevance"].scorer`."""
+    """Scorer on a server, without a local device: `remote["relevance"].scorer`."""
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
         self.connection = connection

@@ -168,7 +168,7 @@ def test_a_damaged_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["glove", "no/such/folder", ""])
 def test_a_name_of_no_vectors(name: str) -> None:
-    message = f"name = '{name}' names no word vectors, must be a folder .* or glove-6b-50d"
+    message = f"name = '{name}' is not a set of word vectors, must be a folder .* or glove-6b-50d"
     with pytest.raises(ValueError, match=message):
         WordVectors.load(name)
 

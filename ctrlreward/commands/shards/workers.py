@@ -232,7 +232,7 @@ class ProcessWorkers(WorkerPool):
 
 
 class _Child:
-    """One process, and this end of its pipe."""
+    """Worker process and our end of its pipe."""
 
     def __init__(self, threads: int) -> None:
         # A fork of this process would copy locks held by its threads. A process that has imported

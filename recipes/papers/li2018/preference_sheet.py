@@ -105,7 +105,7 @@ def write_preference_sheet(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write a sheet and its key, and print where they are and what the sheet asks."""
+    """Write a sheet and its key, and print their paths and the questions."""
     parser = ArgumentParser(
         prog="ctrlreward papers preference-sheet",
         description=(__doc__ or "").splitlines()[0],

@@ -88,7 +88,7 @@ def rated_outputs(file: str, test: Samples) -> list[SystemOutputs]:
     Texts without a system are left out.
 
     Args:
-        file: Such as their human_ratings_yelp.csv; see `read_li2018`.
+        file: File like their human_ratings_yelp.csv; see `read_li2018`.
         test: Test sentences; see `read_references`.
 
     Raises:

@@ -77,8 +77,8 @@ def krippendorff_alpha(
         for rating in codes:
             if isinstance(rating, str):
                 raise ValueError(
-                    f"rating {rating!r} is not a number: level = {level!r} takes numbers; for "
-                    "labels use level = 'nominal'"
+                    f"rating {rating!r} is not a number, but level = {level!r} takes numbers. For "
+                    "labels use level = 'nominal'."
                 )
             codes[rating] = float(rating)
     if len(codes) < 2:

@@ -71,8 +71,8 @@ class Paraphrases:
             source = "rewritten training sentences, in place of a file of paraphrases"
         if not found:
             raise ValueError(
-                f"{source}: no pair in which neither sentence contains the other, must have "
-                "lines u<TAB>v"
+                f"{source}: there is no pair in which neither sentence contains the other, must "
+                "have lines u<TAB>v"
             )
         shown = "; ".join(f"{u} → {v}" for u, v in found[:3])
         rank_zero_info(f"{len(found)} paraphrase pairs from {source}: {shown}")

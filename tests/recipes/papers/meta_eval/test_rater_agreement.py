@@ -114,5 +114,5 @@ def test_a_missing_package_is_named(
 
 
 def test_a_word_at_a_level_of_numbers_raises() -> None:
-    with pytest.raises(ValueError, match="rating 'good' is not a number: level = 'ordinal'"):
+    with pytest.raises(ValueError, match="rating 'good' is not a number, but level = 'ordinal'"):
         krippendorff_alpha([["good", "bad"]], "ordinal")
