@@ -29,6 +29,12 @@ INSTEAD = {
     r"\b(makes?|made) (one|two|three|\d+) steps?\b": "run … steps",
 }
 
+# In an error message the fix is a sentence, "…. Use x=1.", not the end of one, "…: use x=1".
+FIX = re.compile(
+    r"[:;] (add|call|choose|define|delete|drop|give|install|leave|name|pass|remove|rename|return"
+    r"|run|set|use|wait|write) "
+)
+
 
 def find_old(text: str) -> list[str]:
     """Return each old wording in a text with a few words around it and its replacement."""
@@ -57,6 +63,13 @@ def python_texts(source: str) -> Iterator[str]:
             block.clear()
 
 
+def raised(source: str) -> Iterator[str]:
+    """Yield the strings of a module's `raise` statements, with `{}` for the values of f-strings."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise):
+            yield from python_texts(ast.unparse(node))
+
+
 def prose(markdown: str) -> str:
     """Return a page without its blocks of code."""
     return re.sub(r"^ *```.*?^ *```", "", markdown, flags=re.DOTALL | re.MULTILINE)
@@ -72,6 +85,18 @@ def test_the_strings_and_comments_of_the_library_have_no_old_wording(folder: str
     }
 
     assert not old, "\n".join(sorted(old))
+
+
+@pytest.mark.parametrize("folder", ["ctrlreward", "callbacks", "recipes"])
+def test_the_fix_of_an_error_is_a_sentence(folder: str) -> None:
+    joined = {
+        f"{path.relative_to(ROOT)}: {message}"
+        for path in (ROOT / folder).rglob("*.py")
+        for message in raised(path.read_text(encoding="utf-8"))
+        if FIX.search(message)
+    }
+
+    assert not joined, "\n".join(sorted(joined))
 
 
 def test_the_pages_have_no_old_wording() -> None:
@@ -98,6 +123,12 @@ def test_the_pages_have_no_old_wording() -> None:
 )
 def test_an_old_wording_is_found_in_messages_docstrings_and_comments(source: str) -> None:
     assert any(find_old(text) for text in python_texts(source))
+
+
+def test_a_fix_within_a_sentence_is_found() -> None:
+    (message, *_) = raised('raise ValueError(f"{x} is empty: " "write a text into it")')
+
+    assert FIX.search(message)
 
 
 @pytest.mark.parametrize(
