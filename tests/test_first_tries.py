@@ -225,7 +225,7 @@ WRONG = {
     "a number": (
         lambda _: Perplexity().score(3),
         TypeError,
-        r"3 is a int\. Give Samples, a list of texts or of records, a mapping of columns, a pandas",
+        r"3 is a int\. Pass Samples, a list of texts or of records, a mapping of columns, a pandas",
     ),
     "a DataFrame without a text": (
         lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),

@@ -242,7 +242,7 @@ def test_pipes(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["score", "-", "-", *LENGTH])
     out, err = capfdbinary.readouterr()
-    assert (out, b"error: stdin:2: text = 1 is of type int" in err) == (b"", True)
+    assert (out, b"error: stdin:2: text must be a string, got 1" in err) == (b"", True)
 
 
 def test_labels_of_the_file_are_mapped() -> None:

@@ -343,7 +343,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 def test_a_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     judge = Judge("m", RATE, "http://127.0.0.1:9", key_variable="JUDGE_KEY")
-    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY has no API key"):
+    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY does not contain"):
         judge.score(["Tea."])
 
 

@@ -91,7 +91,7 @@ def write_literature(
         if len(sentences) <= dev + test:
             raise ValueError(
                 f"{style}: {len(sentences)} sentences of {words[0]} to {words[1]} words, but dev "
-                f"but test take {dev + test}. Add files, or use a smaller dev and test."
+                f"and test take {dev + test}. Add files, or use a smaller dev and test."
             )
         random.Random(seed).shuffle(sentences)
     settings = {

@@ -102,7 +102,7 @@ def test_bad_arguments() -> None:
     Path("short.txt").write_text("One sentence.\n")
     with pytest.raises(ValueError, match=r"short\.txt hold fewer than two passages"):
         CorruptedTexts(["train.txt"], ["short.txt"]).setup("fit")
-    with pytest.raises(ValueError, match=r"short\.txt hold 0 sentences"):
+    with pytest.raises(ValueError, match=r"short\.txt have 0 sentences"):
         CorruptedTexts(["short.txt"], ["test.txt"]).setup("fit")
 
 

@@ -303,7 +303,9 @@ def test_a_folder_that_holds_something_else_is_refused(
     folder = tmp_path / "model"
     folder.mkdir()
     written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(ValueError, match=r"model' holds thesis\.txt, which does not belong to a"):
+    with pytest.raises(
+        ValueError, match=r"model' contains thesis\.txt, which does not belong to a"
+    ):
         trained(files, folder)
     assert (folder / "thesis.txt").is_file()
 

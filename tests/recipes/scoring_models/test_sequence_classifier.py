@@ -231,12 +231,12 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["thesis.txt"], r"holds thesis\.txt, which does not belong to a trained"),
+        (["thesis.txt"], r"contains thesis\.txt, which does not belong to a trained"),
         (
             ["config.json", "evaluation.json", "thesis.txt"],
-            r"holds thesis\.txt, which does not belong to a trained",
+            r"contains thesis\.txt, which does not belong to a trained",
         ),
-        (["config.json", "model.safetensors"], r"holds files and no evaluation\.json"),
+        (["config.json", "model.safetensors"], r"contains files, but no evaluation\.json"),
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused(

@@ -122,7 +122,9 @@ def test_the_seed_decides_split_and_order(files: tuple) -> None:
 
 
 def test_labels_belong_to_both_sets(files: tuple) -> None:
-    with pytest.raises(ValueError, match="train has the labels negative, positive and test no: "):
+    with pytest.raises(
+        ValueError, match="must have the same labels, got negative, positive and no"
+    ):
         SentenceData(files[0], {"no": "test.0"})
 
 

@@ -134,8 +134,8 @@ def test_the_figure(tmp_path: Path) -> None:
         (["a.json"], "a.json has no steps, must be the folder of a logger"),
         (
             ["none.csv"],
-            "none.csv has no score/corpus/similarity or score/similarity (did you mean similar?): "
-            "name its similarity by --metrics.similarity=KEY, one of score/accuracy, similar",
+            "none.csv has no score/corpus/similarity or score/similarity (did you mean similar?). "
+            "Name its similarity by --metrics.similarity=KEY, one of score/accuracy, similar",
         ),
         (["run", "--metrics.gm=scores/gm"], "run has no scores/gm (did you mean score/gm?)"),
         (["apart.csv"], "apart.csv has no step with all of score/accuracy, score/similarity, s"),

@@ -271,11 +271,11 @@ def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
     ("preferred", "rejected", "message"),
     [
         ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred must be accuracy, .* got \(3,\)"),
-        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected has shape \(1, 2\)"),
+        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected must be .*, got \(1, 2\)"),
         ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "both sides of one or more pairs, got 2 and 1"),
         (np.empty((0, 3)), np.empty((0, 3)), "both sides of one or more pairs, got 0 and 0"),
         ([[0.9, 0.9, 30]], [[0.1, NAN, 30]], r"rejected\[0\] = \[0.1, nan, 30.0\] contains NaN"),
-        ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy = 90 is outside 0 to 1"),
+        ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy must be 0 to 1, .*got 90"),
     ],
 )
 def test_bad_pairs(judge, preferred, rejected, message: str) -> None:

@@ -263,5 +263,5 @@ def test_bad_arguments(arguments: tuple, message: str) -> None:
 
 
 def test_each_row_needs_a_system() -> None:
-    with pytest.raises(ValueError, match="systems has 1 items for 2 rows"):
+    with pytest.raises(ValueError, match="systems must have one item per row, got 1 for 2"):
         system_correlations([1, 2], [1, 2], ["a"])

@@ -92,7 +92,7 @@ def test_subwords_of_real_sentences(data_dir: Path) -> None:
         (lambda: word_vocabulary(SENTENCES, 9), "min_count = 9: no word .* a smaller number"),
         (lambda: word_vocabulary(SENTENCES, 0), "min_count must be 1 or more, got 0"),
         (lambda: word_vocabulary(SENTENCES, 1, 0), "max_words must be 1 or more, got 0"),
-        (lambda: subword_vocabulary(SENTENCES, 10), r"size = 10: .* are already 2\d tokens"),
+        (lambda: subword_vocabulary(SENTENCES, 10), r"size must be larger than the 2\d .*got 10"),
         (lambda: vocabulary_from_json("{}"), "is not a tokenizer: "),
         (
             lambda: vocabulary_from_json(Tokenizer(models.WordLevel({"a": 0}, "a")).to_str()),
