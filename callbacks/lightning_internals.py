@@ -15,7 +15,7 @@ has one of these names.
   recommends it.
 - `Trainer._logger_connector`, its `log_metrics` and `_TrainingEpochLoop._batches_that_stepped`: the
   trainer logs under a number of batches, counted from 0, and has no option for another step.
-- `WandbLogger._wandb_init` and `_id` hold the id of the run to start or continue, which is known
+- `WandbLogger._wandb_init` and `_id` contain the id of the run to start or continue, which is known
   only when a checkpoint has been read; `_offline` is True for a run that stays on this machine, and
   `_prefix` is put before each logged key.
 """

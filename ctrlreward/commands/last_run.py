@@ -109,7 +109,7 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
     if others or at_work:
         if not any(name in names for name in _REPLACED):
             return None
-        why = f"also holds {others[0]}" if others else "is the working directory or holds it"
+        why = f"also contains {others[0]}" if others else "is the working directory or contains it"
         raise ValueError(
             f"default_root_dir = {folder} has the files of a run, and {why}, so it is not moved "
             "aside. Use another --trainer.default_root_dir, or resume this run with "

@@ -51,7 +51,7 @@ class Linear(nn.Linear):
 
 
 class Gelu(GELUActivation):
-    """GELU of a multiple of 128 rows and then of the rest, so that shapes are few."""
+    """GELU of a multiple of 128 rows and then of the rest, which limits the number of shapes."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply GELU elementwise."""

@@ -24,7 +24,7 @@ NEIGHBOURS = {
     "model_name_or_path": "model",
     "model_type": "model",
     "pretrained_model_name_or_path": "model",
-    "tokenizer": "model, a folder that also holds the tokenizer",
+    "tokenizer": "model, a folder that also contains the tokenizer",
     "batch_size": "batch_tokens",
     "device_map": "device",
     "torch_dtype": "dtype",

@@ -170,7 +170,9 @@ def _read_jsonl(path: Path, text: str) -> Log:
             continue
         row = parse_json(line, path, number)
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number} holds a {type(row).__name__}, must be a JSON object")
+            raise ValueError(
+                f"{path}:{number} contains a {type(row).__name__}, must be a JSON object"
+            )
         if isinstance(row.get("data"), dict):
             source, row = "verl", {**row["data"], "step": row.get("step")}
         rows.append(row)

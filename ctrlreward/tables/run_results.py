@@ -127,7 +127,7 @@ def _read_json_table(path: Path) -> Table:
 def _read_json_object(path: Path) -> dict[str, Any]:
     content = parse_json(decode_utf8(path.read_bytes(), path), path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, must be a JSON object")
+        raise ValueError(f"{path} contains a {type(content).__name__}, must be a JSON object")
     return content
 
 
@@ -202,7 +202,7 @@ def _parse_number(path: Path, line: int, column: str, text: str) -> float:
     except ValueError:
         raise ValueError(
             f"{path}:{line}: {column} = {text!r} is not a number. Name the "
-            "columns that hold text with --system_columns."
+            "columns that contain text with --system_columns."
         ) from None
 
 

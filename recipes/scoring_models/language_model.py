@@ -44,7 +44,7 @@ class Corpus(pl.LightningDataModule):
     Args:
         train: Files of training sentences; see `text_files.read_lines`.
         test: Files of test sentences, used only for the final perplexity; may be none.
-        exclude: Files of further held-out sentences; a line may hold several, separated by tabs.
+        exclude: Files of further held-out sentences; a line may contain several, separated by tabs.
         validation_share: Share of the training sentences for validation, above 0 and below 1.
         batch_size: Sentences per batch.
         seed: Seed of the split and of the order.
@@ -144,8 +144,8 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
 
     Logs `train_loss`, and `val_loss` and `val_perplexity` with sentence ends and with `<unk>` as
     one word. The best epoch is chosen by the trainer's `ModelCheckpoint`; without one, it is the
-    last. Nothing is written with `fast_dev_run`. `evaluation.json` in the folder holds the number
-    of known words and of distinct rare ones, and for the validation and the test sentences:
+    last. Nothing is written with `fast_dev_run`. `evaluation.json` in the folder contains the
+    number of known words and of distinct rare ones, and for the validation and the test sentences:
 
     - `perplexity`: of the corpus, as `Perplexity.corpus` returns it; lower is better;
     - `perplexity_with_ends`: the same with sentence ends, which are easy to predict;
@@ -167,7 +167,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
             word.
 
     Raises:
-        ValueError: The width does not fit the heads; at the start of training, the folder holds
+        ValueError: The width does not fit the heads; at the start of training, the folder contains
             something other than a model.
     """
 

@@ -94,7 +94,7 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         return data
 
     def check_replaceable(self, vocabulary_files: Sequence[str] = ()) -> None:
-        """Raise a ValueError if the folder holds something other than a trained model.
+        """Raise a ValueError if the folder contains something other than a trained model.
 
         Args:
             vocabulary_files: Names of further files of a trained model.

@@ -42,7 +42,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     Logs `train_loss`, `val_loss` and `val_accuracy`, the share of validation sentences that are
     classified correctly, 0 to 1, higher is better. The best epoch is chosen by the trainer's
-    `ModelCheckpoint`; without one, it is the last. `evaluation.json` in the folder holds
+    `ModelCheckpoint`; without one, it is the last. `evaluation.json` in the folder contains
     `test_accuracy`, the mean of `Accuracy` over the test sentences. With `fast_dev_run`, nothing
     is written.
 
@@ -57,7 +57,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
             truncated. The trained model reads as many as the encoder can.
 
     Raises:
-        ValueError: At the start of training, the data has a single label, or the folder holds
+        ValueError: At the start of training, the data has a single label, or the folder contains
             something other than a model of this trainer.
         OSError: The encoder cannot be downloaded.
     """

@@ -97,14 +97,14 @@ class SentenceData(LabelledSentences):
     Args:
         train: Label → file of training sentences.
         test: Label → file of test sentences, used only for the final accuracy.
-        exclude: Files of further held-out sentences; a line may hold several, separated by tabs.
+        exclude: Files of further held-out sentences; a line may contain several, separated by tabs.
         validation_share: Share of the training sentences for validation, above 0 and below 1.
         batch_size: Sentences per batch.
         seed: Seed of the split and of the order.
 
     Raises:
         ValueError: `train` and `test` have different labels, the share is out of range, a file
-            holds no sentence, or fewer than two sentences are left for training and validation.
+            contains no sentence, or fewer than two sentences are left for training and validation.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
 
     Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is chosen by the trainer's
     `ModelCheckpoint`; without one, it is the last. `Accuracy(...)` loads the folder;
-    `evaluation.json` in it holds `test_accuracy`. With `fast_dev_run`, nothing is written.
+    `evaluation.json` in it contains `test_accuracy`. With `fast_dev_run`, nothing is written.
 
     Args:
         folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
@@ -184,7 +184,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         learning_rate: Initial learning rate of Adam, with linear decay to 0 at the last step.
 
     Raises:
-        ValueError: At the start of training, the folder holds something other than a model.
+        ValueError: At the start of training, the folder contains something other than a model.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def sentence_vectors(
 
     Raises:
         TypeError: `corpus` or `exclude` is a single string.
-        ValueError: The files hold no sentence outside `exclude`, or none with a known word; or
+        ValueError: The files contain no sentence outside `exclude`, or none with a known word; or
             `vectors` is not a set of word vectors, or is a centred one.
         OSError: A file cannot be read, or a download failed.
     """

@@ -183,7 +183,7 @@ def test_lightning_logs_and_resets_each_epoch(letters, kinds, tmp_path) -> None:
 
 
 def test_error_messages(letters, kinds) -> None:
-    with pytest.raises(ValueError, match=r"use ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
+    with pytest.raises(ValueError, match=r"Use ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
         ScoreMean(kinds["kinds"])
     for metric_type in (ScoreMean, FailRate, ScoreOfAll):
         with pytest.raises(ValueError, match=r"component is a Letters with 2 scores. Choose one: "):

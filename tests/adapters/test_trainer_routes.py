@@ -204,7 +204,7 @@ def test_options_that_cannot_work_are_refused_at_the_start(
         trainer_routes(TrainerRoutes(0.0, {"prefixes": "prompt"}), coherence)
     with pytest.raises(ValueError, match=r"whose requests have no labels.*maps labels"):
         trainer_routes(TrainerRoutes(0.0, {"labels": "label"}, template=MARKERS), reward)
-    with pytest.raises(ValueError, match="'tones' is not a column"):
+    with pytest.raises(ValueError, match="'tones' can't be mapped"):
         TrainerRoutes(0.0, {"tones": "label"})
     with pytest.raises(ValueError, match="labels is in columns and in constants"):
         TrainerRoutes(0.0, {"labels": "label"}, {"labels": "positive"})

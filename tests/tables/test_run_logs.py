@@ -135,7 +135,7 @@ def test_several_logs_are_named(tmp_path: Path) -> None:
     [
         ("a.jsonl", b"", "a.jsonl is empty: did the run reach"),
         ("a.jsonl", b'{"step": 1, "a": 1}\n{"step": 2,, }\n', "a.jsonl:2 is not JSON"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1 holds a list, must be a JSON object"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1 contains a list, must be a JSON object"),
         ("a.jsonl", b'{"step": "x", "a": 1}\n', "row 1 has the step 'x', must be a number"),
         ("a.jsonl", b'{"step": 1, "a": "b"}\n', "has no logged numbers"),
         ("a.csv", b"step,caf\xe9\n1,2\n", "a.csv:1 is not UTF-8"),

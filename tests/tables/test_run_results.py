@@ -176,7 +176,7 @@ def test_cells_can_be_long(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("system,metric,value\nA,x,high\n", r":2: value = 'high' is not a number"),
-        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2: .* \(of system, x\)"),
+        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2. .* \(of system, x\)"),
         ("x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
         (
             "system,metric,value\nA,x\n",
@@ -206,7 +206,7 @@ def test_a_wrong_selection_raises(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[1]", "holds a list, must be a JSON object"),
+        ("[1]", "contains a list, must be a JSON object"),
         ('{"x": "high"}', "x = 'high' is not a number"),
         ('{"x": {"y": 1}, "z": 2}', "is not a number, must be {system: {metric: value}}"),
     ],

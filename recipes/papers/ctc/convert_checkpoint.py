@@ -44,9 +44,9 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
         folder: New folder of the aligner.
 
     Raises:
-        ValueError: The file holds other weights than such an aligner of this encoder, or the
+        ValueError: The weights do not match such an aligner with this encoder, or the
             folder exists.
-        pickle.UnpicklingError: The file holds more than tensors.
+        pickle.UnpicklingError: The file contains objects other than tensors.
     """
     path = Path(folder).expanduser()
     if path.exists():

@@ -245,7 +245,7 @@ def read_pair_file(file: str) -> list[AlignmentPair]:
     """Return the pairs of a file that `PairFile.build` wrote.
 
     Raises:
-        FileNotFoundError: The file does not exist or holds no pairs.
+        FileNotFoundError: The file does not exist or contains no pairs.
     """
     _, *chunks = JsonLog(Path(file)).read() or [None]
     if not chunks:

@@ -128,8 +128,8 @@ def sample_rows(
         seed: Seed of the choice and its order.
 
     Raises:
-        ValueError: The files hold fewer than `count` such rows, or a line is not a record with the
-            keys.
+        ValueError: The files contain fewer than `count` such rows, or a line is not a record with
+            the keys.
     """
     keys = KINDS[kind].keys
     if not keys:

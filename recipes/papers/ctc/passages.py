@@ -49,7 +49,7 @@ def read_passages(
         seed: Seed of their lengths, choice and order.
 
     Raises:
-        ValueError: The files hold fewer passages.
+        ValueError: The files contain fewer passages.
     """
     random_ = random.Random(seed)
     found: list[list[str]] = []
@@ -136,7 +136,7 @@ class PassagePairs:
         """Return the pairs; equal settings give equal pairs.
 
         Raises:
-            ValueError: The files hold fewer passages than `count`.
+            ValueError: The files contain fewer passages than `count`.
         """
         passages = read_passages(self.texts, self.words, self.count, self.seed)
         random_ = random.Random(self.seed)

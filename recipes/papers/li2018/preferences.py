@@ -179,11 +179,11 @@ def fit_gm(
     if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
         problems.append(
             "accuracy is 0 or 1 in all pairs, so t1 only scales GM and any from 0 to 100 prefers "
-            "the same: hold it (fixed), or fit to the label probability"
+            "the same. Fix it (fixed), or fit to the label probability."
         )
     problems += [
         f"t{i + 1} = {best[i]:.1f} is at the bound of its search, ±{high[i]:.0f}, where "
-        f"{_EFFECTS_AT_BOUNDS[i][int(best[i] > 0)]}: hold it at a value that you can defend (fixed)"
+        f"{_EFFECTS_AT_BOUNDS[i][int(best[i] > 0)]}. Fix it at a justified value (fixed)."
         for i in range(4)
         if free[i] and abs(best[i]) > 0.99 * high[i]
     ]

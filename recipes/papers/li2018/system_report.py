@@ -42,7 +42,7 @@ class Check(NamedTuple):
     Attributes:
         claim: The requirement, in words.
         figures: The figures that it compares.
-        met: Whether it holds; False if a figure is undefined.
+        met: Whether it is met; False if a figure is undefined.
     """
 
     claim: str

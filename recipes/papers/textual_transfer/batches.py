@@ -72,7 +72,7 @@ class TransferSentences(pl.LightningDataModule):
     Args:
         files: Style → file of one tokenized sentence per line; see `text_files.read_lines`. The
             first style is style 0 of the paper, the second style 1.
-        exclude: Files of held-out sentences; a line may hold several, separated by tabs.
+        exclude: Files of held-out sentences; a line may contain several, separated by tabs.
         words: Smallest and largest number of words of a sentence; the paper has 1 to 15 for Yelp, 6
             to 25 for Literature.
         count: Number of sentences of each style, drawn at random; None for all.

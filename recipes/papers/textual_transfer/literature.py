@@ -75,7 +75,7 @@ def write_literature(
 
     Raises:
         ValueError: `files` does not have two styles, an option is out of range, a style has no more
-            sentences than `dev` and `test` need, or the folder holds other files.
+            sentences than `dev` and `test` need, or the folder contains other files.
         OSError: A file cannot be read.
     """
     destination = Path(folder).expanduser()

@@ -285,7 +285,7 @@ def _batches(rows: Sequence[Sequence[int]], size: int) -> Iterator[list[Sequence
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:
-    """Return True if a folder holds the model with this fingerprint; otherwise log why not."""
+    """Return True if a folder contains the model with this fingerprint; otherwise log why not."""
     present = {path.name for path in folder.glob("*")}
     if others := sorted(present - _FILES):
         raise ValueError(
@@ -315,5 +315,5 @@ def _read(path: Path) -> tuple[StyleLanguageModel, PreTrainedTokenizerFast, dict
         return model, tokenizer, dict(config["training"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"{path} does not hold a style's language model, or is damaged ({error})"
+            f"{path} does not contain a style's language model, or is damaged ({error})"
         ) from error

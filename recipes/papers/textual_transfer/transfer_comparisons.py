@@ -53,7 +53,7 @@ class Comparison:
         )
 
     def plain(self) -> dict[str, Any]:
-        """Return the comparison as JSON can hold it, null where undefined."""
+        """Return the comparison as JSON values, null if undefined."""
         found = self.differences or {}
         return {
             **asdict(self),
@@ -124,5 +124,5 @@ def compare_at_equal_accuracy(
 
 
 def plain_estimate(estimate: Estimate) -> dict[str, float | None]:
-    """Return an estimate as JSON can hold it, null where undefined."""
+    """Return an estimate as JSON values, null if undefined."""
     return {name: finite_or_none(value) for name, value in estimate._asdict().items()}

@@ -81,7 +81,7 @@ class TextualTransfer(pl.LightningModule):
 
     Logs `loss/<name>` of each loss in use, and `loss/poor_discriminators`, the share of steps that
     learned reconstruction alone. `complete_samples` makes it a generator for `GenerationScorer`.
-    Checkpoints hold the vocabulary, so `load_from_checkpoint` needs nothing else. A resumed run
+    Checkpoints contain the vocabulary, so `load_from_checkpoint` needs nothing else. A resumed run
     repeats an uninterrupted one. One device.
 
     Args:

@@ -166,7 +166,9 @@ def test_a_model_of_something_else_or_damaged_is_trained_again(
     repeated = [weights_of(model) for model in StyleModels(str(folder), **TINY).trained(data)]
     assert all(map(torch.equal, first, repeated))  # a training repeats exactly
     (message,) = warnings_of(caplog)
-    assert message.startswith(f"{folder / 'style_1'} does not hold a style's language model, or is")
+    assert message.startswith(
+        f"{folder / 'style_1'} does not contain a style's language model, or is"
+    )
 
     caplog.clear()
     reseeded = StyleModels(str(folder), **TINY, seed=1).trained(data)
@@ -209,7 +211,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         ValueError, match="validation_share must be between 0 and 1, exclusive, got 1"
     ):
         StyleModels(validation_share=1)
-    with pytest.raises(ValueError, match="nowhere does not hold a style's language model"):
+    with pytest.raises(ValueError, match="nowhere does not contain a style's language model"):
         load_style_model(tmp_path / "nowhere")
     one = made_up({"cold": STYLES["cold"][:1], "lovely": STYLES["lovely"]}, tmp_path)
     with pytest.raises(ValueError, match="the style cold has 1 sentences, must have two or more"):
