@@ -343,8 +343,8 @@ class Samples:
             named = parse_attributes(label) or {}
             if attribute not in named:
                 raise ValueError(
-                    f"labels[{i}] = {label!r} does not name the attribute {attribute!r}"
-                    f"{did_you_mean(attribute, named)}, which {reader} reads. Pass "
+                    f"labels[{i}] = {shortened(label, 80)} does not name the attribute "
+                    f"{attribute!r}{did_you_mean(attribute, named)}, which {reader} reads. Pass "
                     f"labels={{{attribute!r}: [...], ...}}, one per text."
                 )
             found.append(named[attribute])
@@ -363,8 +363,9 @@ class Samples:
         for i, label in enumerate(labels):
             if label not in indices:
                 several = parse_attributes(label) if attribute is None else None
+                shown = shortened(label, 80)
                 advice = (
-                    f"Use one of them, or pass label_map={{{label!r}: {known[0]!r}, ...}}."
+                    f"Use one of them, or pass label_map={{{shown}: {known[0]!r}, ...}}."
                     if not several
                     else "Tell the scorer which attribute to read, "
                     + " or ".join(f"attribute={name!r}" for name in several)
@@ -372,7 +373,7 @@ class Samples:
                 )
                 of = f" of the attribute {attribute!r}" if attribute else ""
                 raise ValueError(
-                    f"labels[{i}] = {label!r}{of} is not a label of {owner}, which has "
+                    f"labels[{i}] = {shown}{of} is not a label of {owner}, which has "
                     f"{', '.join(known)}{did_you_mean(label, known)}. {advice}"
                 )
         return [indices[label] for label in labels]
