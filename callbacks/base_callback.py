@@ -72,11 +72,11 @@ class CallbackMixin(Callback):
 
 
 def advice(trainer: Trainer, error: BaseException) -> str | None:
-    """Return what to do about an error of a run whose message does not say it; None for others."""
+    """Return advice for an error of a run whose message has none; None for other errors."""
     if type(error).__module__.startswith("wandb."):
         return (
-            "Weights & Biases did not start a run: set WANDB_MODE=offline to write it to disk and "
-            "upload it later (wandb sync), or log in (wandb login)"
+            "Weights & Biases did not start a run. Set WANDB_MODE=offline to write it to disk and "
+            "upload it later (wandb sync), or log in (wandb login)."
         )
     path = Path(trainer.ckpt_path or "")
     if not path.is_file() or zipfile.is_zipfile(path):
@@ -84,6 +84,6 @@ def advice(trainer: Trainer, error: BaseException) -> str | None:
     others = sorted(p.name for p in path.parent.glob("*.ckpt") if zipfile.is_zipfile(p))
     instead = f"one of {', '.join(others)}" if others else "another checkpoint"
     return (
-        f"{path} is damaged or was cut off at {path.stat().st_size} bytes: resume from {instead} "
-        "(ckpt_path), or start again without"
+        f"{path} is damaged or was cut off at {path.stat().st_size} bytes. Resume from {instead} "
+        "(ckpt_path), or start again without it."
     )

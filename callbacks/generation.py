@@ -89,8 +89,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         overlap: Score in the background, and log one validation late.
         decoding_cv: Log `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
             first, second, … completions of all prompts, so that it takes two or more of each.
-        timeout: Most seconds that scoring may take; a scorer that hangs then raises a
-            `ScoringTimeout` that says where, and the run ends. None for no limit.
+        timeout: Time limit for scoring, in seconds; a scorer that hangs then raises a
+            `ScoringTimeout` with its line, and the run ends. None for no limit.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps

@@ -163,7 +163,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in an error of a write, which has none, and say what to do."""
+    """Add the name of the file, and advice, to an error of a write."""
     try:
         yield
     except OSError as error:
@@ -172,7 +172,7 @@ def _named(path: Path) -> Iterator[None]:
                 error.filename = str(path)
             if not getattr(error, "__notes__", []):
                 error.add_note(
-                    "What was written before is whole: free space, or write elsewhere, and resume."
+                    "Earlier files are complete. Free space, or write elsewhere, and resume."
                 )
         raise
 

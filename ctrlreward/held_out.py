@@ -63,8 +63,8 @@ class HeldOutScorer:
         seed: Seed of the generation.
         decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
             first, second, … completions of all prompts, so that it takes two or more of each.
-        timeout: Most seconds that scoring may take; a scorer that hangs then raises a
-            `ScoringTimeout` that says where. None for no limit.
+        timeout: Time limit for scoring, in seconds; a scorer that hangs then raises a
+            `ScoringTimeout` with its line. None for no limit.
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,

@@ -112,7 +112,7 @@ class Worker:
             self._thread = None
 
     def abandon(self) -> str:
-        """Leave a call that hangs to itself; return where it is, such as "judge.py:31 in ask"."""
+        """Abandon a call that hangs; return its line, such as "judge.py:31 in ask"."""
         assert self._thread is not None
         where = _place(self._thread.ident)
         self._thread = None  # a later call starts another thread
@@ -132,22 +132,22 @@ def _run_calls(
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-        del item, future, call  # else what they hold lives until the next call
+        del item, future, call  # otherwise their objects live until the next call
 
 
 class ScoringTimeout(TimeoutError):
-    """Scoring that did not end in the time that it was given."""
+    """Scoring that exceeded its time limit."""
 
 
 class TimeLimit:
-    """Runs scoring for at most `seconds`, on a thread apart; None runs it as it is, without limit.
+    """Runs scoring for at most `seconds`, on a separate thread; None runs it without a limit.
 
     A call that does not end is left to its thread, since Python can't end a thread from outside.
     """
 
     def __init__(self, seconds: float | None) -> None:
         if seconds is not None and not 0 < seconds < math.inf:
-            raise ValueError(f"timeout = {seconds}, must be a positive number of seconds, or None")
+            raise ValueError(f"timeout must be a positive number of seconds or None, got {seconds}")
         self.seconds = seconds
         self._worker = Worker("ctrlreward-limited")
 
@@ -156,7 +156,7 @@ class TimeLimit:
 
         Raises:
             ScoringTimeout: It takes longer. The message has `what`, such as "4 texts by Judge
-                (score)", and the line at which it is.
+                (score)", and the current line.
         """
         with _scoring(what):
             if self.seconds is None:
@@ -170,7 +170,7 @@ class TimeLimit:
             where = self._worker.abandon()
             raise ScoringTimeout(
                 f"scoring {what} did not end within timeout = {self.seconds:g} s, it is at "
-                f"{where}: mend or remove the scorer that waits there, or give a longer timeout"
+                f"{where}. Fix or remove the scorer that waits there, or set a longer timeout."
             )
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class TimeLimit:
         self._worker.close()
 
 
-# What is being scored now, by the id of the thread that started it.
+# Descriptions of the scoring in progress, by the id of the thread that started it.
 _running: dict[int, str] = {}
 
 
@@ -207,8 +207,8 @@ def _place(thread: int | None) -> str:
     return "; ".join(f"{line.filename}:{line.lineno} in {line.name}" for line in own[-1:])
 
 
-# Seconds without progress after which scoring is taken to hang, once the process has been told to
-# end. Schedulers kill it 30 s after SIGTERM by default.
+# Seconds without progress after which scoring counts as hanging, once the process should end.
+# Schedulers kill it 30 s after SIGTERM by default.
 GRACE = 10.0
 
 
@@ -217,7 +217,7 @@ def end_if_scoring_hangs() -> None:
 
     Lightning's handler of SIGTERM only sets a flag, which it reads after the batch: a scorer that
     hangs would keep the run alive. All files are whole or absent, as after a SIGKILL. Call it while
-    a run is under way: at its end, Lightning puts the handler from before it back.
+    a run is under way: at its end, Lightning restores the previous handler.
     """
     previous = signal.getsignal(signal.SIGTERM)
     if (
@@ -246,7 +246,8 @@ def _watch() -> None:
         elif time.monotonic() - since >= GRACE:
             for thread, what in _running.items():
                 log.error(
-                    "SIGTERM: scoring %s has made no progress for %.0f s, at %s: the process ends",
+                    "SIGTERM: scoring %s has made no progress for %.0f s, at %s, so the process "
+                    "ends",
                     *(what, GRACE, _place(thread)),
                 )
             logging.shutdown()

@@ -63,7 +63,7 @@ class RewardBatch:
         components: Each named score as returned by its scorer, float64, shape (n,); for a component
             with a condition the value that counts. With the aggregate `"mean_minus_deviation"` also
             `disagreement`, the deviation of the members.
-        failed: True where a component is NaN, or the total is NaN or larger than float32 holds,
+        failed: True where a component is NaN, or the total is NaN or beyond float32,
             shape (n,).
         seconds: Wall time of scoring.
 
@@ -202,8 +202,8 @@ class Reward(AnyReward):
             them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
             deviations by which it is better than the mean.
         penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
-        timeout: Most seconds that scoring of a batch may take, such as 10 times what it takes; a
-            scorer that hangs then raises a `ScoringTimeout` that says where. None for no limit.
+        timeout: Time limit for scoring a batch, in seconds, such as 10 times the usual time; a
+            scorer that hangs then raises a `ScoringTimeout` with its line. None for no limit.
 
     A `Component` with `given` and `at_least` counts only for samples where the named component
     reaches the threshold, and is 0 otherwise (GDPO, Liu et al. 2026, eq. 8). A loss counts

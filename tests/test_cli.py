@@ -123,8 +123,8 @@ def test_a_run_that_sigterm_ended_exits_with_143(
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (EOFError(), "/last.ckpt is damaged or was cut off at 0 bytes: resume from another check"),
-        (wandb.errors.UsageError("No API key."), "Weights & Biases did not start a run: set WANDB"),
+        (EOFError(), "/last.ckpt is damaged or was cut off at 0 bytes. Resume from another check"),
+        (wandb.errors.UsageError("No API key."), "Weights & Biases did not start a run. Set WANDB"),
         (OSError(28, "No space left on device", "runs/demo/x.ckpt"), "[Errno 28] No space left on"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_file_and_all_rows(size: int) ->
                 said = [str(error), *error.__notes__]
         assert said[0].startswith("[Errno 27] File too large: ")
         assert said[0].endswith(f"{log.path if size >= 120 else file}'")
-        assert said[1].startswith("What was written before is whole: free space, or write elsewh")
+        assert said[1].startswith("Earlier files are complete. Free space, or write elsewh")
         assert file.read_text() == ("new " * 30 if size >= 120 else "old")
         assert sorted(os.listdir(name)) in (["file"], ["file", "log.jsonl"])
         assert log.read() == written

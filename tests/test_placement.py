@@ -233,14 +233,14 @@ def test_a_scorer_that_hangs_is_named_with_its_batch_and_its_line(
         call()
     found = re.fullmatch(
         rf"scoring 2 texts \(the first is 'spam'\) by FunctionScorer \({name}\) did not end within "
-        rf"timeout = 0\.2 s, it is at {re.escape(__file__)}:(\d+) in {name}: mend or remove the "
+        rf"timeout = 0\.2 s, it is at {re.escape(__file__)}:(\d+) in {name}. Fix or remove the "
         r"scorer that waits there, or give a longer timeout",
         str(raised.value),
     )
     assert found is not None, raised.value
     assert first < int(found[1]) <= first + 2
     # Its lock is held for good: a further call does not end either, and says where it waits.
-    with pytest.raises(ScoringTimeout, match=r"sharing\.py:\d+ in exclusive: mend"):
+    with pytest.raises(ScoringTimeout, match=r"sharing\.py:\d+ in exclusive. Fix"):
         call()
     reward.release()
 
@@ -261,5 +261,5 @@ def test_what_ends_in_time_is_as_without_a_limit() -> None:
     assert limited(["soup", "ham"]).total.tolist() == plain.tolist()
     limited.release()
     for wrong in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="must be a positive number of seconds, or None"):
+        with pytest.raises(ValueError, match="must be a positive number of seconds or None"):
             Reward(counts, timeout=wrong)

@@ -34,7 +34,7 @@ class Request(NamedTuple):
 Requests = Generator[Request, list[Any], Result]
 
 
-# Requests that models have answered, all threads together: that scoring makes progress.
+# Number of requests that models have answered in all threads, a sign of progress.
 answered = 0
 
 

@@ -119,10 +119,10 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
 
 
 def _beginnings(encoding: Any, first: str, second: str, limit: int) -> tuple[str, str]:
-    """Return two texts up to their first `limit` tokens, the longer one with a token more.
+    """Return two texts truncated to `limit` tokens, the longer one with one more token.
 
-    Truncated to a model's context, half of that, they are the same. But a tokenizer that truncates
-    keeps each combination of the parts that it cuts off: of two texts of 100,000 words, gigabytes.
+    Truncation to a model's context, half of that, gives the same result. A tokenizer that truncates
+    keeps each combination of the parts that it cuts off, gigabytes for two texts of 100,000 words.
     """
     ends: tuple[list[int], list[int]] = ([], [])
     for side, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True):

@@ -177,7 +177,7 @@ def check_loss(terms: Mapping[str, Tensor]) -> None:
     if not torch.isfinite(terms["loss"]):
         values = ", ".join(f"{name} = {float(value.detach()):.3g}" for name, value in terms.items())
         raise RuntimeError(
-            f"the loss of this step is not finite ({values}), and the policy was not updated: "
-            "resume from the last checkpoint with a lower optimizer.learning_rate, with "
-            "optimizer.max_grad_norm, or in float32; if a reward is extreme, bound it"
+            f"the loss of this step is not finite ({values}), and the policy was not updated. "
+            "Resume from the last checkpoint with a lower optimizer.learning_rate, with "
+            "optimizer.max_grad_norm, or in float32. If a reward is extreme, bound it."
         )

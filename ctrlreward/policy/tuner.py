@@ -55,7 +55,7 @@ GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
     "lora": (LoRA, keywords.LORA),
 }
 
-_STEPS_WITHOUT_SIGNAL = 3  # until it is said
+_STEPS_WITHOUT_SIGNAL = 3  # before a warning
 
 
 def instead() -> dict[str, str]:
@@ -341,14 +341,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         return terms["loss"]
 
     def _warn_without_signal(self, experience: Experience) -> None:
-        """Say once that several steps in a row had nothing to learn from."""
+        """Warn once if several steps in a row had nothing to learn from."""
         self._without_signal = 0 if experience.advantages.any() else self._without_signal + 1
         if self._without_signal == _STEPS_WITHOUT_SIGNAL:
             package_of(self).load("utilities.rank_zero_warn")(
                 f"all advantages of {_STEPS_WITHOUT_SIGNAL} steps in a row are 0, as all "
-                "completions of a prompt have the same reward: nothing is learned from them. While "
-                "reward/zero_signal is 1, give a reward that tells the completions of a prompt "
-                "apart, sample more of them, or raise the temperature"
+                "completions of a prompt have the same reward, so nothing is learned. While "
+                "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
+                "prompt, sample more of them, or raise the temperature."
             )
 
     def _log_step(

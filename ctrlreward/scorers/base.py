@@ -36,7 +36,7 @@ Scores: TypeAlias = npt.NDArray[np.float64]
 # Share of a range's end by which a score may exceed it: the rounding of bfloat16.
 _ROUNDING = 2.0**-7
 
-# Magnitude above which a score is a failed one: trainers and loggers hold scores in float32.
+# Magnitude above which a score counts as failed: trainers and loggers store scores in float32.
 LARGEST = float(np.finfo(np.float32).max)
 
 # Ends the name of the fold that is the deviation of a score.
@@ -411,7 +411,7 @@ def checked_scores(
 ) -> dict[str, Scores]:
     """Return a scorer's scores as float64 arrays of shape (n,).
 
-    NaN for None, infinity, and what float32 does not hold.
+    NaN for None, infinity, and numbers beyond float32.
     """
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
@@ -451,7 +451,7 @@ def checked_scores(
             )
         too_large = np.abs(values) > LARGEST
         if too_large.any():
-            what = "infinite" if np.isinf(values[too_large]).all() else "larger than float32 holds"
+            what = "infinite" if np.isinf(values[too_large]).all() else "beyond float32"
             count, first = np.count_nonzero(too_large), int(too_large.argmax())
             log.warning(
                 "%s: %d scores %r are %s, and become NaN (the first of texts[%d])",
@@ -503,7 +503,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
 
 
 def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:
-    """Return what is scored by what: "4 texts (the first is 'A') by Judge (score)"."""
+    """Return a description of the scoring: "4 texts (the first is 'A') by Judge (score)"."""
     names: dict[str, list[str]] = {}
     for component in components.values():
         names.setdefault(type(component.scorer).__name__, []).append(component.name)

@@ -289,7 +289,7 @@ class Judge(ModelScorer[CausalLM]):
         prompts: list[str] = []
         for i in nonempty(score, **read):
             cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
-            # Of texts this is known; labels and prompts are text to a judge alone.
+            # Texts are checked before; only a judge reads labels and prompts as text.
             if invalid := [name for name, column in columns.items() if not _is_unicode(column[i])]:
                 log.warning("%s[%d] is not valid Unicode: %s is NaN", invalid[0], i, score)
                 continue

@@ -88,7 +88,7 @@ class ServeOptions:
 def http_protocol(seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for a connection, closed if headers take longer to arrive.
 
-    uvicorn itself waits for unfinished headers, and for a first byte, for good.
+    uvicorn itself waits forever for unfinished headers and for a first byte.
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 

@@ -38,7 +38,7 @@ class RequestQueue:
 
     `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
     `"ready"`, `"failed"` (models could not be loaded, or a scorer hangs) or `"draining"`. `left_at`
-    is the line of a batch that did not end before the queue did, None without one.
+    is the line of a batch that did not end before the queue did; None if all ended.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class RequestQueue:
             results = await asyncio.wrap_future(self._worker.submit(self._results, requests))
         except Exception as error:
             results = [refusal(error)] * len(requests)
-            if isinstance(error, ScoringTimeout):  # its thread holds the scorer for good
+            if isinstance(error, ScoringTimeout):  # its thread never releases the scorer
                 self.state, self._reason = "failed", str(error)
         for request, result in zip(requests, results, strict=True):
             if request.result.done():  # its client has disconnected

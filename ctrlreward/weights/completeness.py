@@ -1,4 +1,4 @@
-"""Completeness of a loaded model: whole files, and every weight comes from its checkpoint."""
+"""Completeness of a loaded model: undamaged files, and every weight is from the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMES_IN_ERROR = 5
 
 @contextmanager
 def damage_named(folder: Path, subject: str) -> Iterator[None]:
-    """Name the file that is cut off or damaged if reading a folder raises; `subject` has it.
+    """Name the truncated or damaged file if reading the folder of `subject` raises.
 
     Libraries raise `SafetensorError`, `JSONDecodeError`, `UnicodeDecodeError` and others, most of
-    them without the file.
+    them without a file name.
     """
     try:
         yield
@@ -32,12 +32,12 @@ def damage_named(folder: Path, subject: str) -> Iterator[None]:
         if (damage := _damage(folder)) is None:
             raise
         cached = folder.resolve().is_relative_to(cache_folder().resolve())
-        remedy = f"delete {folder}, which is then made again" if cached else "save it again"
-        raise OSError(f"{subject}: {damage}: {remedy}") from error
+        remedy = f"Delete {folder}, which is then created again." if cached else "Save it again."
+        raise OSError(f"{subject}: {damage}. {remedy}") from error
 
 
 def _damage(folder: Path) -> str | None:
-    """Return the first file of a folder that is not whole, with the reason; None without one."""
+    """Return the first damaged file of a folder, with the reason; None if there is none."""
     for file in sorted((*folder.glob("*.json"), *folder.glob("*.safetensors"))):
         try:
             if file.suffix == ".json":
@@ -58,8 +58,8 @@ def check_finite(model: str, loaded: nn.Module) -> None:
             low, high = weight.detach().aminmax()  # NaN if one is
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 raise ValueError(
-                    f"model = {model!r} has NaN or infinite weights in {name}: the training that "
-                    "wrote it has diverged, or the file is damaged; give an earlier checkpoint"
+                    f"model = {model!r} has NaN or infinite weights in {name}, because the "
+                    "training diverged or the file is damaged. Use an earlier checkpoint."
                 )
 
 
@@ -68,8 +68,8 @@ def check_vocabulary(
 ) -> None:
     """Raise if a tokenizer has tokens that the embeddings of its model lack.
 
-    Special tokens that no text has and that nothing adds may lie outside; many chat models are
-    saved with such a padding token.
+    Special tokens that occur in no input may lack an embedding; many chat models are saved with
+    such a padding token.
     """
     rows = loaded.get_input_embeddings().weight.shape[0]  # type: ignore[operator,union-attr]
     if len(tokenizer) <= rows:
@@ -82,9 +82,9 @@ def check_vocabulary(
     if outside:
         token = min(outside, key=outside.__getitem__)
         raise ValueError(
-            f"model = {model!r} embeds {rows} tokens, and its tokenizer has {len(outside)} more, "
-            f"such as {token!r} ({outside[token]}): give the tokenizer that the model was trained "
-            "with, or resize its embeddings (resize_token_embeddings)"
+            f"model = {model!r} embeds {rows} tokens, but its tokenizer has {len(outside)} more, "
+            f"such as {token!r} ({outside[token]}). Use the tokenizer that the model was trained "
+            "with, or resize its embeddings (resize_token_embeddings)."
         )
 
 

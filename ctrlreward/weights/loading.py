@@ -96,8 +96,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     saved = Path(location)
     if saved.is_dir() and not any((saved / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(
-            f"model = {model!r} has no tokenizer.json: save the tokenizer into the folder, "
-            f"AutoTokenizer.from_pretrained(...).save_pretrained({str(saved)!r})"
+            f"model = {model!r} has no tokenizer.json. Save the tokenizer into the folder with "
+            f"AutoTokenizer.from_pretrained(...).save_pretrained({str(saved)!r})."
         )
     with _hub(model, location):
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)

@@ -44,7 +44,7 @@ def test_a_checkpoint_that_was_cut_off_is_named(
     size = last.stat().st_size
     (note,) = raised.value.__notes__
     assert note == (
-        f"{last} is damaged or was cut off at {size} bytes: resume from one of "
+        f"{last} is damaged or was cut off at {size} bytes. Resume from one of "
         "step=000002-value=0.250.ckpt (ckpt_path), or start again without"
     )
     best = kept / "step=000002-value=0.250.ckpt"
@@ -77,7 +77,7 @@ def test_sigterm_ends_a_run_whose_scorer_hangs(fault: str, tmp_path: Path) -> No
     assert line in errors
     assert ") by Faulty (value) has made no progress for 0 s, at " in errors
     assert "fault_runs.py:" in errors
-    assert "in score_samples: the process ends" in errors
+    assert "in score_samples, so the process ends" in errors
     # What was computed before is there.
     last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
     assert last["global_step"] == (4 if fault == "hang overlapped" else 2)
@@ -135,7 +135,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.filename == str(tmp_path / file)
-    assert "free space, or write elsewhere, and resume" in raised.value.__notes__[0]
+    assert "Free space, or write elsewhere, and resume" in raised.value.__notes__[0]
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(found) == sorted([*kept, *(["samples/score/step=000002.jsonl"] if kept else [])])
     run()
@@ -156,7 +156,7 @@ def test_weights_and_biases_without_a_key(
     logger = WandbLogger(save_dir=str(tmp_path), project="faults")
     with pytest.raises(wandb.errors.UsageError, match="No API key configured") as raised:
         fit(module, callbacks(curve, held_out, tmp_path), logger=logger)
-    assert "set WANDB_MODE=offline to write it to disk" in raised.value.__notes__[0]
+    assert "Set WANDB_MODE=offline to write it to disk" in raised.value.__notes__[0]
     assert module.calls == []  # before anything is computed
 
 

@@ -341,7 +341,7 @@ def test_a_shard_that_was_cut_off_is_named_and_scored_again(
     shard.write_text(content)
     error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
     assert f"{shard} is damaged or was cut off (" in error
-    assert "delete it and repeat the command, which scores its rows again" in error
+    assert "Delete it and repeat the command, which scores its rows again" in error
     shard.unlink()
     main(["score", "in.jsonl", "out.csv", *STOPPED])
     capsys.readouterr()

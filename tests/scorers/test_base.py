@@ -161,7 +161,7 @@ def test_none_and_infinity_are_failed_samples(
     np.testing.assert_array_equal(found, [0.5, np.nan])
     said = []
     if isinstance(values, list) and values[1] is not None:
-        what = "larger than float32 holds" if values[1] == 1e300 else "infinite"
+        what = "beyond float32" if values[1] == 1e300 else "infinite"
         said = [f"Returns: 1 scores 'ease' are {what}, and become NaN (the first of texts[1])"]
     assert caplog.messages == said
 

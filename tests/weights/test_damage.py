@@ -46,7 +46,7 @@ def test_a_file_that_is_not_whole_is_named(model: Path, name: str, how: str) -> 
     spoil(model / name, how)
     size = (model / name).stat().st_size
     message = rf"model = '{model}': {model / name} is damaged or was cut off at {size} bytes \(.+"
-    with pytest.raises(OSError, match=rf"{message}\): save it again"):
+    with pytest.raises(OSError, match=rf"{message}\). Save it again"):
         score(model)
 
 
@@ -65,7 +65,7 @@ def test_one_of_several_files_of_weights(model: Path) -> None:
 
 def test_a_folder_without_a_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
-    message = rf"has no tokenizer.json: save the tokenizer.*save_pretrained\('{model}'\)"
+    message = rf"has no tokenizer.json. Save the tokenizer.*save_pretrained\('{model}'\)"
     with pytest.raises(ValueError, match=message):
         score(model)
 
@@ -87,7 +87,7 @@ def test_a_tokenizer_larger_than_the_vocabulary(
     """It raised `index out of range in self` at the first text with such a token."""
     for file in Path(tiny_llama(LETTERS + "0123")).glob("tokenizer*"):
         shutil.copy(file, model)
-    message = rf"'{model}' embeds 30 tokens, and its tokenizer has 4 more, such as '0' \(30\): give"
+    message = rf"'{model}' embeds 30 tokens, but its tokenizer has 4 more, such as '0' \(30\). Use"
     with pytest.raises(ValueError, match=message):
         score(model)
     tuner = PolicyTuner(str(model), len)
@@ -111,7 +111,7 @@ def test_a_padding_token_that_is_not_embedded(model: Path) -> None:
 def test_word_vectors(tmp_path: Path, name: str, how: str) -> None:
     WordVectors({"soup": [1, 0], "broth": [3, 4]}, idf={"soup": 2.0}).save(tmp_path / "v")
     spoil(tmp_path / "v" / name, how)
-    with pytest.raises(OSError, match=rf"word vectors '.*/v': .*{name} is damaged .*save it again"):
+    with pytest.raises(OSError, match=rf"word vectors '.*/v': .*{name} is damaged .*Save it again"):
         Similarity(str(tmp_path / "v")).score(["soup"], sources="broth")
 
 
@@ -132,7 +132,7 @@ def test_a_gguf_file_that_is_not_whole(
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
-    message = rf"model = '{file}' \({len(content)} bytes\) can't be read as GGUF.* download it aga"
+    message = rf"model = '{file}' \({len(content)} bytes\) can't be read as GGUF.* Download it aga"
     with pytest.raises(OSError, match=message):
         convert_once(file)
     assert not [path for path in cache_folder().iterdir() if path.is_dir()]
@@ -143,7 +143,7 @@ def test_an_entry_of_the_cache_that_was_cut_off_may_be_deleted(
 ) -> None:
     monkeypatch.setenv("CTRLREWARD_CACHE", str(model.parent))
     spoil(model / "model.safetensors", "half")
-    with pytest.raises(OSError, match=re.escape(f"delete {model}, which is then made again")):
+    with pytest.raises(OSError, match=re.escape(f"Delete {model}, which is then created again")):
         load_frozen(AutoModelForCausalLM, str(model))
 
 

@@ -113,8 +113,8 @@ class ShardStore:
                     found |= {name: np.array(values, np.float64) for name, values in stored}
                 except (AttributeError, TypeError, ValueError) as error:
                     raise ValueError(
-                        f"{file} is damaged or was cut off ({error}): delete it and repeat the "
-                        "command, which scores its rows again"
+                        f"{file} is damaged or was cut off ({error}). Delete it and repeat the "
+                        "command, which scores its rows again."
                     ) from None
         return {name: found[name] for name in self._names}
 
