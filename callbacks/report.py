@@ -197,8 +197,8 @@ class BeforeAfterMixin(CallbackMixin):
         path = kept and (kept.best_model_path or kept.last_model_path)
         if not path:
             raise RuntimeError(
-                "training ended before the first validation, so no checkpoint was selected: "
-                "validate more often or train longer"
+                "training ended before the first validation, so no checkpoint was selected. "
+                "Validate more often or train longer."
             )
         state = torch.load(path, map_location=pl_module.device, weights_only=True)["state_dict"]
         pl_module.load_state_dict(state, strict=False)

@@ -28,8 +28,8 @@ def check_credit(reward: AnyReward) -> Reward:
         )
     if reward.weights is None:
         raise ValueError(
-            "a reward is given by token as the sum of its weighted components, and this one has "
-            "another aggregate: must be 'weighted'"
+            "a reward by token is the sum of weighted components, but this reward has "
+            "another aggregate, must be 'weighted'"
         )
     return reward
 

@@ -274,7 +274,7 @@ class Reward(AnyReward):
             )
         if penalty is not None and aggregate != "mean_minus_deviation":
             raise ValueError(
-                f"aggregate = {aggregate!r} takes no penalty: only mean_minus_deviation does"
+                f"aggregate = {aggregate!r} does not take a penalty, only mean_minus_deviation does"
             )
         if penalty is not None and not penalty >= 0:
             raise ValueError(f"penalty = {penalty}, must be 0 or more")

@@ -414,7 +414,7 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
             lambda: Reward(judges("first"), "min", scales={"first": (0, 0)}),
             r"scales\['first'\] = \(0, 0\), must be a mean and a positive deviation",
         ),
-        (lambda: Reward(judges("first"), "min", penalty=1), "'min' takes no penalty"),
+        (lambda: Reward(judges("first"), "min", penalty=1), "'min' does not take a penalty"),
         (
             lambda: Reward(judges("first"), "mean_minus_deviation", penalty=-1),
             "penalty = -1, must be 0 or more",

@@ -120,7 +120,7 @@ def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
         if not query.startswith(prompt):
             raise ValueError(
                 f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
-                f"{shortened(prompt)}: was the prompt truncated? Allow longer prompts"
+                f"{shortened(prompt)}, it may be truncated. Allow longer prompts."
             )
     return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
 

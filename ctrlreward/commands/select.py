@@ -219,7 +219,7 @@ def _check(options: Any) -> None:
     monitor = check_rule_options(options)
     if not (monitor or options.pareto or options.guard):
         raise ValueError(
-            "no score is given: --maximise KEY, --minimise KEY or --pareto A:max,B:min"
+            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min."
         )
     if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
         raise ValueError("--watch, --output and --checkpoints are of one RUN")

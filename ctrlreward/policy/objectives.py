@@ -256,7 +256,7 @@ def check_reward(objective: Objective, reward: AnyReward) -> None:
     if objective.decoupled and reward.weights is None:
         raise ValueError(
             "objective.multi_objective_aggregation = 'normalize_then_sum' sums the weighted "
-            "components of a reward, and this one has another aggregate: must be 'weighted'"
+            "components of a reward, but this one has another aggregate, must be 'weighted'"
         )
     if objective.filter_groups is not None:
         names = ("total", *reward.components)

@@ -246,7 +246,7 @@ class Scorer(ABC):
         self, samples: Samples, names: Collection[str]
     ) -> Mapping[str, list[Credit]] | Requests[Mapping[str, list[Credit]]]:
         """Split the scores in `names`, all of them in `credited`, over the parts of each text."""
-        raise NotImplementedError(f"{type(self).__name__} splits no score over a text")
+        raise NotImplementedError(f"{type(self).__name__} does not split a score over a text")
 
     @property
     def credited(self) -> Collection[str]:

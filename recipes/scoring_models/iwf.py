@@ -58,7 +58,9 @@ def write_table(
     """
     paths = _matching_files(corpus)
     if not output.parent.is_dir():
-        raise ValueError(f"output = {output}: the folder {output.parent} does not exist, create it")
+        raise ValueError(
+            f"output = {output}: the folder {output.parent} does not exist. Create it."
+        )
     sentences = read_sentences(paths, find_splitter(sentence_splitter))
     table = InverseFrequency.from_corpus(sentences, load_tokenizer(model))
     table.save(output)

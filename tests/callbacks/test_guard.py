@@ -300,7 +300,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
         with pytest.raises(error, match=message):
             guard(**changes)
     contrary = guard(held_out="score/padding", held_out_mode="max")
-    with pytest.raises(MisconfigurationException, match="use held_out_mode='min'"):
+    with pytest.raises(MisconfigurationException, match="Use held_out_mode='min'"):
         fit(writer("steady"), [watch(prompts), contrary])
     with pytest.raises(
         MisconfigurationException, match="List ProxyGuard after the GenerationScorer"

@@ -247,7 +247,7 @@ MISTAKES = {
     "in a group": (
         edited([*INIT, "generation", "temperature"], 0, "temprature"),
         "model.init_args.generation.temprature", "mean 'temperature'?"),
-    "old name": (edited([*INIT, "lora", "r"], 0, "rank"), "model.init_args.lora.rank", "use r"),
+    "old name": (edited([*INIT, "lora", "r"], 0, "rank"), "model.init_args.lora.rank", "Use r"),
     "of a reward": (
         edited([*INIT, "reward", "init_args", "fluency"], 0, "fluenc"),
         "model.init_args.reward.init_args.fluenc", "mean 'fluency'?"),

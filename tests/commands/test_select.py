@@ -200,7 +200,7 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         ((*MAXIMISE, "--stop", "patience=two"), "--stop patience='two' must be int"),
         ((*MAXIMISE, "--stop", "patience=0"), "patience must be at least 1, got 0"),
         ((*MAXIMISE, "--minimise", "loss"), "both given"),
-        ((), "no score is given: --maximise"),
+        ((), "no score is given. Use --maximise"),
         (("--subject_to", "acc>=1", "--guard", "reward:acc"), "--subject-to needs the score"),
         ((*MAXIMISE, "--guard", "acc"), "--guard must be PROXY:HELD_OUT, got 'acc'"),
         (

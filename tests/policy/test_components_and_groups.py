@@ -407,7 +407,7 @@ def test_what_the_reward_or_the_optimizer_does_not_allow(tuner, share) -> None:
     with pytest.raises(ValueError, match=r"filter_groups must be one of total, share"):
         tuner(filter_groups="shares")
     lowest = Reward({"share": share["share"]}, aggregate="min")
-    with pytest.raises(ValueError, match="has another aggregate: must be 'weighted'"):
+    with pytest.raises(ValueError, match="has another aggregate, must be 'weighted'"):
         tuner(reward=lowest, multi_objective_aggregation="normalize_then_sum")
     with pytest.raises(ValueError, match="filter_groups needs the rewards of a rollout"):
         tuner(filter_groups="total", optimizer=OptimizerConfig(overlap=True))

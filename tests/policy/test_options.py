@@ -182,7 +182,7 @@ def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
 def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
     with pytest.raises(TypeError) as error:
         PolicyTuner("smollm2-135m", "reward", **{name: 1})
-    assert str(error.value) == f"PolicyTuner() has no argument {name!r}. Use {line}"
+    assert str(error.value) == f"PolicyTuner() has no argument {name!r}. Use {line}."
 
 
 def test_all_lines_name_options_that_exist() -> None:

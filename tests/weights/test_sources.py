@@ -266,7 +266,7 @@ def test_a_cache_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(OSError, match=r"is not writable.*set CTRLREWARD_CACHE"):
+    with pytest.raises(OSError, match=r"is not writable.*Set CTRLREWARD_CACHE"):
         build_once("toy", lambda folder: None)
 
 

@@ -29,7 +29,7 @@ Absent: TypeAlias = Literal["words", "names"]
 # Placeholder of rare words in WikiText; sentences are readable without it.
 _RARE = re.compile(r"\s*<unk>")
 _NAME = r"[A-Z]\w*(?:['’\-]\w+)*"
-# What is replaced as a whole: names in a row, a number, or a word.
+# Units of replacement: names in a row, a number, or a word.
 _UNIT = re.compile(rf"{_NAME}(?: {_NAME})*|\d[\d,.]*\d|{WORD.pattern}")
 _ENDINGS = ("ing", "ed", "ly", "s")
 

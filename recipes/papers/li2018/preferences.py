@@ -26,7 +26,7 @@ _MOST_TIES = 0.5
 _POPULATION = 60
 _GENERATIONS = 200
 
-# What a threshold at its lower and at its upper bound means, for t1 to t4.
+# Effects of a threshold at its lower and at its upper bound, for t1 to t4.
 _EFFECTS_AT_BOUNDS = (
     ("accuracy decides little", "only an accuracy of 1 counts"),
     ("similarity decides little", "only a similarity of 1 counts"),

@@ -115,7 +115,7 @@ class TransferReport(pl.Callback):
         _training_sentences(trainer)
         if not len(self._unseen(trainer)):
             raise MisconfigurationException(
-                "TransferReport: selection sees all of its sentences, must be others"
+                "TransferReport: all of its sentences are used for selection. Use other sentences."
             )
         if self.references is not None:
             import_extra("sacrebleu", "BLEU")
@@ -217,8 +217,8 @@ class TransferReport(pl.Callback):
         path = self._keeper(trainer, score).best_model_path
         if not path:
             raise RuntimeError(
-                f"no validation had a finite {self.name}/{score}, so no checkpoint was kept: "
-                "validate more often or train longer"
+                f"no validation had a finite {self.name}/{score}, so no checkpoint was kept. "
+                "Validate more often or train longer."
             )
         return path
 

@@ -149,7 +149,7 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
         (
             b"A dog.",
             ["c.txt", "no/iwf.txt"],
-            "output = no/iwf.txt: the folder no does not exist, create",
+            "output = no/iwf.txt: the folder no does not exist. Create",
         ),
         (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is not UTF-8 text. Convert the file"),
         (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences, must have at least one"),

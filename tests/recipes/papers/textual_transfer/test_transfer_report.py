@@ -198,7 +198,7 @@ def test_what_is_missing_is_said_before_training(
         {"c": Similarity(scoring_models.encoder)}, sentences.prompts(), name="w"
     )
     report = TransferReport(str(tmp_path / "run"), sentences, scoring_models)
-    with pytest.raises(MisconfigurationException, match="selection sees all of its sentences"):
+    with pytest.raises(MisconfigurationException, match="its sentences are used for selection"):
         fit(tmp_path / "run", report, everything)
     other = TransferReport(str(tmp_path / "run"), sentences, scoring_models, name="dev")
     with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, but no callback keeps"):
