@@ -13,10 +13,10 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo transfer test lint bench gpu clean
+.PHONY: help demo transfer test lint bench gpu clean release-check constraints
 
 help:  ## list what there is to make
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
 
 demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
@@ -51,6 +51,16 @@ bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS
 # With `dev`, as it has the second device of the tests and TRL.
 gpu: $(DEV)  ## run what needs a GPU on one, or on the second device of the tests; writes runs/gpu
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+release-check: $(DEV)  ## build the committed state twice, install, score, train; writes dist
+	.ci/release
+
+# The newest versions that the extras allow and that have wheels. Run the tests before committing them.
+constraints: | $(BIN)/python  ## write the versions of constraints.txt anew
+	$(BIN)/python -m pip install -qq uv
+	(head -1 constraints.txt; $(BIN)/uv pip compile --quiet --python $(BIN)/python --only-binary :all: --extra bench \
+		--extra dev --no-annotate --no-header pyproject.toml | grep -vE '^( |cuda-|nvidia-)') > constraints.new
+	mv constraints.new constraints.txt
 
 clean:  ## remove what was built; keeps .venv and runs
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
