@@ -81,9 +81,9 @@ class TemplateMarkers:
 
 @dataclass(frozen=True)
 class TrainerRoutes:
-    """Options of the routes of trainers: OpenRLHF, slime, and verl by vLLM's `/classify`.
+    """Options of the routes of trainers: OpenRLHF, slime, NeMo Gym, and verl by `/classify`.
 
-    A trainer needs a finite number for every sample. A failed sample has `failed_score` as its
+    NeMo Gym masks a failed sample. The others need a finite number for every sample: a failed sample has `failed_score` as its
     total and as each component. Since the rate of failures is sent too, the mean of a component
     over the other samples is (mean - rate * failed_score) / (1 - rate).
 
