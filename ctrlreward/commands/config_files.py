@@ -6,6 +6,8 @@ This module imports neither PyTorch nor Lightning, so that a mistake is reported
 from __future__ import annotations
 
 import ast
+import copy
+import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
 _EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
+_CONFIG = "config"
 _PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
@@ -141,6 +144,8 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     files. `anchors` beside it, a mapping of any values, replaces what those files mark with an
     anchor: `anchors: {labels: [past, present]}` replaces `labels: &labels [negative, positive]`,
     and wherever the file has `*labels`.
+
+    `config`, which names the YAML of a model that is trained first, may be relative to its file.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -151,7 +156,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
         if path is None:
             result.append(argument)
             continue
-        for file in _layers(path, ()):
+        for file in extended_files(path):
             files.append(file)
             extending = (_EXTENDS, _REPLACE, _ANCHORS)
             own = {key: value for key, value in file.content.items() if key not in extending}
@@ -160,6 +165,39 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
             result += ["--config", name] if own else []
     return result, files
+
+
+def extended_files(path: str) -> list[ConfigFile]:
+    """Return the files that a configuration extends, the first one first, and then itself."""
+    found = []
+    for file in _layers(path, ()):
+        content = _with_configs(file.content, Path(file.path).parent)
+        unchanged = file.as_written and content == file.content
+        found.append(replace(file, content=content, as_written=unchanged))
+    return found
+
+
+def merged(files: Sequence[ConfigFile]) -> dict[str, Any]:
+    """Return the content of files of which each replaces values of those before it.
+
+    Lists are replaced whole; `callbacks+` appends to `callbacks`.
+    """
+    whole: dict[str, Any] = {}
+    for file in files:
+        extending = (_EXTENDS, _REPLACE, _ANCHORS)
+        _merge(whole, {k: value for k, value in file.content.items() if k not in extending})
+    return whole
+
+
+def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    for key, value in part.items():
+        name = key.removesuffix("+")
+        if name != key:
+            whole[name] = [*(whole.get(name) or []), *value]
+        elif isinstance(value, dict) and isinstance(whole.get(key), dict):
+            _merge(whole[key], value)
+        else:
+            whole[key] = copy.deepcopy(value)
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
@@ -331,7 +369,7 @@ def _layers(
         if not base.is_file():
             raise file.error((_EXTENDS,), f"names {base}, which does not exist")
         replaced = _replacements(file)
-        own = _anchored(file)
+        own = _with_configs(_anchored(file), path.parent)
         layers = list(_layers(str(base), (*above, path.resolve()), {**own, **(anchors or {})}))
         known = [anchor for layer in layers for anchor in layer.anchors]
         for anchor in own:
@@ -365,6 +403,19 @@ def _anchored(file: ConfigFile) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         raise file.error((_ANCHORS,), "must be a mapping, such as labels: [past, present]")
     return given
+
+
+def _with_configs(value: Any, folder: Path) -> Any:
+    """Return a copy of a value in which each `config` that is a file in the folder leads there."""
+    if isinstance(value, list):
+        return [_with_configs(inner, folder) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    copied = {key: _with_configs(inner, folder) for key, inner in value.items()}
+    name = copied.get(_CONFIG)
+    if isinstance(name, str) and (folder / name).is_file():
+        copied[_CONFIG] = os.path.normpath(folder / name)
+    return copied
 
 
 def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
