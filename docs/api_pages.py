@@ -9,7 +9,6 @@ import importlib
 import inspect
 import math
 import pkgutil
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -93,11 +92,14 @@ def pages() -> dict[str, str]:
 
 
 def write_pages(folder: Path) -> None:
-    """Write all pages into a folder, in which nothing else remains."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for name, text in pages().items():
-        (folder / f"{name}.rst").write_text(text, encoding="utf-8")
+    """Write all pages into a folder of their own; a page that is as it was is not built again."""
+    folder.mkdir(exist_ok=True)
+    texts = {folder / f"{name}.rst": text for name, text in pages().items()}
+    for stale in {*folder.iterdir()} - texts.keys():
+        stale.unlink()
+    for file, text in texts.items():
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
 
 
 def _index() -> str:
