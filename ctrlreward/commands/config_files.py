@@ -6,7 +6,6 @@ This module imports neither PyTorch nor Lightning, so that a mistake is reported
 from __future__ import annotations
 
 import ast
-import copy
 import os
 import re
 from argparse import Namespace
@@ -23,7 +22,14 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
 _EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
+_EXTENDING = (_EXTENDS, _REPLACE, _ANCHORS)
 _CONFIG = "config"
+
+# Mappings with options of their own, of which a file may give some; others are values.
+_GROUPS = (
+    *("model", "data", "trainer", "reward", "init_args"),
+    *("objective", "generation", "optimizer", "critic", "lora"),
+)
 _PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
@@ -158,8 +164,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             continue
         for file in extended_files(path):
             files.append(file)
-            extending = (_EXTENDS, _REPLACE, _ANCHORS)
-            own = {key: value for key, value in file.content.items() if key not in extending}
+            own = {key: value for key, value in file.content.items() if key not in _EXTENDING}
             # A file that extends another is not one that the parser reads.
             unchanged = file.as_written and len(own) == len(file.content)
             name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
@@ -178,26 +183,9 @@ def extended_files(path: str) -> list[ConfigFile]:
 
 
 def merged(files: Sequence[ConfigFile]) -> dict[str, Any]:
-    """Return the content of files of which each replaces values of those before it.
-
-    Lists are replaced whole; `callbacks+` appends to `callbacks`.
-    """
-    whole: dict[str, Any] = {}
-    for file in files:
-        extending = (_EXTENDS, _REPLACE, _ANCHORS)
-        _merge(whole, {k: value for k, value in file.content.items() if k not in extending})
-    return whole
-
-
-def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
-    for key, value in part.items():
-        name = key.removesuffix("+")
-        if name != key:
-            whole[name] = [*(whole.get(name) or []), *value]
-        elif isinstance(value, dict) and isinstance(whole.get(key), dict):
-            _merge(whole[key], value)
-        else:
-            whole[key] = copy.deepcopy(value)
+    """Return the content of files of which each extends the one before, as one mapping."""
+    content = reduce(_merged, [file.content for file in files])
+    return {key: value for key, value in content.items() if key not in _EXTENDING}
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
@@ -240,13 +228,12 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
 
     A training job's has the reward of its model, or of what it extends.
     """
-    layers = list(_layers(str(path), ()))
+    layers = extended_files(str(path))
     for layer in layers:
         check_models(layer)
     file = layers[-1]
     if len(layers) > 1:
-        content = reduce(_merged, [layer.content for layer in layers])
-        file = replace(file, content=content, as_written=False)
+        file = replace(file, content=merged(layers), as_written=False)
     for keys, block in _reward_places(file.content):
         if isinstance(block, Mapping) and "class_path" in block:
             return dict(block), file.below(keys)
@@ -263,17 +250,22 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of two files of which the second extends the first.
 
-    Arguments of one class are merged, and other values are replaced, as by the parser of a job.
+    Arguments of one class and options of one group are merged, `callbacks+` appends to
+    `callbacks`, and other values are replaced, as by the parser of a job.
     """
-    merged = {**below, **above}
-    for key in below.keys() & above.keys():
-        old, new = below[key], above[key]
+    result = dict(below)
+    for key, new in above.items():
+        old = result.get(key)
+        if key.endswith("+"):
+            result[key[:-1]] = [*(result.get(key[:-1]) or ()), *new]
+            continue
+        result[key] = new
         if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
             continue
         same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
-        if same_class and (key in ("model", "reward", "init_args") or "class_path" in old):
-            merged[key] = _merged(old, new)
-    return merged
+        if same_class and (key in _GROUPS or "class_path" in old):
+            result[key] = _merged(old, new)
+    return result
 
 
 def _reward_places(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:

@@ -37,7 +37,11 @@ def test_the_list_has_each_file_with_its_task_and_time(capsys: pytest.CaptureFix
     assert listed["m1"] == "M1 of Pang & Gimpel (2019): M0 with paraphrase loss"
 
 
-@pytest.mark.parametrize("name", ["m7", "guard_length", "yelp_flan_t5", "multi_attribute_smollm2"])
+@pytest.mark.parametrize(
+    "name",
+    # A list that is appended to, a mapping that is replaced, a group, strings, anchors.
+    ["guard_length", "guard_condition", "yelp_flan_t5", "yelp_smollm2_train", "topic_smollm2"],
+)
 def test_the_merged_file_is_the_same_job(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
