@@ -25,9 +25,6 @@ MODULES = [
 # Public modules of formulas: what they define is public, whether the package exports it or not.
 FORMULAS = "ctrlreward.functional"
 
-# Arguments of scorers that have no default.
-ARGUMENTS: dict[str, tuple[Any, ...]] = {"BARTScore": ("facebook/bart-large-cnn",)}
-
 
 def module_names() -> list[str]:
     """Return the import paths of all public modules."""
@@ -165,7 +162,9 @@ def _scorer(name: str) -> Any:
         return None
     if kind is Judge:
         return Judge("smollm2-135m", Rubric("{text}", [1, 2, 3, 4, 5]))
-    return None if name == "FunctionScorer" else kind(*ARGUMENTS.get(name, ()))
+    if name == "FunctionScorer":
+        return None
+    return kind(aspects="all") if "aspects" in inspect.signature(kind).parameters else kind()
 
 
 def _row(*cells: str) -> list[str]:

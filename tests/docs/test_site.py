@@ -64,6 +64,7 @@ def test_a_scorers_page_has_its_scores_with_direction_range_and_columns() -> Non
         "* - ``perplexity``\n     - lower\n     - [1, ∞)"
         in api_pages()["ctrlreward.scorers.Perplexity"]
     )
+    assert "* - ``f_score``" in api_pages()["ctrlreward.scorers.BARTScore"]
     table = (DOCS / "scorers.md").read_text().partition("\n\n`score` takes")[0]
     scorers = re.findall(r"^\| \[?`(\w+)`", table, re.MULTILINE)
     own = {name for name in api_pages() if name.startswith("ctrlreward.scorers.")}
