@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -67,14 +68,23 @@ def described() -> dict[str, str]:
     return places
 
 
-def public_targets() -> dict[str, str]:
-    """Return the place of each public name by all ways in which a docstring may write it."""
-    targets: dict[str, str] = {}
+def public_targets(unique: bool = False) -> dict[str, str]:
+    """Return the place of each public name by all ways in which a docstring may write it.
+
+    Of a name that two modules have, this is the place of the first, or nothing if it has to be
+    unique. `ctrlreward.lightning` has the names of `callbacks`, and counts as the same. A word
+    such as `generate` may as well be of another library.
+    """
+    targets: dict[str, list[str]] = {}
     for own, place in described().items():
         parts = own.split(".")
         for start in range(len(parts)):
-            targets.setdefault(".".join(parts[start:]), place)
-    return targets
+            targets.setdefault(".".join(parts[start:]), []).append(place)
+    return {
+        name: places[0]
+        for name, places in targets.items()
+        if re.search("[A-Z_.]", name) and (len({*places}) == 1 or not unique)
+    }
 
 
 def pages() -> dict[str, str]:

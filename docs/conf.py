@@ -54,6 +54,7 @@ PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 TARGETS = public_targets()
+UNIQUE = public_targets(unique=True)
 
 
 def with_links(app: Any, kind: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
@@ -87,6 +88,24 @@ def whole_text(docstring: GoogleDocstring) -> tuple[str, list[str]]:
 GoogleDocstring._consume_inline_attribute = whole_text
 
 
+# In a page: a block of code, a heading, or code that may be a public name and is not a link's text.
+PAGE_PARTS = re.compile(
+    r"^ *```.*?^ *```$|^#.*?$|^---\n.*?^---$|(?<![\[`])`(?P<code>[\w.]+)`(?![\]`])",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def with_api_links(app: Any, page: str, source: list[str]) -> None:
+    """Link names in the code of a Markdown page to the API, where only one module has the name."""
+
+    def marked(part: re.Match[str]) -> str:
+        target = UNIQUE.get(part["code"] or "")
+        return f"{{py:obj}}`{part['code']} <{target}>`" if target else part[0]
+
+    if not page.startswith("api/"):
+        source[0] = PAGE_PARTS.sub(marked, source[0])
+
+
 def with_contents(app: Any, page: str, source: list[str]) -> None:
     """Add the table of contents to `index.md`: a part for each of its lists of pages."""
     if page != "index":
@@ -117,5 +136,6 @@ def setup(app: Any) -> None:
     """Write the API pages, and connect the functions above."""
     write_pages(DOCS / "api")
     app.connect("autodoc-process-docstring", with_links, priority=100)  # before napoleon
+    app.connect("source-read", with_api_links)
     app.connect("source-read", with_contents)
     app.connect("build-finished", check_requests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
@@ -41,7 +42,7 @@ def run(arguments: list[str]) -> None:
     purpose = "print each recipe with its task, and its time where it is known"
     actions.add_parser("ls", aliases=["list"], help=purpose, description=purpose)
     purpose = "print a recipe"
-    show = actions.add_parser("show", help=purpose, description=purpose)
+    show = actions.add_parser("show", help=purpose, description=purpose, allow_abbrev=False)
     purpose = "copy a recipe, the recipes that it extends, and those that train models for it"
     copy = actions.add_parser("copy", help=purpose, description=purpose)
     for action in (show, copy):
@@ -148,7 +149,8 @@ def copy_recipe(name: str, folder: Path) -> None:
         write_whole(path, text)
         print(path)
     if {"model", "trainer"} <= merged(extended_files(str(first))).keys():
-        print(f"to try it: ctrlreward train {folder / first.name} --smoke", file=sys.stderr)
+        path = shlex.quote(str(folder / first.name))
+        print(f"to try it: ctrlreward train {path} --smoke", file=sys.stderr)
 
 
 def _moved(file: Path, folder: Path) -> str:
