@@ -74,7 +74,7 @@ def recipe_file(name: str) -> Path:
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in files:
         hint = did_you_mean(stem, files, str)
-        raise ValueError(f"there is no recipe {name!r}{hint}: 'ctrlreward recipes ls' lists them")
+        raise ValueError(f"there is no recipe {name!r}{hint}. 'ctrlreward recipes ls' lists them.")
     return files[stem]
 
 
@@ -141,8 +141,8 @@ def copy_recipe(name: str, folder: Path) -> None:
     ]
     if changed:
         raise FileExistsError(
-            f"{', '.join(changed)} would be replaced, and differs from the recipe: give another "
-            "folder, or delete the file"
+            f"{', '.join(changed)} would be replaced, and differs from the recipe. Choose "
+            "another folder, or delete the file."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
