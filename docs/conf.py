@@ -1,7 +1,7 @@
 """Sphinx site of these pages and of the docstrings; `make docs` builds it.
 
-The pages are Markdown that GitHub shows, too: the table of contents is the lists of `index.md`, and
-no page has directives. `api_pages.py` writes the API reference into `api/`.
+GitHub shows the pages as they are: the table of contents is the lists of `index.md`, and no
+page has directives. `api_pages.py` writes the API reference into `api/`.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ def copy_recipe(name: str, folder: Path) -> None:
     for path, text in texts.items():
         write_whole(path, text)
         print(path)
-    if {"model", "trainer"} <= merged(extended_files(str(first))).keys():
+    # Some files go on top of a recipe, or are of another command, as their comments say.
+    if "class_path" in merged(extended_files(str(first))).get("model", ()):
         path = shlex.quote(str(folder / first.name))
         print(f"to try it: ctrlreward train {path} --smoke", file=sys.stderr)
 
