@@ -347,14 +347,14 @@ def test_options_of_classes_are_not_abbreviated(
 def test_a_config_is_relative_to_the_file_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in an anchor of a file elsewhere, as seen from the current folder; else it is as given."""
+    """In an anchor of another file as well, as seen from the current folder; else as given."""
     shipped, own = tmp_path / "shipped", tmp_path / "own"
     shipped.mkdir()
     own.mkdir()
     for file in (shipped / "judge.yaml", own / "mine.yaml"):
         file.write_text("seed_everything: 0\n")
     (shipped / "base.yaml").write_text(
-        "data:\n  models:\n    - {folder: a, config: judge.yaml}\n    - &other {config: none.yaml}\n"
+        "data:\n  models:\n  - {folder: a, config: judge.yaml}\n  - &other {config: none.yaml}\n"
     )
     job = own / "job.yaml"
     job.write_text("extends: ../shipped/base.yaml\nanchors: {other: {config: mine.yaml}}\n")
