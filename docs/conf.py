@@ -50,11 +50,11 @@ html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 
-# A docstring's parts: fenced code, an example, code in backticks, and a bar, which has a meaning in
-# reStructuredText.
+# A docstring's parts: fenced code, an example, a page, code in backticks, and a bar, which has a
+# meaning in reStructuredText.
 PARTS = re.compile(
-    r"^```python\n(?P<fenced>.*?)^```$|(?P<kept>^ *>>>.*?(?:\n *\n|\Z)|``.+?``)|`(?P<code>[^`]+)`"
-    r"|(?P<bar>\|)",
+    r"^```python\n(?P<fenced>.*?)^```$|(?P<kept>^ *>>>.*?(?:\n *\n|\Z)|``.+?``)"
+    r"|`?docs/(?P<page>\w+)\.md`?|`(?P<code>[^`]+)`|(?P<bar>\|)",
     re.MULTILINE | re.DOTALL,
 )
 TARGETS = public_targets()
@@ -75,6 +75,8 @@ def with_links(app: Any, kind: str, name: str, item: Any, options: Any, lines: l
             return r"\|"
         if part["fenced"]:
             return ".. code-block:: python\n\n" + indent(part["fenced"], "   ")
+        if part["page"]:
+            return f":doc:`/{part['page']}`"
         target = TARGETS.get(part["code"].removesuffix("()"))
         return f":py:obj:`{part['code']} <{target}>`" if target else f"``{part['code']}``"
 
