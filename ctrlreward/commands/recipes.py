@@ -150,8 +150,8 @@ def copy_recipe(name: str, folder: Path) -> None:
         print(path)
     # Some files go on top of a recipe, or are of another command, as their comments say.
     if "class_path" in merged(extended_files(str(first))).get("model", ()):
-        path = shlex.quote(str(folder / first.name))
-        print(f"to try it: ctrlreward train {path} --smoke", file=sys.stderr)
+        copied = shlex.quote(str(folder / first.name))
+        print(f"to try it: ctrlreward train {copied} --smoke", file=sys.stderr)
 
 
 def _moved(file: Path, folder: Path) -> str:
