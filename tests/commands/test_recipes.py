@@ -121,3 +121,10 @@ def test_a_wrong_name_gets_the_right_one(
         main(["recipes", action[0], "sentiment_smolm2", *action[1:]])
     assert exited.value.code == 2
     assert "(did you mean sentiment_smollm2?)" in capsys.readouterr().err
+
+
+def test_training_a_name_says_how_to_copy_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "topic_smollm2", "--smoke"])
+    expected = "there is no file topic_smollm2 (ctrlreward recipes copy topic_smollm2 FOLDER)"
+    assert expected in capsys.readouterr().err
