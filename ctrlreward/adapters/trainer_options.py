@@ -83,9 +83,9 @@ class TemplateMarkers:
 class TrainerRoutes:
     """Options of the routes of trainers: OpenRLHF, slime, NeMo Gym, and verl by `/classify`.
 
-    NeMo Gym masks a failed sample. The others need a finite number for every sample: a failed sample has `failed_score` as its
-    total and as each component. Since the rate of failures is sent too, the mean of a component
-    over the other samples is (mean - rate * failed_score) / (1 - rate).
+    NeMo Gym masks a failed sample. The others need a finite number for every sample: a failed one
+    has `failed_score` as its total and as each component. Since the rate of failures is sent too,
+    the mean of a component over the other samples is (mean - rate * failed_score) / (1 - rate).
 
     Args:
         failed_score: Total and components of a failed sample, a finite number.
