@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 from ctrlreward.callbacks.lightning_internals import log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.lightning_package import (
@@ -46,8 +49,14 @@ class CallbackMixin(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Release what the run has used; after an error Lightning calls no `teardown`."""
+        """Release what the run has used; after an error Lightning calls no `teardown`.
+
+        Adds a note to the error of a checkpoint that is not whole, such as an EOFError.
+        """
         super().on_exception(trainer, pl_module, exception)
+        damage = damaged_checkpoint(trainer)
+        if damage is not None and damage not in getattr(exception, "__notes__", []):
+            exception.add_note(damage)
         self.release()
 
     def refuse(self, error: str) -> None:
@@ -60,3 +69,16 @@ class CallbackMixin(Callback):
 
     def release(self) -> None:
         """End threads, free models and restore the module, after a run and after its error."""
+
+
+def damaged_checkpoint(trainer: Trainer) -> str | None:
+    """Return what is wrong with the file that a run resumes from, and what to do; None if whole."""
+    path = Path(trainer.ckpt_path or "")
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return None
+    others = sorted(p.name for p in path.parent.glob("*.ckpt") if zipfile.is_zipfile(p))
+    instead = f"one of {', '.join(others)}" if others else "another checkpoint"
+    return (
+        f"{path} is damaged or was cut off at {path.stat().st_size} bytes: resume from {instead} "
+        "(ckpt_path), or start again without"
+    )

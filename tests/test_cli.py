@@ -120,6 +120,26 @@ def test_a_run_that_sigterm_ended_exits_with_143(
     assert exit.value.code == 143
 
 
+def test_a_checkpoint_that_was_cut_off_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    last = tmp_path / "last.ckpt"
+    last.touch()
+
+    def fit(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        trainer.ckpt_path = str(last)
+        raise EOFError  # of torch.load
+
+    monkeypatch.setattr(pl.Trainer, "fit", fit)
+    with pytest.raises(SystemExit) as exit:
+        main(["train", "--config", str(DEMO), "--ckpt_path", str(last)])
+    assert exit.value.code == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1].startswith(f"error: {last} is damaged or was cut off at 0 bytes: resume fro")
+
+
 # Usage
 
 

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward import configs
 from ctrlreward.callbacks import RewardProgressBar
+from ctrlreward.callbacks.base_callback import damaged_checkpoint
 from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
 from ctrlreward.commands.config_files import (
     ConfigFile,
@@ -180,6 +181,10 @@ def run_job(arguments: Sequence[str]) -> None:
             _fail(one_line(str(error), files))
         except subprocess.CalledProcessError as error:  # of a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
+        except Exception:
+            if (damage := damaged_checkpoint(trainer)) is None:
+                raise
+            _fail(damage)
         if writes:
             _write_report(trainer, cli.model, started)
     if "--smoke" in arguments and trainer.is_global_zero:
