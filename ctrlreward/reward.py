@@ -24,7 +24,7 @@ from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.base import LARGEST, Component, Scorer, Scores, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
@@ -56,7 +56,8 @@ class RewardBatch:
         components: Each named score as its scorer returned it, float64, shape (n,); of a component
             with a condition what counts. With the aggregate `"mean_minus_deviation"` also
             `disagreement`, the deviation of the members.
-        failed: True where a component is NaN or the total is not finite, shape (n,).
+        failed: True where a component is NaN, or the total is NaN or larger than float32 holds,
+            shape (n,).
         seconds: Wall time of scoring.
 
     Examples:
@@ -333,7 +334,8 @@ class Reward(AnyReward):
         if total.shape != (n,):
             problem = f"aggregate returned shape {total.shape} for {n} samples"
             raise ValueError(f"{problem}: return one number per sample")
-        failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
+        valid = np.abs(total) <= LARGEST  # False for NaN
+        failed = ~valid | np.isnan([*components.values()]).any(axis=0)
         if self.derived:
             components = {**components, DISAGREEMENT: self._spread(components)}
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)

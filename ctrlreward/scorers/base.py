@@ -36,6 +36,9 @@ Scores: TypeAlias = npt.NDArray[np.float64]
 # Share of a range's end by which a score may exceed it: the rounding of bfloat16.
 _ROUNDING = 2.0**-7
 
+# Magnitude above which a score is a failed one: trainers and loggers hold scores in float32.
+LARGEST = float(np.finfo(np.float32).max)
+
 # Ends the name of the fold that is the deviation of a score.
 DEVIATION = "_deviation"
 
@@ -166,7 +169,8 @@ class Scorer(ABC):
     ) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
-        A sample fails if its text is not valid Unicode or its score is infinite, with a warning.
+        A sample fails if its text is not valid Unicode or its score is infinite or larger than
+        float32 holds, with a warning.
         `samples` may have any form that `as_samples` converts; `columns` are added to them or
         replace theirs, `labels="positive"`.
 
@@ -404,7 +408,10 @@ def checked_requests(
 def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
 ) -> dict[str, Scores]:
-    """Return a scorer's scores as float64 arrays of shape (n,), NaN for None and infinity."""
+    """Return a scorer's scores as float64 arrays of shape (n,).
+
+    NaN for None, infinity, and what float32 does not hold.
+    """
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
         raise TypeError(
@@ -441,11 +448,15 @@ def checked_scores(
                 f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of "
                 f"shape ({len(texts)},)"
             )
-        infinite = np.isinf(values)
-        if infinite.any():
-            count = np.count_nonzero(infinite)
-            log.warning("%s: %d infinite scores %r are NaN", owner, count, name)
-            values[infinite] = np.nan
+        too_large = np.abs(values) > LARGEST
+        if too_large.any():
+            what = "infinite" if np.isinf(values[too_large]).all() else "larger than float32 holds"
+            count, first = np.count_nonzero(too_large), int(too_large.argmax())
+            log.warning(
+                "%s: %d scores %r are %s, and become NaN (the first of texts[%d])",
+                *(owner, count, name, what, first),
+            )
+            values[too_large] = np.nan
         low, high = specs[name].range if name in specs else (-np.inf, np.inf)
         above = values > high + _ROUNDING * max(1.0, abs(high))
         outside = above | (values < low - _ROUNDING * max(1.0, abs(low)))
