@@ -28,7 +28,7 @@ from ctrlreward.lightning_package import (
     mixed,
     package_of,
 )
-from ctrlreward.placement import shared_device
+from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.chat import check_beginnings
@@ -442,6 +442,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             return PendingRollout(
                 samples, rollout, partial(token_credit, reward, samples, offsets), seconds
             )
+        end_if_scoring_hangs()
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
         return PendingRollout(samples, rollout, lambda: (score(), None), seconds)

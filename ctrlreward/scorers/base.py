@@ -501,6 +501,16 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     }
 
 
+def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:
+    """Return what is scored by what: "4 texts (the first is 'A') by Judge (score)"."""
+    names: dict[str, list[str]] = {}
+    for component in components.values():
+        names.setdefault(type(component.scorer).__name__, []).append(component.name)
+    scorers = ", ".join(f"{scorer} ({', '.join(own)})" for scorer, own in names.items())
+    first = f" (the first is {shortened(samples.texts[0])})" if len(samples) else ""
+    return f"{len(samples)} texts{first} by {scorers}"
+
+
 def _named(
     requests: Requests[dict[str, Scores]], rows: Sequence[int]
 ) -> Requests[dict[str, Scores]]:
