@@ -228,7 +228,7 @@ def end_if_scoring_hangs() -> None:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        threading.Thread(target=_watch, name="ctrlreward-sigterm", daemon=True).start()
+        threading.Thread(target=_watch, name="sigterm", daemon=True).start()
         previous(number, frame)
 
     handle.watches_scoring = True  # type: ignore[attr-defined]

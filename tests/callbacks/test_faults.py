@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning_choice import GenerationScorer, RewardCheckpoint
+from warm_python import WarmProcess
+
+SCRIPT = Path(__file__).with_name("fault_runs.py")
 
 
 @pytest.fixture
@@ -39,3 +47,60 @@ def test_a_checkpoint_that_was_cut_off_is_named(
     best = kept / "step=000002-value=0.250.ckpt"
     trainer = fit(counter(), callbacks(curve, held_out, tmp_path), ckpt_path=best, max_steps=4)
     assert trainer.global_step == 4
+
+
+# Scorers that hang, and ranks that die
+
+
+def terminated(fault: str, folder: Path) -> tuple[int | None, float, str]:
+    """Send SIGTERM to a run when its fault is there; return exit code, seconds and messages."""
+    errors = folder / "errors"
+    process = WarmProcess([SCRIPT, fault, folder], folder / "output", errors)
+    while not (folder / "ready").exists():
+        assert process.wait(0.02) is None, errors.read_text()
+    started = time.monotonic()
+    process.end(signal.SIGTERM)
+    code = process.wait(40)
+    process.end(signal.SIGKILL)
+    return code, time.monotonic() - started, errors.read_text()
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang overlapped"])
+def test_sigterm_ends_a_run_whose_scorer_hangs(fault: str, tmp_path: Path) -> None:
+    code, seconds, errors = terminated(fault, tmp_path)
+    assert code == 143, errors
+    assert seconds < 10  # GRACE is half a second there
+    line = "SIGTERM: scoring 2 texts (the first is 'The food at 4 "
+    assert line in errors
+    assert ") by Faulty (value) has made no progress for 0 s, at " in errors
+    assert "fault_runs.py:" in errors
+    assert "in score_samples: the process ends" in errors
+    # What was computed before is there.
+    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == (4 if fault == "hang overlapped" else 2)
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (tmp_path / "samples" / "score" / "step=000002.jsonl").exists()
+    assert rows[0]["step"] == 2
+
+
+def test_after_sigterm_a_scorer_that_makes_progress_is_waited_for(tmp_path: Path) -> None:
+    code, seconds, errors = terminated("slow", tmp_path)
+    assert code == 0, errors  # of Lightning's SIGTERMException
+    assert 1 < seconds < 20  # more than the half second without progress
+    assert (tmp_path / "samples" / "score" / "step=000004.jsonl").exists()
+    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank"), [("kill the other rank", 0), ("kill the scoring rank", 1)]
+)
+def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_path: Path) -> None:
+    process = WarmProcess([SCRIPT, fault, tmp_path], tmp_path / "output", tmp_path / "errors")
+    started = time.monotonic()
+    assert process.wait(60) == 1
+    assert time.monotonic() - started < 60
+    said = (tmp_path / f"rank{rank}").read_text()
+    assert re.search("Connection (closed|reset) by peer.*remote worker crashing", said), said
+    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == (4 if rank == 0 else 2)
