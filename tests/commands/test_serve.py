@@ -319,7 +319,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
     """The applications that the command would serve."""
     apps: list[FastAPI] = []
 
-    def record(app: FastAPI, listener: socket.socket, grace: int) -> bool:
+    def record(app: FastAPI, listener: socket.socket, *_: object) -> bool:
         listener.close()
         apps.append(app)
         return True
@@ -350,11 +350,15 @@ def test_a_token_and_other_machines(
         options += ["--token_file", str(tmp_path / "token.txt")]
     if way == "environment":
         monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
+    if way == "none" and host == "0.0.0.0":
+        with pytest.raises(SystemExit):
+            main(["serve", str(bare), *options])
+        assert served == []
+        assert "error: --host 0.0.0.0 is reached by other machines" in capsys.readouterr().err
+        return
     main(["serve", str(bare), *options])
     (middleware,) = served[0].user_middleware
     assert middleware.kwargs["options"].token == (None if way == "none" else "s3cret")
-    warned = "there is no token" in capsys.readouterr().err
-    assert warned == (way == "none" and host == "0.0.0.0")
 
 
 def test_the_examples_of_the_help_run(

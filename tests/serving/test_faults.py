@@ -165,6 +165,70 @@ def test_a_body_that_never_ends_is_given_up(live_server: Start, reward: Reward) 
         assert b" 408 " in read_reply(slow)
 
 
+def closed_within(connection: socket.socket, seconds: float) -> bool:
+    """Return True if the server closes a connection in that time, without another reply."""
+    connection.settimeout(seconds)
+    try:
+        return connection.recv(65536) == b""
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("beginning", [b"", b"POST /sc", b"POST /score HTTP/1.1\r\nHost: x\r\n"])
+def test_headers_that_never_end_are_given_up(
+    live_server: Start, reward: Reward, beginning: bytes
+) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.3))
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(beginning)
+        assert not closed_within(connection, 0.1)
+        assert closed_within(connection, 20)
+
+
+def test_headers_of_a_second_request_that_never_end(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.3))
+    with send(server, json.dumps(one("soup")).encode()) as connection:
+        assert b" 200 " in read_reply(connection)
+        connection.sendall(b"POST /score HTTP/1.1\r\nHo")
+        assert not closed_within(connection, 0.1)
+        assert closed_within(connection, 4)  # before uvicorn closes an idle connection, after 5
+
+
+def test_a_request_may_take_longer_than_its_headers(
+    live_server: Start, reward: Reward, letters: Letters
+) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.3))
+    letters.go.clear()
+    with send(server, json.dumps(one("hold")).encode()) as held:
+        assert letters.held.wait(60)
+        assert not closed_within(held, 0.6)
+        letters.go.set()
+        held.settimeout(60)
+        assert b" 200 " in read_reply(held)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"text": "my secret", "label": "sour"},
+        {"text": "my secret", "lable": "o"},
+        {"text": ["my secret"], "label": "o"},
+        {"text": "x", "source": {"my secret": 3}},
+        {"text": "my secret", "label": "o", "prefix": 4},
+        {"text": "my secret", "label": "o", "prefix": "my own secret"},
+    ],
+)
+def test_a_refusal_echoes_no_text(
+    live_server: Start, reward: Reward, sample: dict[str, Any], strict: bool
+) -> None:
+    reply = live_server(reward).client.post(
+        "/score", json={"samples": [sample, sample], "strict": strict}
+    )
+    assert "my secret" not in reply.text
+    assert "input" not in reply.text
+
+
 def test_a_full_queue_asks_to_come_back(
     live_server: Start, reward: Reward, letters: Letters
 ) -> None:
