@@ -210,7 +210,8 @@ class Reward(AnyReward):
     that no sample gains by failing a condition. If the condition fails (NaN), so does the sample.
 
     Attributes:
-        aggregate: The function from scores by name to totals. The others are those of `AnyReward`.
+        aggregate: The function from scores by name to totals.
+        time_limit: `timeout`, as what runs scoring within it. The others are those of `AnyReward`.
 
     Raises:
         TypeError: `components` is none of these.
@@ -320,7 +321,7 @@ class Reward(AnyReward):
         if device is not None:
             for scorer in self._scorers():
                 scorer.to(device)
-        self._limit = TimeLimit(timeout)
+        self.time_limit = TimeLimit(timeout)
         self._worker = Worker()
 
     def load(self) -> None:
@@ -334,7 +335,7 @@ class Reward(AnyReward):
     def release(self) -> None:
         """End the background thread and free all models; a later call loads them again."""
         self._worker.close(cancel=True)
-        self._limit.close()
+        self.time_limit.close()
         for scorer in self._scorers():
             scorer.release()
 
@@ -359,7 +360,7 @@ class Reward(AnyReward):
             with scoring_stream(self.device):
                 return score(self.components, samples)
 
-        scores = self._limit.run(describe_batch(self.components, samples), call)
+        scores = self.time_limit.run(describe_batch(self.components, samples), call)
         return self.combine(scores, time.perf_counter() - started)
 
     def _scorers(self) -> list[Scorer]:

@@ -251,4 +251,8 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
         signal.signal(signal.SIGTERM, previous)
         if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
             os._exit(0)
+        if (line := app.state.requests.left_at) is not None:
+            message = f"error: scoring did not end within --grace {grace}; it is at {line}"
+            print(message, file=sys.stderr, flush=True)
+            os._exit(1)
     return loaded

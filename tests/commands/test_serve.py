@@ -298,6 +298,26 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
         assert word not in errors
 
 
+def test_sigterm_ends_a_server_whose_scorer_hangs(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.hanging_reward\n")
+    server = serve(path, "--grace", "1")
+    url = server.ready()
+    content = json.dumps({"samples": [{"text": "hold", "label": "o"}]})
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(httpx2.post, f"{url}/score", content=content, timeout=30)
+        while "ctrlreward_waiting_characters 5.0" not in httpx2.get(f"{url}/metrics").text:
+            assert not held.done(), held.result().text
+        status, errors = server.end(signal.SIGTERM)
+        assert held.result().status_code == 500
+    assert status == 1
+    assert "error: scoring did not end within --grace 1; it is at " in errors
+    assert "in score_samples" in errors
+    assert "hold" not in errors
+
+
 def test_sigkill_gives_connection_errors_not_scores(
     bare: Path, serve: Callable[..., Server]
 ) -> None:

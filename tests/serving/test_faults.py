@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from letter_scorers import Letters
+from letter_scorers import Letters, hanging_reward
 
 from ctrlreward import Reward
 from ctrlreward.serving.limits import QueueOptions, ServeOptions
@@ -83,7 +83,7 @@ def test_an_unknown_label_fails_alone(live_server: Start, reward: Reward) -> Non
     assert reply.status_code == 200
     results = reply.json()["results"]
     assert [result["failed"] for result in results] == [False, False, True, False]
-    assert "'sour' is unknown" in results[2]["error"]
+    assert results[2]["error"] == "labels[2] = 'sour' is unknown: give one letter"
     alone = reward([samples[3]])
     assert results[3]["total"] == alone.total[0]
 
@@ -163,6 +163,23 @@ def test_a_body_that_never_ends_is_given_up(live_server: Start, reward: Reward) 
     server = live_server(reward, ServeOptions(body_seconds=0.2))
     with send(server, b"{", length=100) as slow:
         assert b" 408 " in read_reply(slow)
+
+
+def test_a_scorer_that_hangs_fails_its_batch_and_the_server(live_server: Start) -> None:
+    reward = hanging_reward(timeout=0.3)
+    client = live_server(reward).client
+    assert client.post("/score", json=one("soup")).status_code == 200
+    reply = client.post("/score", json=one("hold"))
+    assert reply.status_code == 500
+    named = "ScoringTimeout: scoring 1 samples did not end within timeout = 0.3 s, it is at "
+    assert reply.json()["detail"].startswith(named)
+    assert "in score_samples: mend" in reply.json()["detail"]
+    # Its thread holds the scorer for good: who watches the server restarts it.
+    for reply in (client.get("/ready"), client.post("/score", json=one("soup"))):
+        assert reply.status_code == 500
+        assert "not ready: failed: scoring 1 samples did not end" in reply.json()["detail"]
+    assert client.get("/health").status_code == 200
+    reward["letters"].scorer.go.set()  # ends the thread
 
 
 def closed_within(connection: socket.socket, seconds: float) -> bool:
