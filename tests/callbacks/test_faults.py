@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_choice import GenerationScorer, RewardCheckpoint
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint
 from warm_python import WarmProcess
 
 SCRIPT = Path(__file__).with_name("fault_runs.py")
@@ -104,3 +105,37 @@ def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_pa
     assert re.search("Connection (closed|reset) by peer.*remote worker crashing", said), said
     last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
     assert last["global_step"] == (4 if rank == 0 else 2)
+
+
+# Full disks
+
+
+@pytest.mark.parametrize(
+    ("size", "file", "kept"),
+    [
+        (100, "samples/score/step=000002.jsonl", []),
+        (1000, "kept/step=000002-value=0.250.ckpt", ["metrics.jsonl"]),
+    ],
+)
+def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
+    size: int, file: str, kept: list[str], fit, counter, curve, held_out, tmp_path: Path
+) -> None:
+    def run(**options: Any) -> None:
+        made = callbacks(curve, held_out, tmp_path)
+        logger = HistoryLogger(str(tmp_path))
+        fit(counter(), made, logger=logger, val_check_interval=2, max_steps=4, **options)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.filename == str(tmp_path / file)
+    assert "free space, or write elsewhere, and resume" in raised.value.__notes__[0]
+    found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(found) == sorted([*kept, *(["samples/score/step=000002.jsonl"] if kept else [])])
+    run()
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4]
