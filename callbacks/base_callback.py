@@ -51,12 +51,12 @@ class CallbackMixin(Callback):
     ) -> None:
         """Release what the run has used; after an error Lightning calls no `teardown`.
 
-        Adds a note to the error of a checkpoint that is not whole, such as an EOFError.
+        Adds a note to an error whose message does not say what to do.
         """
         super().on_exception(trainer, pl_module, exception)
-        damage = damaged_checkpoint(trainer)
-        if damage is not None and damage not in getattr(exception, "__notes__", []):
-            exception.add_note(damage)
+        note = advice(trainer, exception)
+        if note is not None and note not in getattr(exception, "__notes__", []):
+            exception.add_note(note)
         self.release()
 
     def refuse(self, error: str) -> None:
@@ -71,8 +71,13 @@ class CallbackMixin(Callback):
         """End threads, free models and restore the module, after a run and after its error."""
 
 
-def damaged_checkpoint(trainer: Trainer) -> str | None:
-    """Return what is wrong with the file that a run resumes from, and what to do; None if whole."""
+def advice(trainer: Trainer, error: BaseException) -> str | None:
+    """Return what to do about an error of a run whose message does not say it; None for others."""
+    if type(error).__module__.startswith("wandb."):
+        return (
+            "Weights & Biases did not start a run: set WANDB_MODE=offline to write it to disk and "
+            "upload it later (wandb sync), or log in (wandb login)"
+        )
     path = Path(trainer.ckpt_path or "")
     if not path.is_file() or zipfile.is_zipfile(path):
         return None

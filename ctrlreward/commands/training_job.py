@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward import configs
 from ctrlreward.callbacks import RewardProgressBar
-from ctrlreward.callbacks.base_callback import damaged_checkpoint
+from ctrlreward.callbacks.base_callback import advice
 from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
 from ctrlreward.commands.config_files import (
     ConfigFile,
@@ -182,8 +182,8 @@ def run_job(arguments: Sequence[str]) -> None:
         except subprocess.CalledProcessError as error:  # of a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
         except Exception as error:
-            if (damage := damaged_checkpoint(trainer)) is not None:
-                _fail(damage)
+            if (note := advice(trainer, error)) is not None:
+                _fail(f"{note} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
             if isinstance(error, OSError) and (notes := getattr(error, "__notes__", [])):
                 _fail(" ".join([f"{error}.", *notes]))  # a full disk
             raise

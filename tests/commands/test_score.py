@@ -333,6 +333,21 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
         assert [row[name] for row in rows] == pytest.approx(direct[name].tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize("content", ["", '{"letters": [1', "[1]"])
+def test_a_shard_that_was_cut_off_is_named_and_scored_again(
+    stopped: None, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard, *_ = sorted(Path("out.csv.partial").glob("0*.json"))
+    shard.write_text(content)
+    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    assert f"{shard} is damaged or was cut off (" in error
+    assert "delete it and repeat the command, which scores its rows again" in error
+    shard.unlink()
+    main(["score", "in.jsonl", "out.csv", *STOPPED])
+    capsys.readouterr()
+    assert Path("out.csv").exists()
+
+
 def test_an_unfinished_run_of_another_version_is_refused(
     stopped: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
