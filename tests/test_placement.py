@@ -201,6 +201,10 @@ def ends() -> Iterator[None]:
     answered.clear()
     yield
     answered.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ctrlreward"):
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def waits(texts: list[str]) -> list[float]:
