@@ -258,7 +258,7 @@ def test_what_ends_in_time_is_as_without_a_limit() -> None:
         return [float(len(text)) for text in texts]
 
     reward = Reward(fails, timeout=30)
-    with pytest.raises(TimeoutError, match="^of its own"):
+    with pytest.raises(TimeoutError, match=r"^of its own"):
         reward(["soup"])
     reward.release()
     with torch.no_grad():
