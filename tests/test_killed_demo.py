@@ -101,9 +101,7 @@ def test_the_demo_killed_at_a_random_moment(
         os.killpg(process.pid, signal.SIGKILL)
     code = process.wait(30)
     resumable = (demo.folder / "checkpoints" / "last.ckpt").exists()
-    print(
-        f"killed {moment:.1f} s after its start or first row, of {seconds:.1f}: {code=} {resumable=}"
-    )
+    print(f"killed after {moment:.1f} of {seconds:.1f} s: {code=}, {resumable=}")
     if code:
         demo.finish(*(["--ckpt_path=last"] if resumable else []))
     found = demo.left()
