@@ -14,7 +14,7 @@ PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo transfer test lint docs bench gpu clean release-check constraints
+.PHONY: help demo transfer test soak lint docs bench gpu clean release-check constraints
 
 help:  ## list what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
@@ -38,6 +38,10 @@ test: export OMP_NUM_THREADS ?= 1
 test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 	$(PYTEST) $(ARGS)
 	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) -m lightning tests/callbacks tests/policy)
+
+soak: export OMP_NUM_THREADS ?= 1
+soak: $(DEV)  ## run the tests that take minutes: faults, hostile input
+	$(PYTEST) -m soak $(ARGS)
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check

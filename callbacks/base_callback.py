@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 from ctrlreward.callbacks.lightning_internals import log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.lightning_package import (
@@ -46,8 +49,14 @@ class CallbackMixin(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Release what the run has used; after an error Lightning calls no `teardown`."""
+        """Release what the run has used; after an error Lightning calls no `teardown`.
+
+        Adds a note to an error whose message does not say what to do.
+        """
         super().on_exception(trainer, pl_module, exception)
+        note = advice(trainer, exception)
+        if note is not None and note not in getattr(exception, "__notes__", []):
+            exception.add_note(note)
         self.release()
 
     def refuse(self, error: str) -> None:
@@ -60,3 +69,21 @@ class CallbackMixin(Callback):
 
     def release(self) -> None:
         """End threads, free models and restore the module, after a run and after its error."""
+
+
+def advice(trainer: Trainer, error: BaseException) -> str | None:
+    """Return what to do about an error of a run whose message does not say it; None for others."""
+    if type(error).__module__.startswith("wandb."):
+        return (
+            "Weights & Biases did not start a run: set WANDB_MODE=offline to write it to disk and "
+            "upload it later (wandb sync), or log in (wandb login)"
+        )
+    path = Path(trainer.ckpt_path or "")
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return None
+    others = sorted(p.name for p in path.parent.glob("*.ckpt") if zipfile.is_zipfile(p))
+    instead = f"one of {', '.join(others)}" if others else "another checkpoint"
+    return (
+        f"{path} is damaged or was cut off at {path.stat().st_size} bytes: resume from {instead} "
+        "(ckpt_path), or start again without"
+    )

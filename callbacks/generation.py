@@ -36,7 +36,7 @@ from ctrlreward.lightning_package import (
     is_instance,
     misconfigured,
 )
-from ctrlreward.placement import shared_device
+from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
@@ -89,6 +89,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         overlap: Score in the background, and log one validation late.
         decoding_cv: Log `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
             first, second, … completions of all prompts, so that it takes two or more of each.
+        timeout: Most seconds that scoring may take; a scorer that hangs then raises a
+            `ScoringTimeout` that says where, and the run ends. None for no limit.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
@@ -139,8 +141,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         seed: int = 0,
         overlap: bool = False,
         decoding_cv: bool = False,
+        timeout: float | None = None,
     ) -> None:
-        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv)
+        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
         self.every_n_validations = positive("every_n_validations", every_n_validations)
         self.table_rows = positive("table_rows", table_rows)
         self.has_new_scores = False
@@ -259,6 +262,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def release(self) -> None:
         """End the background thread and free the scorers' models."""
         self._pending.close()
+        self._limit.close()
         for scorer in self.scorers:
             scorer.release()
 
@@ -302,6 +306,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 for scorer in self.scorers:
                     scorer.load()
 
+        end_if_scoring_hangs()
         on_rank_zero(load)
         self._pending.start(step, samples)
 
@@ -320,6 +325,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             return generate_across_ranks(module, prompts, self._repeats, self.seed)
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
+        end_if_scoring_hangs()
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
             scores = self._score(step, samples, "test-" if trainer.testing else "")
         self._show(trainer, step, samples, scores)

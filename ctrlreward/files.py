@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -24,16 +25,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write in parts, which appears or replaces the old one whole, or never."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(unfinished, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -116,7 +118,11 @@ class JsonLog:
 
     def append(self, record: Any) -> None:
         """Write one record and sync it to disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _named(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._append(record)
+
+    def _append(self, record: Any) -> None:
         with open(self.path, "a+b") as file:
             _drop_incomplete_line(file)
             if self.identity is not None and file.tell() == 0:
@@ -149,6 +155,26 @@ def _drop_incomplete_line(file: BinaryIO) -> None:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
     file.seek(0, os.SEEK_END)
+
+
+# A disk or a quota is full, a file is too large for its disk, or a disk is read only.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in an error of a write, which has none, and say what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            if error.filename is None:
+                error.filename = str(path)
+            if not getattr(error, "__notes__", []):
+                error.add_note(
+                    "What was written before is whole: free space, or write elsewhere, and resume."
+                )
+        raise
 
 
 def _beside(path: Path, what: str) -> Path:

@@ -13,9 +13,17 @@ from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import Resolution, jackknife_values, resolution
+from ctrlreward.placement import TimeLimit
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
+from ctrlreward.scorers.base import (
+    Component,
+    Scorer,
+    Scores,
+    ScoreSpec,
+    describe_batch,
+    score,
+)
 from ctrlreward.scorers.components import ComponentLike, as_component
 from ctrlreward.scorers.records import write_scored_samples
 
@@ -55,6 +63,8 @@ class HeldOutScorer:
         seed: Seed of the generation.
         decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
             first, second, … completions of all prompts, so that it takes two or more of each.
+        timeout: Most seconds that scoring may take; a scorer that hangs then raises a
+            `ScoringTimeout` that says where. None for no limit.
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
@@ -90,6 +100,7 @@ class HeldOutScorer:
         name: str = "score",
         seed: int = 0,
         decoding_cv: bool = False,
+        timeout: float | None = None,
     ) -> None:
         super().__init__()  # a callback inherits from another class, too
         self.components = components_by_name(scores)
@@ -106,6 +117,7 @@ class HeldOutScorer:
                 "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
                 f"completions of a prompt, got {generations_per_prompt}"
             )
+        self._limit = TimeLimit(timeout)
         self.by_prompt: dict[str, Scores] = {}
         self.resolutions: dict[str, Resolution] = {}
 
@@ -153,7 +165,11 @@ class HeldOutScorer:
                 again with the values of the prompts that do not follow from these scores.
             scores: Values of `with_corpus_parts(components)`, where they are known.
         """
-        scores = dict(scores or score(with_corpus_parts(self.components), samples))
+        wanted = with_corpus_parts(self.components)
+        if scores is None:
+            what = describe_batch(self.components, samples)
+            scores = self._limit.run(what, lambda: score(wanted, samples))
+        scores = dict(scores)
         shown = without_corpus_parts(scores)
         if path is not None:
             write_scored_samples(path, samples, shown)

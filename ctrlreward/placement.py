@@ -1,16 +1,29 @@
-"""Placement of scorers beside training: devices, and the background thread."""
+"""Placement of scorers beside training: devices, the background thread, and limits of time."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import signal
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TypeVar
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
+
+from ctrlreward.engine import sharing
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -42,16 +55,25 @@ def shared_device(
 
 
 class Worker:
-    """One background thread that runs calls in order, without gradients, from the first call on."""
+    """One background thread that runs calls in order, without gradients, from the first call on.
+
+    The thread is a daemon: one that hangs does not keep the process from ending.
+    """
 
     def __init__(self, name: str = "ctrlreward") -> None:
         self.name = name
         self._yields_cpu = False
-        self._executor: ThreadPoolExecutor | None = None
+        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def __getstate__(self) -> dict[str, object]:
         """Return the settings without the thread: a copy starts its own."""
-        return {**self.__dict__, "_executor": None}
+        return {"name": self.name, "_yields_cpu": self._yields_cpu}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore the settings."""
+        self.__init__(state["name"])  # type: ignore[misc]
+        self._yields_cpu = state["_yields_cpu"]
 
     def yield_cpu(self) -> None:
         """Run on one core at the lowest priority from the next start of the thread.
@@ -64,20 +86,175 @@ class Worker:
 
     def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
         """Queue a call; the future holds its result or exception."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(
-                max_workers=1,
-                thread_name_prefix=self.name,
-                initializer=_lower_priority if self._yields_cpu else None,
+        if self._thread is None:
+            self._queue = SimpleQueue()
+            self._thread = threading.Thread(
+                target=_run_calls,
+                args=(self._queue, _lower_priority if self._yields_cpu else None),
+                name=self.name,
+                daemon=True,
             )
+            self._thread.start()
+        future: Future[Result] = Future()
         # Gradients are a setting of each thread.
-        return self._executor.submit(torch.no_grad()(call), *arguments)
+        self._queue.put((future, partial(torch.no_grad()(call), *arguments)))
+        return future
 
     def close(self, cancel: bool = False) -> None:
         """Wait for the running call and end the thread."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=cancel)
-            self._executor = None
+        if self._thread is not None:
+            if cancel:
+                with suppress(Empty):
+                    while (item := self._queue.get_nowait()) is not None:
+                        item[0].cancel()
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def abandon(self) -> str:
+        """Leave a call that hangs to itself; return where it is, such as "judge.py:31 in ask"."""
+        assert self._thread is not None
+        where = _place(self._thread.ident)
+        self._queue.put(None)  # it ends if the call ever does
+        self._thread = None  # a later call starts another one
+        return where
+
+
+def _run_calls(
+    calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None],
+    initialise: Callable[[], None] | None,
+) -> None:
+    if initialise is not None:
+        initialise()
+    while (item := calls.get()) is not None:
+        future, call = item
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        del item, future, call  # else what they hold lives until the next call
+
+
+class ScoringTimeout(TimeoutError):
+    """Scoring that did not end in the time that it was given."""
+
+
+class TimeLimit:
+    """Runs scoring for at most `seconds`, on a thread apart; None runs it as it is, without limit.
+
+    A call that does not end is left to its thread, since Python can't end a thread from outside.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise ValueError(f"timeout = {seconds}, must be a positive number of seconds, or None")
+        self.seconds = seconds
+        self._worker = Worker("ctrlreward-limited")
+
+    def run(self, what: str, call: Callable[[], Result]) -> Result:
+        """Return the result of a call.
+
+        Raises:
+            ScoringTimeout: It takes longer. The message has `what`, such as "4 texts by Judge
+                (score)", and the line at which it is.
+        """
+        with _scoring(what):
+            if self.seconds is None:
+                return call()
+            future = self._worker.submit(copy_context().run, call)
+            try:
+                return future.result(self.seconds)
+            except TimeoutError:
+                if future.done():  # the scorer's own
+                    raise
+            where = self._worker.abandon()
+            raise ScoringTimeout(
+                f"scoring {what} did not end within timeout = {self.seconds:g} s, it is at "
+                f"{where}: mend or remove the scorer that waits there, or give a longer timeout"
+            )
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()
+
+
+# What is being scored now, by the id of the thread that started it.
+_running: dict[int, str] = {}
+
+
+@contextmanager
+def _scoring(what: str) -> Iterator[None]:
+    thread = threading.get_ident()
+    outer = _running.get(thread)
+    _running[thread] = what
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _running[thread]
+        else:
+            _running[thread] = outer
+
+
+_LIBRARY = os.path.dirname(threading.__file__)
+
+
+def _place(thread: int | None) -> str:
+    """Return the line that a thread is at, outside of Python's library and of other packages."""
+    frame = sys._current_frames().get(thread or 0)
+    lines = traceback.extract_stack(frame) if frame else []
+    own = [line for line in lines if not line.filename.startswith(_LIBRARY)]
+    return "; ".join(f"{line.filename}:{line.lineno} in {line.name}" for line in own[-1:])
+
+
+# Seconds without progress after which scoring is taken to hang, once the process has been told to
+# end. Schedulers kill it 30 s after SIGTERM by default.
+GRACE = 10.0
+
+
+def end_if_scoring_hangs() -> None:
+    """End the process after a SIGTERM if scoring then makes no progress for `GRACE` seconds.
+
+    Lightning's handler of SIGTERM only sets a flag, which it reads after the batch: a scorer that
+    hangs would keep the run alive. All files are whole or absent, as after a SIGKILL. Call it while
+    a run is under way: at its end, Lightning puts the handler from before it back.
+    """
+    previous = signal.getsignal(signal.SIGTERM)
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or not callable(previous)  # without a handler, SIGTERM ends the process at once
+        or getattr(previous, "watches_scoring", False)
+    ):
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=_watch, name="sigterm", daemon=True).start()
+        previous(number, frame)
+
+    handle.watches_scoring = True  # type: ignore[attr-defined]
+    signal.signal(signal.SIGTERM, handle)
+
+
+def _watch() -> None:
+    """End the process if scoring hangs now, or in the minute in which the run should end."""
+    started = since = time.monotonic()
+    seen: object = None
+    while _running or time.monotonic() - started < 60:
+        now = (sharing.answered, tuple(_running.items()))
+        if not _running or now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since >= GRACE:
+            for thread, what in _running.items():
+                log.error(
+                    "SIGTERM: scoring %s has made no progress for %.0f s, at %s: the process ends",
+                    *(what, GRACE, _place(thread)),
+                )
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + signal.SIGTERM)
+        time.sleep(0.1)
 
 
 def _lower_priority() -> None:

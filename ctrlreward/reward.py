@@ -21,10 +21,17 @@ from ctrlreward.functional.aggregates import counted_where, disagreement, mean_m
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
-from ctrlreward.placement import Worker
+from ctrlreward.placement import TimeLimit, Worker
 from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.base import (
+    LARGEST,
+    Component,
+    Scorer,
+    Scores,
+    describe_batch,
+    score,
+)
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
@@ -56,7 +63,8 @@ class RewardBatch:
         components: Each named score as its scorer returned it, float64, shape (n,); of a component
             with a condition what counts. With the aggregate `"mean_minus_deviation"` also
             `disagreement`, the deviation of the members.
-        failed: True where a component is NaN or the total is not finite, shape (n,).
+        failed: True where a component is NaN, or the total is NaN or larger than float32 holds,
+            shape (n,).
         seconds: Wall time of scoring.
 
     Examples:
@@ -194,13 +202,16 @@ class Reward(AnyReward):
             them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
             deviations by which it is better than the mean.
         penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
+        timeout: Most seconds that scoring of a batch may take, such as 10 times what it takes; a
+            scorer that hangs then raises a `ScoringTimeout` that says where. None for no limit.
 
     A `Component` with `given` and `at_least` counts only for samples where the named component
     reaches the threshold, and else 0 (GDPO, Liu et al. 2026, eq. 8). A loss counts everywhere, so
     that no sample gains by failing a condition. If the condition fails (NaN), so does the sample.
 
     Attributes:
-        aggregate: The function from scores by name to totals. The others are those of `AnyReward`.
+        aggregate: The function from scores by name to totals.
+        time_limit: `timeout`, as what runs scoring within it. The others are those of `AnyReward`.
 
     Raises:
         TypeError: `components` is none of these.
@@ -239,6 +250,7 @@ class Reward(AnyReward):
         thresholds: Thresholds | None = None,
         scales: Scales | None = None,
         penalty: float | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.components, given_weights = _split(components)
         self._conditional = conditions(self.components)
@@ -309,6 +321,7 @@ class Reward(AnyReward):
         if device is not None:
             for scorer in self._scorers():
                 scorer.to(device)
+        self.time_limit = TimeLimit(timeout)
         self._worker = Worker()
 
     def load(self) -> None:
@@ -322,6 +335,7 @@ class Reward(AnyReward):
     def release(self) -> None:
         """End the background thread and free all models; a later call loads them again."""
         self._worker.close(cancel=True)
+        self.time_limit.close()
         for scorer in self._scorers():
             scorer.release()
 
@@ -333,16 +347,21 @@ class Reward(AnyReward):
         if total.shape != (n,):
             problem = f"aggregate returned shape {total.shape} for {n} samples"
             raise ValueError(f"{problem}: return one number per sample")
-        failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
+        valid = np.abs(total) <= LARGEST  # False for NaN
+        failed = ~valid | np.isnan([*components.values()]).any(axis=0)
         if self.derived:
             components = {**components, DISAGREEMENT: self._spread(components)}
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-        with scoring_stream(self.device):
-            components = score(self.components, samples)
-        return self.combine(components, time.perf_counter() - started)
+
+        def call() -> dict[str, Scores]:
+            with scoring_stream(self.device):
+                return score(self.components, samples)
+
+        scores = self.time_limit.run(describe_batch(self.components, samples), call)
+        return self.combine(scores, time.perf_counter() - started)
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))

@@ -342,7 +342,8 @@ class Samples:
             named = parse_attributes(label) or {}
             if attribute not in named:
                 raise ValueError(
-                    f"labels[{i}] = {label!r} does not name the attribute {attribute!r}"
+                    f"labels[{i}] = {shortened(label, 80)} does not name the attribute "
+                    f"{attribute!r}"
                     f"{did_you_mean(attribute, named)}, which {reader} reads: give "
                     f"labels={{{attribute!r}: [...], ...}}, one per text"
                 )
@@ -362,15 +363,16 @@ class Samples:
         for i, label in enumerate(labels):
             if label not in indices:
                 several = parse_attributes(label) if attribute is None else None
+                shown = shortened(label, 80)
                 advice = (
-                    f"use one of them, or map yours, label_map={{{label!r}: {known[0]!r}, ...}}"
+                    f"use one of them, or map yours, label_map={{{shown}: {known[0]!r}, ...}}"
                     if not several
                     else "give the scorer the attribute to read, "
                     + " or ".join(f"attribute={name!r}" for name in several)
                 )
                 of = f" of the attribute {attribute!r}" if attribute else ""
                 raise ValueError(
-                    f"labels[{i}] = {label!r}{of} is not a label of {owner}, which has "
+                    f"labels[{i}] = {shown}{of} is not a label of {owner}, which has "
                     f"{', '.join(known)}{did_you_mean(label, known)}: {advice}"
                 )
         return [indices[label] for label in labels]

@@ -103,6 +103,13 @@ def placed_reward(seconds: float = 0.0) -> Reward:
     )
 
 
+def hanging_reward(timeout: float | None = None) -> Reward:
+    """A reward that never scores "hold"."""
+    letters = Letters()
+    letters.go.clear()
+    return Reward({"letters": letters["letters"]}, timeout=timeout)
+
+
 def unloadable_reward() -> Reward:
     """A reward whose model can't be loaded."""
     reward = letters_reward()

@@ -120,6 +120,41 @@ def test_a_run_that_sigterm_ended_exits_with_143(
     assert exit.value.code == 143
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (EOFError(), "/last.ckpt is damaged or was cut off at 0 bytes: resume from another check"),
+        (wandb.errors.UsageError("No API key."), "Weights & Biases did not start a run: set WANDB"),
+        (OSError(28, "No space left on device", "runs/demo/x.ckpt"), "[Errno 28] No space left on"),
+    ],
+)
+def test_an_error_of_files_or_of_wandb_is_one_line(
+    error: Exception,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    if isinstance(error, OSError):
+        error.add_note("What was written before is whole: free space, or write elsewhere.")
+
+    def fit(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if isinstance(error, EOFError):  # of torch.load
+            trainer.ckpt_path = str(tmp_path / "last.ckpt")
+            (tmp_path / "last.ckpt").touch()
+        raise error
+
+    monkeypatch.setattr(pl.Trainer, "fit", fit)
+    with pytest.raises(SystemExit) as exit:
+        main(["train", "--config", str(DEMO)])
+    assert exit.value.code == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("error: ")
+    assert message in last
+
+
 # Usage
 
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -99,3 +103,55 @@ def test_a_file_that_is_no_log_of_this_job_is_kept(tmp_path: Path, content: str)
     with pytest.raises(ValueError, match=r"thesis.txt is not a JSON Lines log of this job: give"):
         JsonLog(path, {"model": "a"}).read()
     assert path.read_text() == content
+
+
+# Full disks
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let files of this process grow up to a size: a write beyond it fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@given(st.integers(0, 140))
+def test_a_full_disk_is_named_and_leaves_the_old_file_and_all_rows(size: int) -> None:
+    with TemporaryDirectory() as name:
+        file, log = Path(name, "file"), JsonLog(Path(name, "log.jsonl"), {"job": 1})
+        write_whole(file, "old")
+        rows = [{"row": i, "text": "soup" * i} for i in range(6)]
+        written = []
+        said = []
+        with room_for(size):
+            try:
+                write_whole(file, "new " * 30)
+                for row in rows:
+                    log.append(row)
+                    written.append(row)
+            except OSError as error:
+                said = [str(error), *error.__notes__]
+        assert said[0].startswith("[Errno 27] File too large: ")
+        assert said[0].endswith(f"{log.path if size >= 120 else file}'")
+        assert said[1].startswith("What was written before is whole: free space, or write elsewh")
+        assert file.read_text() == ("new " * 30 if size >= 120 else "old")
+        assert sorted(os.listdir(name)) in (["file"], ["file", "log.jsonl"])
+        assert log.read() == written
+        for row in rows[len(written) :]:  # with space again
+            log.append(row)
+        assert log.read() == rows
+
+
+def test_a_disk_without_space_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    for write in (lambda p: write_whole(p, "x"), lambda p: JsonLog(p).append(1)):
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/file'") as raised:
+            write(tmp_path / "file")
+        assert len(raised.value.__notes__) == 1

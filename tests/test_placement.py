@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -13,9 +16,9 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from ctrlreward import Samples
+from ctrlreward import Reward, Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.placement import Worker, reserve_core, shared_device
+from ctrlreward.placement import ScoringTimeout, Worker, reserve_core, shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -146,3 +149,123 @@ def test_one_core_is_left_while_it_lasts_where_there_is_more_than_one() -> None:
     with pytest.raises(ValueError, match="halfway"), reserve_core():
         raise ValueError("halfway")
     assert torch.get_num_threads() == 3
+
+
+def in_order(calls: int) -> list[int]:
+    """Return the results of calls that a worker runs, the first of which takes longest."""
+    worker, seen = Worker(), []
+    futures = [worker.submit(seen.append, i) for i in range(calls)]
+    worker.close()
+    assert all(future.done() for future in futures)
+    return seen
+
+
+def test_a_worker_runs_calls_in_order_and_closes_after_the_last() -> None:
+    assert in_order(50) == [*range(50)]
+
+
+def test_a_worker_hands_over_results_and_errors_and_cancels_what_has_not_started() -> None:
+    worker, go, started = Worker(), threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        started.set()
+        return go.wait(30)
+
+    held, later = worker.submit(hold), worker.submit(len, "abc")
+    started.wait(30)
+    closing = threading.Thread(target=worker.close, kwargs={"cancel": True})
+    closing.start()
+    while not later.cancelled():
+        time.sleep(0.001)
+    go.set()
+    closing.join(30)
+    assert held.result() is True
+    assert worker.submit(len, "abc").result(30) == 3  # a new thread
+    with pytest.raises(ZeroDivisionError):
+        worker.submit(lambda: 1 / 0).result(30)
+    copy = pickle.loads(pickle.dumps(worker))
+    assert copy.submit(torch.is_grad_enabled).result(30) is False
+    for each in (worker, copy):
+        each.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("ctrlreward")]
+
+
+# Scorers that hang
+
+
+answered = threading.Event()
+
+
+@pytest.fixture
+def ends() -> Iterator[None]:
+    answered.clear()
+    yield
+    answered.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ctrlreward"):
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def waits(texts: list[str]) -> list[float]:
+    if "ham" in texts:
+        answered.wait(60)
+    return [1.0] * len(texts)
+
+
+def loops(texts: list[str]) -> list[float]:
+    while "ham" in texts and not answered.is_set():
+        pass
+    return [1.0] * len(texts)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("function", [waits, loops])
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_scorer_that_hangs_is_named_with_its_batch_and_its_line(
+    function: Callable[[list[str]], list[float]], submitted: bool
+) -> None:
+    reward = Reward({"odd": function}, timeout=0.2)
+
+    def call() -> object:
+        future = reward.submit(["spam", "ham"]) if submitted else None
+        return future.result() if future else reward(["spam", "ham"])
+
+    assert reward(["soup"]).total.tolist() == [1.0]
+    name, first = function.__name__, function.__code__.co_firstlineno
+    with pytest.raises(ScoringTimeout) as raised:
+        call()
+    found = re.fullmatch(
+        rf"scoring 2 texts \(the first is 'spam'\) by FunctionScorer \({name}\) did not end within "
+        rf"timeout = 0\.2 s, it is at {re.escape(__file__)}:(\d+) in {name}: mend or remove the "
+        r"scorer that waits there, or give a longer timeout",
+        str(raised.value),
+    )
+    assert found is not None, raised.value
+    assert first < int(found[1]) <= first + 2
+    # Its lock is held for good: a further call does not end either, and says where it waits.
+    with pytest.raises(ScoringTimeout, match=r"sharing\.py:\d+ in exclusive: mend"):
+        call()
+    reward.release()
+
+
+def test_what_ends_in_time_is_as_without_a_limit() -> None:
+    def fails(texts: list[str]) -> list[float]:
+        raise TimeoutError("of its own")
+
+    def counts(texts: list[str]) -> list[float]:
+        assert not torch.is_grad_enabled()
+        return [float(len(text)) for text in texts]
+
+    reward = Reward(fails, timeout=30)
+    with pytest.raises(TimeoutError, match=r"^of its own"):
+        reward(["soup"])
+    reward.release()
+    with torch.no_grad():
+        plain = Reward(counts)(["soup", "ham"]).total
+    limited = Reward(counts, timeout=30)
+    assert limited(["soup", "ham"]).total.tolist() == plain.tolist()
+    limited.release()
+    for wrong in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be a positive number of seconds, or None"):
+            Reward(counts, timeout=wrong)

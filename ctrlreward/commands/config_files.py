@@ -42,7 +42,7 @@ MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
 
 
 # Keys of a reward, and of a component, in the short form.
-REWARD_KEYS = ("components", "aggregate", "thresholds", "scales", "penalty", "device")
+REWARD_KEYS = ("components", "aggregate", "thresholds", "scales", "penalty", "timeout", "device")
 AGGREGATES = ("weighted", "gm", "min", "mean_minus_deviation", "geometric_mean")
 COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
 

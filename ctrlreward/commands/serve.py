@@ -129,13 +129,14 @@ def serve(
         reward: YAML file with `components`, or with `class_path` and `init_args` of a reward, bare,
             under the key `reward`, or in a recipe under `model.init_args.reward`.
         device: Device of all scorers, such as cuda:1; null leaves each where the file says.
-        host: Address to listen at. Other machines reach 0.0.0.0, this one alone 127.0.0.1.
+        host: Address to listen at. Other machines reach 0.0.0.0, which needs a token, this one
+            alone 127.0.0.1.
         port: Port to listen at; 0 takes a free one.
         token_file: File with the bearer token that clients must give. Without it, the environment
             variable CTRLREWARD_TOKEN holds the token; without both there is none.
         queue: Sizes of batches and of the queue.
         body_bytes: Longest body of a request; a longer one is refused (413).
-        body_seconds: Longest time for a body to arrive.
+        body_seconds: Longest time for the headers, and for the body, to arrive.
         grace: Seconds after a SIGTERM in which accepted requests are finished.
         trainers: Options of the routes of OpenRLHF, slime, verl and NeMo Gym; null leaves these
             routes out.
@@ -156,20 +157,19 @@ def serve(
         raise ValueError(f"grace = {grace}: give a positive number of seconds")
     token = _token(token_file)
     options = ServeOptions(queue, body_bytes, body_seconds, token)
-    block, file = read_reward(reward)
-    served = ServedReward(block, device, options, trainers)
-    app = served.app(file)
     loopback = False
     with suppress(OSError, ValueError):
         loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     if token is None and not loopback:
-        print(
-            f"warning: {host} is reached by other machines and there is no token: give "
-            "--token_file, or set CTRLREWARD_TOKEN",
-            file=sys.stderr,
+        raise ValueError(
+            f"--host {host} is reached by other machines, which need a token: give --token_file, "
+            "or set CTRLREWARD_TOKEN"
         )
+    block, file = read_reward(reward)
+    served = ServedReward(block, device, options, trainers)
+    app = served.app(file)
     if engine == "process":
-        loaded = _serve(app, _listen(host, port), grace)
+        loaded = _serve(app, _listen(host, port), grace, body_seconds)
     else:
         if ray.address is None:  # Ray's proxy will listen on this machine
             with _listen(host, port) as free:
@@ -207,12 +207,18 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
+def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: float = 60.0) -> bool:
     """Serve until the process is asked to end; return False if the models can't be loaded."""
     import uvicorn
 
+    from ctrlreward.serving.limits import http_protocol
+
     config = uvicorn.Config(
-        app, lifespan="on", log_level="warning", timeout_graceful_shutdown=grace
+        app,
+        lifespan="on",
+        log_level="warning",
+        timeout_graceful_shutdown=grace,
+        http=http_protocol(header_seconds),
     )
     server = uvicorn.Server(config)
     loaded = True
@@ -246,4 +252,8 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
         signal.signal(signal.SIGTERM, previous)
         if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
             os._exit(0)
+        if (line := app.state.requests.left_at) is not None:
+            message = f"error: scoring did not end within --grace {grace}; it is at {line}"
+            print(message, file=sys.stderr, flush=True)
+            os._exit(1)
     return loaded

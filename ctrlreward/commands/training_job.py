@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward import configs
 from ctrlreward.callbacks import RewardProgressBar
+from ctrlreward.callbacks.base_callback import advice
 from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
 from ctrlreward.commands.config_files import (
     ConfigFile,
@@ -168,10 +169,10 @@ def run_job(arguments: Sequence[str]) -> None:
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
     with ExitStack() as held:
         if writes:
+            started = _provenance(arguments)
             with _one_line_errors(files):
                 held.enter_context(run_folders(trainer, resumed))
-            started = _provenance(arguments)
-            _write_provenance(trainer, started)
+                _write_provenance(trainer, started)
         try:
             trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
         except SIGTERMException as error:
@@ -180,6 +181,12 @@ def run_job(arguments: Sequence[str]) -> None:
             _fail(one_line(str(error), files))
         except subprocess.CalledProcessError as error:  # of a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
+        except Exception as error:
+            if (note := advice(trainer, error)) is not None:
+                _fail(f"{note} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
+            if isinstance(error, OSError) and (notes := getattr(error, "__notes__", [])):
+                _fail(" ".join([f"{error}.", *notes]))  # a full disk
+            raise
         if writes:
             _write_report(trainer, cli.model, started)
     if "--smoke" in arguments and trainer.is_global_zero:

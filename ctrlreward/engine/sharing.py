@@ -34,6 +34,10 @@ class Request(NamedTuple):
 Requests = Generator[Request, list[Any], Result]
 
 
+# Requests that models have answered, all threads together: that scoring makes progress.
+answered = 0
+
+
 def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
     """Run generators side by side and merge their requests to one model into one call.
 
@@ -49,6 +53,8 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
             return results
         with exclusive(request.model):
             responses = request.model.log_probs(request.tasks)
+        global answered
+        answered += 1
 
 
 def joined(generators: Sequence[Requests[Result]]) -> Requests[list[Result]]:

@@ -67,6 +67,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         table_rows: Rows of the table.
         seed: Seed of the generation.
         decoding_cv: See `HeldOutScorer`.
+        timeout: See `HeldOutScorer`.
 
     Attributes:
         last_scored_step: `state.global_step` of the last scores; -1 before.
@@ -94,9 +95,10 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         table_rows: int = 16,
         seed: int = 0,
         decoding_cv: bool = False,
+        timeout: float | None = None,
     ) -> None:
         check_trainer(trainer, self)
-        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv)
+        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)

@@ -81,6 +81,7 @@ class CausalLM(FrozenModel):
     """Frozen decoder-only model that scores continuations."""
 
     auto_class = AutoModelForCausalLM
+    reads_padding = False
 
     def _prepare(self) -> None:
         check_output_layer(self.model)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
 from ctrlreward.models.tokenization import encode_texts, max_tokens
+from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
 
 Row = TypeVar("Row")
@@ -25,6 +26,7 @@ class FrozenModel:
     """
 
     auto_class: ClassVar[AutoClass]
+    reads_padding: ClassVar[bool] = True  # rows are padded with the tokenizer's padding token
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class FrozenModel:
         self.name = model
         self.model = load_frozen(self.auto_class, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
+        check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
         # Decoders with a classification head pool the last token before padding.
         if getattr(self.model.config, "pad_token_id", None) is None:
             self.model.config.pad_token_id = self.tokenizer.pad_token_id

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -76,9 +76,10 @@ def encode_pairs(
             continue
         tokens = sum(map(len, pair.places))
         room = limit - between - tokens
+        first, second = _beginnings(batch[i], firsts[i], seconds[i], 2 * limit)
         truncated = reader(
-            [firsts[i]],
-            [seconds[i]],
+            [first],
+            [second],
             truncation=("only_second", "only_first")[side] if room > 0 else "longest_first",
             max_length=limit,
             return_offsets_mapping=True,
@@ -115,6 +116,23 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
     if pairs and pairs[0].types:
         inputs["token_type_ids"], _ = pad_rows([pair.types for pair in pairs], 0, device)
     return inputs
+
+
+def _beginnings(encoding: Any, first: str, second: str, limit: int) -> tuple[str, str]:
+    """Return two texts up to their first `limit` tokens, the longer one with a token more.
+
+    Truncated to a model's context, half of that, they are the same. But a tokenizer that truncates
+    keeps each combination of the parts that it cuts off: of two texts of 100,000 words, gigabytes.
+    """
+    ends: tuple[list[int], list[int]] = ([], [])
+    for side, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True):
+        if side is not None:
+            ends[side].append(end)
+    cut = []
+    for text, own, other in ((first, *ends), (second, *ends[::-1])):
+        most = limit + (len(own) > len(other))
+        cut.append(text if len(own) <= most else text[: own[most - 1]])
+    return cut[0], cut[1]
 
 
 def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -> EncodedPair:

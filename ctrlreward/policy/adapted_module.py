@@ -21,6 +21,7 @@ from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.progress import part
 from ctrlreward.ranks import rank_and_ranks
+from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import load_tokenizer
 
 _PROMPTS_PER_BATCH = 128  # in `complete`
@@ -76,6 +77,7 @@ class AdaptedModuleMixin(LightningModule):
         tokenizer = load_tokenizer(model)
         turn = end_of_turn(tokenizer, options, model) if options.chat else []
         policy = load_policy(model, self.lora, str(self._training_device or self.device))
+        check_vocabulary(model, tokenizer, policy, reads_padding=True)
         add_end_tokens(policy, tokenizer, options.stop, turn)
         if self.optimizer.gradient_checkpointing:
             checkpoint_gradients(model, policy)

@@ -59,8 +59,9 @@ class Learner:
         """Compute advantages and everything else that stays fixed during the updates.
 
         Baselines and deviations are those of the completions of all ranks. Completions of one
-        prompt are consecutive in the rollout. `rewards` are NaN where a sample failed, shape (n,);
-        `greedy`, shape (prompts,), are those of greedy completions, if they are the baseline.
+        prompt are consecutive in the rollout. `rewards` are NaN where a sample failed, shape (n,),
+        in float64, so that squares of large ones are finite; `greedy`, shape (prompts,), are those
+        of greedy completions, if they are the baseline.
         `output` is of the policy that sampled; None if it is the current policy. `credit` are the
         rewards of each completion's tokens, for values; None gives them at the last token.
         """
@@ -74,14 +75,15 @@ class Learner:
             all_rewards, own = gather_values(rewards)
             groups = torch.arange(len(all_rewards)) // self.generation.num_generations
             all_greedy = None if greedy is None else gather_values(greedy)[0]
-            advantages = completion_advantages(choices, all_rewards, groups, all_greedy)[own]
+            values = completion_advantages(choices, all_rewards, groups, all_greedy)[own]
+            advantages = values.float()
         else:
             whiten = choices.scale == "batch"
             tokens = torch.zeros_like(mask)
             for row, given in zip(tokens, credit or (), strict=False):
                 row[: len(given)] = torch.from_numpy(given)
             advantages, estimates = estimate_advantages(
-                self.critic, rewards.to(mask.device), output.values, mask, whiten, tokens
+                self.critic, rewards.float().to(mask.device), output.values, mask, whiten, tokens
             )
         if self.objective.mask_truncated_completions:
             mask = mask * rollout.ended[:, None]

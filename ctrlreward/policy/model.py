@@ -30,6 +30,7 @@ from transformers.pytorch_utils import Conv1D
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.extras import import_extra
 from ctrlreward.policy.keywords import LORA
+from ctrlreward.weights.completeness import damage_named
 from ctrlreward.weights.dtypes import Dtype, pick_dtype
 from ctrlreward.weights.loading import load_config, load_weights
 from ctrlreward.weights.sources import resolve
@@ -305,12 +306,13 @@ def _continued(
     base: PreTrainedModel, model: str, lora: LoRA, folder: str, linear: Set[str]
 ) -> PeftModel:
     """Add a trained adapter, to be trained further."""
-    config = _adapter_config(folder)
+    with damage_named(Path(folder), f"lora.adapter = {folder!r}"):
+        config, weights = _adapter_config(folder), load_file(Path(folder, _WEIGHTS))
     fits = f"lora.adapter = {folder!r}, trained on {config.base_model_name_or_path!r},"
     config.base_model_name_or_path = resolve(model)
     try:
         policy = get_peft_model(base, config)
-        result: Any = set_peft_model_state_dict(policy, load_file(Path(folder, _WEIGHTS)))
+        result: Any = set_peft_model_state_dict(policy, weights)
     except (RuntimeError, ValueError) as error:  # other shapes, or other names of layers
         raise ValueError(f"{fits} does not fit model = {model!r}: {error}") from error
     lost = [key for key in result.missing_keys if "lora_" in key]

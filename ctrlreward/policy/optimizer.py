@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -16,6 +16,7 @@ from transformers import get_scheduler
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.lightning_package import LightningModule, misconfigured
 from ctrlreward.policy.keywords import OPTIMIZER
+from ctrlreward.ranks import fail_together
 
 Schedule: TypeAlias = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
@@ -153,7 +154,11 @@ def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
 def step_optimizer(
     module: LightningModule, microbatches: Iterable[dict[str, Tensor]], max_grad_norm: float | None
 ) -> dict[str, Tensor]:
-    """Make one update with the summed gradients of microbatches; return their summed terms."""
+    """Make one update with the summed gradients of microbatches; return their summed terms.
+
+    Raises:
+        RuntimeError: Their loss is not finite, on any rank; the policy stays as it is.
+    """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()
     optimizer.zero_grad()
@@ -161,7 +166,20 @@ def step_optimizer(
     for terms in microbatches:
         module.manual_backward(terms["loss"])
         detached.append({name: value.detach() for name, value in terms.items()})
+    terms = {name: torch.stack([each[name] for each in detached]).sum() for name in detached[0]}
+    fail_together(partial(check_loss, terms))
     module.clip_gradients(optimizer, max_grad_norm, "norm")
     optimizer.step()
     schedule.step()
-    return {name: torch.stack([terms[name] for terms in detached]).sum() for name in detached[0]}
+    return terms
+
+
+def check_loss(terms: Mapping[str, Tensor]) -> None:
+    """Raise if the loss is not finite: an update would make all weights NaN."""
+    if not torch.isfinite(terms["loss"]):
+        values = ", ".join(f"{name} = {float(value.detach()):.3g}" for name, value in terms.items())
+        raise RuntimeError(
+            f"the loss of this step is not finite ({values}), and the policy was not updated: "
+            "resume from the last checkpoint with a lower optimizer.learning_rate, with "
+            "optimizer.max_grad_norm, or in float32; if a reward is extreme, bound it"
+        )

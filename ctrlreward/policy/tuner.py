@@ -28,7 +28,7 @@ from ctrlreward.lightning_package import (
     mixed,
     package_of,
 )
-from ctrlreward.placement import shared_device
+from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.chat import check_beginnings
@@ -36,7 +36,7 @@ from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
 from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
-from ctrlreward.policy.optimizer import OptimizerConfig, step_optimizer
+from ctrlreward.policy.optimizer import OptimizerConfig, check_loss, step_optimizer
 from ctrlreward.policy.prompt_batches import Prompt, read_batch
 from ctrlreward.policy.refill import Scored, drawn_batch, refill, unfit_loader
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
@@ -54,6 +54,8 @@ GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
     "critic": (Critic, keywords.CRITIC),
     "lora": (LoRA, keywords.LORA),
 }
+
+_STEPS_WITHOUT_SIGNAL = 3  # until it is said
 
 
 def instead() -> dict[str, str]:
@@ -215,6 +217,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._ignored: set[str] = set()
+        self._without_signal = 0  # steps in a row
         self._waiting: PendingExperience | None = None
         self.learner: Learner  # set by configure_model, as the next one
         self.value_head: ValueHead | None = None
@@ -302,7 +305,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         first step has none and returns None.
 
         Raises:
-            RuntimeError: Every sample of the batch failed.
+            RuntimeError: Every sample of the batch failed, or the loss is NaN or infinite.
         """
         started = time.perf_counter()
         pending: PendingExperience | None = self._collect(batch)
@@ -330,10 +333,22 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         experience = self.learner.experience(
             scored.rollout, rewards, greedy, pending.output, scored.credit
         )
+        self._warn_without_signal(experience)
         terms = self._learn(experience)
         seconds = time.perf_counter() - started
         self._log_step(scored, of_all_ranks, rewards, terms, extra, waited, seconds)
         return terms["loss"]
+
+    def _warn_without_signal(self, experience: Experience) -> None:
+        """Say once that several steps in a row had nothing to learn from."""
+        self._without_signal = 0 if experience.advantages.any() else self._without_signal + 1
+        if self._without_signal == _STEPS_WITHOUT_SIGNAL:
+            package_of(self).load("utilities.rank_zero_warn")(
+                f"all advantages of {_STEPS_WITHOUT_SIGNAL} steps in a row are 0, as all "
+                "completions of a prompt have the same reward: nothing is learned from them. While "
+                "reward/zero_signal is 1, give a reward that tells the completions of a prompt "
+                "apart, sample more of them, or raise the temperature"
+            )
 
     def _log_step(
         self,
@@ -427,6 +442,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             return PendingRollout(
                 samples, rollout, partial(token_credit, reward, samples, offsets), seconds
             )
+        end_if_scoring_hangs()
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
         return PendingRollout(samples, rollout, lambda: (score(), None), seconds)
@@ -465,7 +481,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         return self._start_groups(Samples.concat(samples)[:n], inputs[:n]).scored()
 
     def _shape(self, scored: Scored, baseline: bool) -> Tensor:
-        """Return the rewards to learn from, shape (n,); NaN where a sample failed."""
+        """Return the rewards to learn from, float64, shape (n,); NaN where a sample failed."""
         rewards = scored.rewards
         if self.objective.decoupled:
             weights: Mapping[str, float] = self.reward.weights or {}
@@ -473,18 +489,19 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             table = np.where(rewards.failed[:, None], np.nan, table)
             groups = torch.arange(len(table)) // self.generation.num_generations
             each = torch.tensor(list(weights.values()))
-            return decoupled_rewards(torch.from_numpy(table), each, groups).float()
+            return decoupled_rewards(torch.from_numpy(table), each, groups)
         total = rewards.total
         if self.shape_rewards is not None:
             lengths = scored.rollout.mask.sum(dim=1)
             total = self.shape_rewards(scored.samples, rewards, lengths, baseline)
-        return torch.from_numpy(total).float()
+        return torch.from_numpy(total).double()
 
     def _learn(self, experience: Experience) -> dict[str, Tensor]:
         """Make all updates, or compute the loss for Lightning's; return the terms to log."""
         learner, beta, clip = self.learner, self.beta, self.optimizer.max_grad_norm
         if self.automatic_optimization:
             (terms,) = learner.terms(experience, beta)
+            fail_together(partial(check_loss, terms))
         else:
             each = [
                 step_optimizer(self, learner.terms(experience[rows], beta), clip)

@@ -219,7 +219,7 @@ class AttributeClassifier(CompositeScorer):
         targets: list[Targets] = []
         single = next(iter(self.classifiers)) if len(self.classifiers) == 1 else None
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
-            item = f"labels[{i}] = {label!r}"
+            item = f"labels[{i}] = {shortened(label, 80)}"
             parsed = parse_attributes(label)
             if parsed is None and single is not None and "=" not in label:
                 parsed = {single: label.strip()}  # a plain label belongs to the single attribute
@@ -237,10 +237,11 @@ class AttributeClassifier(CompositeScorer):
                     )
                 known = self.classifiers[attribute].configured_labels
                 if target not in known:
+                    shown = shortened(target, 80)
                     raise ValueError(
-                        f"{item}: {target!r} is not a label of the classifier for {attribute!r}, "
+                        f"{item}: {shown} is not a label of the classifier for {attribute!r}, "
                         f"which has {', '.join(known)}: use one of them, or map yours, "
-                        f"label_map={{{target!r}: {known[0]!r}, ...}}"
+                        f"label_map={{{shown}: {known[0]!r}, ...}}"
                     )
             targets.append(parsed)
         return targets

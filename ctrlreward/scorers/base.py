@@ -36,6 +36,9 @@ Scores: TypeAlias = npt.NDArray[np.float64]
 # Share of a range's end by which a score may exceed it: the rounding of bfloat16.
 _ROUNDING = 2.0**-7
 
+# Magnitude above which a score is a failed one: trainers and loggers hold scores in float32.
+LARGEST = float(np.finfo(np.float32).max)
+
 # Ends the name of the fold that is the deviation of a score.
 DEVIATION = "_deviation"
 
@@ -166,7 +169,8 @@ class Scorer(ABC):
     ) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
-        A sample fails if its text is not valid Unicode or its score is infinite, with a warning.
+        A sample fails if its text is not valid Unicode or its score is infinite or larger than
+        float32 holds, with a warning.
         `samples` may have any form that `as_samples` converts; `columns` are added to them or
         replace theirs, `labels="positive"`.
 
@@ -392,9 +396,15 @@ def checked_requests(
         samples = samples.blanked(invalid)
     method: Callable[..., Any] = scorer.score_samples
     takes_names = len(signature(method).parameters) > 1
-    returned = method(samples, names) if takes_names else method(samples)
-    if isinstance(returned, Generator):
-        returned = yield from returned
+    try:
+        returned = method(samples, names) if takes_names else method(samples)
+        if isinstance(returned, Generator):
+            returned = yield from returned
+    except Exception as error:
+        if not isinstance(error, ValueError | TypeError):  # which name an item of the samples
+            shown = f"{type(scorer).__name__} ({', '.join(sorted(names))})"
+            error.add_note(f"raised by {shown} for {len(samples)} samples")
+        raise
     scores = checked_scores(scorer, samples, returned, names)
     for values in scores.values() if invalid else ():
         values[list(invalid)] = np.nan
@@ -404,7 +414,10 @@ def checked_requests(
 def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
 ) -> dict[str, Scores]:
-    """Return a scorer's scores as float64 arrays of shape (n,), NaN for None and infinity."""
+    """Return a scorer's scores as float64 arrays of shape (n,).
+
+    NaN for None, infinity, and what float32 does not hold.
+    """
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
         raise TypeError(
@@ -441,11 +454,15 @@ def checked_scores(
                 f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of "
                 f"shape ({len(texts)},)"
             )
-        infinite = np.isinf(values)
-        if infinite.any():
-            count = np.count_nonzero(infinite)
-            log.warning("%s: %d infinite scores %r are NaN", owner, count, name)
-            values[infinite] = np.nan
+        too_large = np.abs(values) > LARGEST
+        if too_large.any():
+            what = "infinite" if np.isinf(values[too_large]).all() else "larger than float32 holds"
+            count, first = np.count_nonzero(too_large), int(too_large.argmax())
+            log.warning(
+                "%s: %d scores %r are %s, and become NaN (the first of texts[%d])",
+                *(owner, count, name, what, first),
+            )
+            values[too_large] = np.nan
         low, high = specs[name].range if name in specs else (-np.inf, np.inf)
         above = values > high + _ROUNDING * max(1.0, abs(high))
         outside = above | (values < low - _ROUNDING * max(1.0, abs(low)))
@@ -488,6 +505,16 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
         for name, c in components.items()
     }
+
+
+def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:
+    """Return what is scored by what: "4 texts (the first is 'A') by Judge (score)"."""
+    names: dict[str, list[str]] = {}
+    for component in components.values():
+        names.setdefault(type(component.scorer).__name__, []).append(component.name)
+    scorers = ", ".join(f"{scorer} ({', '.join(own)})" for scorer, own in names.items())
+    first = f" (the first is {shortened(samples.texts[0])})" if len(samples) else ""
+    return f"{len(samples)} texts{first} by {scorers}"
 
 
 def _named(

@@ -280,10 +280,15 @@ class Judge(ModelScorer[CausalLM]):
         read = {"texts": columns["texts"]}
         if rubric.compares:
             read["references"] = columns["references"]
-        kept = nonempty(next(iter(self.specs)), **read)
+        score, kept = next(iter(self.specs)), []
         prompts: list[str] = []
-        for i in kept:
+        for i in nonempty(score, **read):
             cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
+            # Of texts this is known; labels and prompts are text to a judge alone.
+            if invalid := [name for name, column in columns.items() if not _is_unicode(column[i])]:
+                log.warning("%s[%d] is not valid Unicode: %s is NaN", invalid[0], i, score)
+                continue
+            kept.append(i)
             sides = [(cells["text"], cells.get("reference", ""))]
             for first, second in [*sides, *((b, a) for a, b in sides if rubric.compares)]:
                 prompts.append(rubric.prompt.format(**cells, first=first, second=second))
@@ -428,3 +433,11 @@ def read_answer(reply: str, scores: Mapping[str, float]) -> float:
     words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
     named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", reply))
     return float(scores[named.pop()]) if len(named) == 1 else float("nan")
+
+
+def _is_unicode(item: object) -> bool:
+    try:
+        str(item).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ctrlreward.items import items_named
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.serving.contract import RejectedSamples, ScorerFailed
@@ -123,7 +124,8 @@ def tolerant_scores(
 
     def visit(rows: list[int]) -> None:
         try:
-            pieces.append((rows, score(components, samples[rows])))
+            with items_named(lambda column, i: f"{column}[{rows[i]}]"):
+                pieces.append((rows, score(components, samples[rows])))
         except Exception as error:
             if len(rows) > 1:
                 visit(rows[: len(rows) // 2])
@@ -138,7 +140,8 @@ def tolerant_scores(
     of_groups = {name: c for name, c in components.items() if not c.scorer.pointwise}
     if of_groups and errors and pieces:
         good = [row for row in range(len(samples)) if row not in errors]
-        pieces.append((good, score(of_groups, samples[good])))
+        with items_named(lambda column, i: f"{column}[{good[i]}]"):
+            pieces.append((good, score(of_groups, samples[good])))
     scores = {name: np.full(len(samples), np.nan) for name in components}
     for rows, values in pieces:
         for name, of_rows in values.items():

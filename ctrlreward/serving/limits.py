@@ -65,7 +65,8 @@ class ServeOptions:
     Args:
         queue: Sizes of batches and of the queue.
         body_bytes: Longest body of a request; a longer one is refused (413).
-        body_seconds: Longest time for a body to arrive (408).
+        body_seconds: Longest time for a body to arrive (408). A connection whose headers take
+            longer is closed.
         token: Bearer token that requests must have, except to /health, /ready and the pages about
             the routes; None for no token.
     """
@@ -82,6 +83,40 @@ class ServeOptions:
             raise ValueError(f"body_seconds = {self.body_seconds}: give a positive number")
         if self.token is not None and not (self.token.isascii() and self.token.strip()):
             raise ValueError("the token is empty or not ASCII: give some letters and digits")
+
+
+def http_protocol(seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol for a connection, closed if headers take longer to arrive.
+
+    uvicorn itself waits for unfinished headers, and for a first byte, for good.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+        deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.deadline = self.loop.call_later(seconds, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            # A cycle begins when the headers of a request are complete.
+            if self.cycle is not None and not self.cycle.response_complete:
+                self.stop_waiting()
+            elif self.deadline is None:
+                self.deadline = self.loop.call_later(seconds, self.transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.stop_waiting()
+            super().connection_lost(exc)
+
+        def stop_waiting(self) -> None:
+            if self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
+
+    return Protocol
 
 
 class LimitsMiddleware:

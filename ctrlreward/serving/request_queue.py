@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.placement import Worker
+from ctrlreward.placement import ScoringTimeout, Worker
 from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_columns
@@ -36,7 +37,8 @@ class RequestQueue:
     scorer raise is scored again request by request, so that only the culprit fails.
 
     `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
-    `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
+    `"ready"`, `"failed"` (models could not be loaded, or a scorer hangs) or `"draining"`. `left_at`
+    is the line of a batch that did not end before the queue did, None without one.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RequestQueue:
         self._speed = math.inf  # characters per second of the last batches
         self._worker = Worker("ctrlreward-serving")
         self._runner: asyncio.Task[None] | None = None
+        self.left_at: str | None = None
 
     @property
     def held_characters(self) -> int:
@@ -76,14 +79,22 @@ class RequestQueue:
             self.state = "ready"
 
     async def drain(self) -> None:
-        """Refuse new requests, finish those that are held, and end the thread."""
+        """Refuse new requests, finish those that are held, and end the thread.
+
+        A batch whose clients are all gone, or were given up, is left to its thread.
+        """
         loading = self.state == "loading"
         self.state = "draining"
         if self._runner is not None:
-            await self._idle.wait()
+            while not self._idle.is_set() and any(
+                not request.result.done() for request in (*self._waiting, *self._scoring)
+            ):
+                await asyncio.sleep(0.01)
+            if not self._idle.is_set() and self._scoring:
+                self.left_at = self._worker.abandon()
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
-        if not loading:  # its thread ends by itself after loading
+        if not loading and self.left_at is None:  # its thread ends by itself after loading
             self._worker.close()
 
     def check_ready(self) -> None:
@@ -212,12 +223,18 @@ class RequestQueue:
         if not self._waiting and not self._scoring:
             self._idle.set()
 
+    def _results(self, requests: list[WaitingRequest]) -> list[Any]:
+        what = f"{sum(len(each.samples) for each in requests)} samples"
+        return self.reward.time_limit.run(what, partial(results_of, requests))
+
     async def _score_batch(self, requests: list[WaitingRequest]) -> None:
         started = time.perf_counter()
         try:
-            results = await asyncio.wrap_future(self._worker.submit(results_of, requests))
+            results = await asyncio.wrap_future(self._worker.submit(self._results, requests))
         except Exception as error:
             results = [refusal(error)] * len(requests)
+            if isinstance(error, ScoringTimeout):  # its thread holds the scorer for good
+                self.state, self._reason = "failed", str(error)
         for request, result in zip(requests, results, strict=True):
             if request.result.done():  # its client is gone
                 continue

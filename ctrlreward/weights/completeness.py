@@ -1,14 +1,91 @@
-"""Completeness of a loaded model: every weight comes from its checkpoint."""
+"""Completeness of a loaded model: whole files, and every weight comes from its checkpoint."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from ctrlreward.weights.cache import cache_folder
 
 _NAMES_IN_ERROR = 5
+
+
+@contextmanager
+def damage_named(folder: Path, subject: str) -> Iterator[None]:
+    """Name the file that is cut off or damaged if reading a folder raises; `subject` has it.
+
+    Libraries raise `SafetensorError`, `JSONDecodeError`, `UnicodeDecodeError` and others, most of
+    them without the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (damage := _damage(folder)) is None:
+            raise
+        cached = folder.resolve().is_relative_to(cache_folder().resolve())
+        remedy = f"delete {folder}, which is then made again" if cached else "save it again"
+        raise OSError(f"{subject}: {damage}: {remedy}") from error
+
+
+def _damage(folder: Path) -> str | None:
+    """Return the first file of a folder that is not whole, with the reason; None without one."""
+    for file in sorted((*folder.glob("*.json"), *folder.glob("*.safetensors"))):
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_bytes())
+            else:
+                with safe_open(file, "pt"):
+                    pass
+        except (ValueError, RecursionError, SafetensorError, OSError) as error:
+            size = file.stat().st_size
+            return f"{file} is damaged or was cut off at {size} bytes ({error})"
+    return None
+
+
+def check_finite(model: str, loaded: nn.Module) -> None:
+    """Raise if a weight of a model is NaN or infinite, which makes all of its scores NaN."""
+    for name, weight in loaded.named_parameters():
+        if weight.is_floating_point() and weight.numel() and not weight.is_meta:
+            low, high = weight.detach().aminmax()  # NaN if one is
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise ValueError(
+                    f"model = {model!r} has NaN or infinite weights in {name}: the training that "
+                    "wrote it has diverged, or the file is damaged; give an earlier checkpoint"
+                )
+
+
+def check_vocabulary(
+    model: str, tokenizer: PreTrainedTokenizerBase, loaded: nn.Module, reads_padding: bool
+) -> None:
+    """Raise if a tokenizer has tokens that the embeddings of its model lack.
+
+    Special tokens that no text has and that nothing adds may lie outside; many chat models are
+    saved with such a padding token.
+    """
+    rows = loaded.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if len(tokenizer) <= rows:
+        return
+    unread = {*tokenizer.all_special_tokens}
+    unread -= {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
+    unread -= {tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token}
+    unread = unread - {tokenizer.pad_token} if reads_padding else unread
+    outside = {t: i for t, i in tokenizer.get_vocab().items() if i >= rows and t not in unread}
+    if outside:
+        token = min(outside, key=outside.__getitem__)
+        raise ValueError(
+            f"model = {model!r} embeds {rows} tokens, and its tokenizer has {len(outside)} more, "
+            f"such as {token!r} ({outside[token]}): give the tokenizer that the model was trained "
+            "with, or resize its embeddings (resize_token_embeddings)"
+        )
 
 
 def check_complete(

@@ -34,18 +34,27 @@ def convert(file: Path, folder: Path) -> None:
         show(Phase(f"converting {file.name} to float32 safetensors in {cache_folder()}")),
         contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
     ):
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        # transformers declares a model alone.
-        model, report = cast(
-            tuple[PreTrainedModel, dict[str, Any]],
-            AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported, and refused
-            ),
-        )
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            # transformers declares a model alone.
+            model, report = cast(
+                tuple[PreTrainedModel, dict[str, Any]],
+                AutoModelForCausalLM.from_pretrained(
+                    file.parent,
+                    gguf_file=file.name,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # reported, and refused
+                ),
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # of gguf, of struct, of numpy, of transformers
+            raise OSError(
+                f"model = {str(file)!r} ({file.stat().st_size} bytes) can't be read as GGUF "
+                f"({error}): it was cut off or is damaged, so download it again; or it is of a "
+                "kind that transformers does not read"
+            ) from error
         check_complete(str(file), model, report, "a GGUF file")
         # transformers refuses to save a model that it considers quantised, although these weights
         # no longer are. A new model from the same config saves them.

@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.processor.onednn import adapt
-from ctrlreward.weights.completeness import check_complete
+from ctrlreward.weights.completeness import check_complete, check_finite, damage_named
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
@@ -71,6 +71,12 @@ _MAPPINGS: Mapping[object, Container[object]] = {
 # its last layer, and its pooler is the input of a head.
 _UNUSED: Mapping[object, re.Pattern[str]] = {AutoModel: re.compile(r"(^|\.)pooler\.")}
 
+# One of them makes a tokenizer: of tokenizers, SentencePiece, BPE and WordPiece.
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("vocab.json", "vocab.txt"),
+)
+
 
 def load_config(model: str) -> PretrainedConfig:
     """Load the configuration of a model, without its weights."""
@@ -87,6 +93,12 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     folder = Path(model).expanduser()
     plain = folder.is_dir() and not any(folder.glob("*.gguf"))
     location = str(folder) if plain else resolve(model)
+    saved = Path(location)
+    if saved.is_dir() and not any((saved / name).is_file() for name in _TOKENIZER_FILES):
+        raise ValueError(
+            f"model = {model!r} has no tokenizer.json: save the tokenizer into the folder, "
+            f"AutoTokenizer.from_pretrained(...).save_pretrained({str(saved)!r})"
+        )
     with _hub(model, location):
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
     if tokenizer.pad_token is None:
@@ -130,6 +142,7 @@ def load_weights(
         )
     kind = _KINDS.get(auto_class, "a model")
     check_complete(model, loaded, report, kind, _UNUSED.get(auto_class))
+    check_finite(model, loaded)
     return cast(PreTrainedModel, loaded)
 
 
@@ -160,7 +173,7 @@ def _hub(model: str, location: str) -> Iterator[None]:
     """Take cached files where the hub can't be reached, instead of asking six times for each.
 
     A machine that reaches the hub through a proxy, or slowly, is not offline. If a model can't be
-    loaded, the error names it and the alternatives.
+    loaded, the error names it and the alternatives, or the file that is damaged.
     """
     hub = urlsplit(constants.ENDPOINT)
     if not (Path(location).exists() or _OFFLINE or getproxies()):
@@ -172,7 +185,8 @@ def _hub(model: str, location: str) -> Iterator[None]:
         except OSError:  # no such name, no route, or nobody listens
             constants.HF_HUB_OFFLINE = True
     try:
-        yield
+        with damage_named(Path(location), f"model = {model!r}"):
+            yield
     except OSError as error:
         if Path(location).is_dir():
             raise

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import Phase, show
+from ctrlreward.weights.completeness import damage_named
 
 _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 
@@ -28,14 +29,16 @@ def read_vectors(
     list[str], npt.NDArray[np.float32], dict[str, float] | None, npt.NDArray[np.float64] | None
 ]:
     """Read a folder of word vectors; the matrix is mapped, so only the rows in use take memory."""
-    tensors = load_file(folder / _VECTORS)
-    words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
-    matrix, idf = tensors["vectors"].numpy(), folder / _IDF
+    idf = folder / _IDF
+    with damage_named(folder, f"word vectors {str(folder)!r}"):
+        tensors = load_file(folder / _VECTORS)
+        words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
+        weights = json.loads(idf.read_text(encoding="utf-8")) if idf.is_file() else None
+    matrix = tensors["vectors"].numpy()
     if len(words) != len(matrix):
         raise ValueError(
             f"{folder} has {len(words)} words and {len(matrix)} vectors: write it again"
         )
-    weights = json.loads(idf.read_text(encoding="utf-8")) if idf.is_file() else None
     return words, matrix, weights, tensors["centre"].numpy() if "centre" in tensors else None
 
 

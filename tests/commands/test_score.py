@@ -7,6 +7,8 @@ import fcntl
 import json
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -295,6 +297,25 @@ def test_a_killed_run_resumes(stopped: None, capsys: pytest.CaptureFixture[str])
     assert not partial.exists()
 
 
+def test_a_full_disk_keeps_the_shards_and_is_named(
+    stopped: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = Path("out.csv.partial")
+    before = {file.name: file.read_bytes() for file in partial.iterdir()}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
+    try:
+        error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert re.search(r"File too large: '\S*out.csv.partial/\S+.json'", error), error
+    assert "What was written before is whole: free space, or write elsewhere, and resume" in error
+    assert before.items() <= {f.name: f.read_bytes() for f in partial.iterdir()}.items()
+    main(["score", "in.jsonl", "out.csv", *STOPPED])
+    rows = read_rows(Path("out.csv"))
+    assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
+
+
 def test_scorers_of_one_model_are_stored_chunk_by_chunk(
     tiny_llama: Callable[[str], str],
     one_thread: None,
@@ -331,6 +352,21 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
     rows = read_rows(Path("out.jsonl"))
     for name in names:
         assert [row[name] for row in rows] == pytest.approx(direct[name].tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("content", ["", '{"letters": [1', "[1]"])
+def test_a_shard_that_was_cut_off_is_named_and_scored_again(
+    stopped: None, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard, *_ = sorted(Path("out.csv.partial").glob("0*.json"))
+    shard.write_text(content)
+    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    assert f"{shard} is damaged or was cut off (" in error
+    assert "delete it and repeat the command, which scores its rows again" in error
+    shard.unlink()
+    main(["score", "in.jsonl", "out.csv", *STOPPED])
+    capsys.readouterr()
+    assert Path("out.csv").exists()
 
 
 def test_an_unfinished_run_of_another_version_is_refused(

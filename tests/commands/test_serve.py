@@ -298,6 +298,26 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
         assert word not in errors
 
 
+def test_sigterm_ends_a_server_whose_scorer_hangs(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.hanging_reward\n")
+    server = serve(path, "--grace", "1")
+    url = server.ready()
+    content = json.dumps({"samples": [{"text": "hold", "label": "o"}]})
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(httpx2.post, f"{url}/score", content=content, timeout=30)
+        while "ctrlreward_waiting_characters 5.0" not in httpx2.get(f"{url}/metrics").text:
+            assert not held.done(), held.result().text
+        status, errors = server.end(signal.SIGTERM)
+        assert held.result().status_code == 500
+    assert status == 1
+    assert "error: scoring did not end within --grace 1; it is at " in errors
+    assert "in score_samples" in errors
+    assert "hold" not in errors
+
+
 def test_sigkill_gives_connection_errors_not_scores(
     bare: Path, serve: Callable[..., Server]
 ) -> None:
@@ -319,7 +339,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
     """The applications that the command would serve."""
     apps: list[FastAPI] = []
 
-    def record(app: FastAPI, listener: socket.socket, grace: int) -> bool:
+    def record(app: FastAPI, listener: socket.socket, *_: object) -> bool:
         listener.close()
         apps.append(app)
         return True
@@ -350,11 +370,15 @@ def test_a_token_and_other_machines(
         options += ["--token_file", str(tmp_path / "token.txt")]
     if way == "environment":
         monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
+    if way == "none" and host == "0.0.0.0":
+        with pytest.raises(SystemExit):
+            main(["serve", str(bare), *options])
+        assert served == []
+        assert "error: --host 0.0.0.0 is reached by other machines" in capsys.readouterr().err
+        return
     main(["serve", str(bare), *options])
     (middleware,) = served[0].user_middleware
     assert middleware.kwargs["options"].token == (None if way == "none" else "s3cret")
-    warned = "there is no token" in capsys.readouterr().err
-    assert warned == (way == "none" and host == "0.0.0.0")
 
 
 def test_the_examples_of_the_help_run(

@@ -158,6 +158,27 @@ def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCapt
     assert len(cut.spans) == len(cut.values) == 12  # 16, less b and 3 special ones
 
 
+@pytest.mark.parametrize("b_first", [False, True])
+@given(a=st.integers(1, 90), b=st.integers(1, 90), limit=st.integers(5, 24))
+def test_only_beginnings_are_truncated_and_give_the_same(
+    by_token: str, b_first: bool, a: int, b: int, limit: int
+) -> None:
+    """Of two long texts, a tokenizer keeps all combinations of the parts that it cuts off."""
+    tokenizer = AutoTokenizer.from_pretrained(by_token)
+    pair = [" ".join((WORDS * 9)[:n]) for n in (a, b)]
+    ours = encode_pairs(tokenizer, [(pair[0], pair[1])], limit, b_first=b_first)
+    with pytest.MonkeyPatch.context() as patch:
+        whole = "ctrlreward.models.pairs._beginnings"
+        patch.setattr(whole, lambda encoding, first, second, limit: (first, second))
+        assert encode_pairs(tokenizer, [(pair[0], pair[1])], limit, b_first=b_first) == ours
+
+
+def test_two_texts_of_100_000_words(by_token: str) -> None:
+    words = "good bad " * 50_000
+    (found,) = TokenAligner(by_token).align([(words, words)])  # it took more than 20 GB
+    assert np.isfinite(found.values).all()
+
+
 @pytest.mark.parametrize("labels", [("OK", "BAD"), ("LABEL_0", "LABEL_1")])
 def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
     folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))

@@ -151,7 +151,7 @@ def test_what_a_scorer_returns_is_checked(
 @pytest.mark.parametrize(
     "values",
     [[0.5, None], (0.5, float("nan")), torch.tensor([0.5, torch.nan], dtype=torch.bfloat16),
-     np.array([0.5, None], dtype=object), [0.5, np.inf], [np.float32(0.5), -np.inf]],
+     np.array([0.5, None], dtype=object), [0.5, np.inf], [np.float32(0.5), -np.inf], [0.5, 1e300]],
 )  # fmt: skip
 def test_none_and_infinity_are_failed_samples(
     call: str, values: Any, caplog: pytest.LogCaptureFixture
@@ -159,8 +159,11 @@ def test_none_and_infinity_are_failed_samples(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         found = CALLS[call](Returns({"ease": values}), Samples(["a", "b"]))
     np.testing.assert_array_equal(found, [0.5, np.nan])
-    infinite = isinstance(values, list) and values[1] is not None
-    assert caplog.messages == ["Returns: 1 infinite scores 'ease' are NaN"] * infinite
+    said = []
+    if isinstance(values, list) and values[1] is not None:
+        what = "larger than float32 holds" if values[1] == 1e300 else "infinite"
+        said = [f"Returns: 1 scores 'ease' are {what}, and become NaN (the first of texts[1])"]
+    assert caplog.messages == said
 
 
 def test_the_rounding_of_bfloat16_is_in_range_and_the_scorer_keeps_its_array() -> None:
@@ -180,6 +183,19 @@ def test_the_check_takes_less_than_a_microsecond_per_sample() -> None:
         checked_scores(scorer, samples, returned, ["ease"])
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.01
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_of_a_scorer_names_it(call: str) -> None:
+    """Also where only the message is shown: by another rank, or by a server."""
+
+    class Raises(Returns):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            return {"ease": {}["odd"]}
+
+    with pytest.raises(KeyError, match="odd") as raised:
+        CALLS[call](Raises(None), Samples(["a", "b", "a"]))
+    assert raised.value.__notes__ == ["raised by Raises (ease) for 2 samples"]
 
 
 @pytest.mark.parametrize("method", ["compute", "update"])

@@ -18,7 +18,7 @@ from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward
 from ctrlreward.serving.application import create_app
-from ctrlreward.serving.limits import ServeOptions
+from ctrlreward.serving.limits import ServeOptions, http_protocol
 
 
 @pytest.fixture
@@ -70,12 +70,14 @@ uvicorn.server.asyncio = Quick()
 
 
 @contextmanager
-def running(app: FastAPI, wait: bool = True) -> Iterator[LiveServer]:
+def running(app: FastAPI, wait: bool = True, seconds: float = 60) -> Iterator[LiveServer]:
     """Run an application by uvicorn in a thread on a free port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    config = uvicorn.Config(app, log_level="info", lifespan="on", log_config=None)
+    config = uvicorn.Config(
+        app, log_level="info", lifespan="on", log_config=None, http=http_protocol(seconds)
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
@@ -114,6 +116,6 @@ def live_server() -> Iterator[Callable[..., LiveServer]]:
             wait: bool = True,
         ) -> LiveServer:
             app = create_app(reward, options, routers)
-            return servers.enter_context(running(app, wait))
+            return servers.enter_context(running(app, wait, options.body_seconds))
 
         yield start

@@ -156,7 +156,7 @@ def test_scores_and_folds_survive_the_wire(values: list[float], value: float) ->
             {"samples": [{"text": "a", "prefix": "a"}, {"text": "b", "prefix": "a"}]},
             ("samples", 1, "prefix"),
             "value_error",
-            "prefix = 'a' does not start text = 'b'",
+            "prefix does not start text: give the text",
         ),
         ({"samples": [], "strict": 1}, ("strict",), "bool_type", "valid boolean"),
     ],

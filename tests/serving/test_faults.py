@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from letter_scorers import Letters
+from letter_scorers import Letters, hanging_reward
 
 from ctrlreward import Reward
 from ctrlreward.serving.limits import QueueOptions, ServeOptions
@@ -83,7 +83,7 @@ def test_an_unknown_label_fails_alone(live_server: Start, reward: Reward) -> Non
     assert reply.status_code == 200
     results = reply.json()["results"]
     assert [result["failed"] for result in results] == [False, False, True, False]
-    assert "'sour' is unknown" in results[2]["error"]
+    assert results[2]["error"] == "labels[2] = 'sour' is unknown: give one letter"
     alone = reward([samples[3]])
     assert results[3]["total"] == alone.total[0]
 
@@ -163,6 +163,87 @@ def test_a_body_that_never_ends_is_given_up(live_server: Start, reward: Reward) 
     server = live_server(reward, ServeOptions(body_seconds=0.2))
     with send(server, b"{", length=100) as slow:
         assert b" 408 " in read_reply(slow)
+
+
+def test_a_scorer_that_hangs_fails_its_batch_and_the_server(live_server: Start) -> None:
+    reward = hanging_reward(timeout=0.3)
+    client = live_server(reward).client
+    assert client.post("/score", json=one("soup")).status_code == 200
+    reply = client.post("/score", json=one("hold"))
+    assert reply.status_code == 500
+    named = "ScoringTimeout: scoring 1 samples did not end within timeout = 0.3 s, it is at "
+    assert reply.json()["detail"].startswith(named)
+    assert "in score_samples: mend" in reply.json()["detail"]
+    # Its thread holds the scorer for good: who watches the server restarts it.
+    for reply in (client.get("/ready"), client.post("/score", json=one("soup"))):
+        assert reply.status_code == 500
+        assert "not ready: failed: scoring 1 samples did not end" in reply.json()["detail"]
+    assert client.get("/health").status_code == 200
+    reward["letters"].scorer.go.set()  # ends the thread
+
+
+def closed_within(connection: socket.socket, seconds: float) -> bool:
+    """Return True if the server closes a connection in that time, without another reply."""
+    connection.settimeout(seconds)
+    try:
+        return connection.recv(65536) == b""
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("beginning", [b"", b"POST /sc", b"POST /score HTTP/1.1\r\nHost: x\r\n"])
+def test_headers_that_never_end_are_given_up(
+    live_server: Start, reward: Reward, beginning: bytes
+) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.3))
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(beginning)
+        assert not closed_within(connection, 0.1)
+        assert closed_within(connection, 20)
+
+
+def test_headers_of_a_second_request_that_never_end(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.3))
+    with send(server, json.dumps(one("soup")).encode()) as connection:
+        assert b" 200 " in read_reply(connection)
+        connection.sendall(b"POST /score HTTP/1.1\r\nHo")
+        assert not closed_within(connection, 0.1)
+        assert closed_within(connection, 4)  # before uvicorn closes an idle connection, after 5
+
+
+def test_a_request_may_take_longer_than_its_headers(
+    live_server: Start, reward: Reward, letters: Letters
+) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.3))
+    letters.go.clear()
+    with send(server, json.dumps(one("hold")).encode()) as held:
+        assert letters.held.wait(60)
+        assert not closed_within(held, 0.6)
+        letters.go.set()
+        held.settimeout(60)
+        assert b" 200 " in read_reply(held)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"text": "my secret", "label": "sour"},
+        {"text": "my secret", "lable": "o"},
+        {"text": ["my secret"], "label": "o"},
+        {"text": "x", "source": {"my secret": 3}},
+        {"text": "my secret", "label": "o", "prefix": 4},
+        {"text": "my secret", "label": "o", "prefix": "my own secret"},
+    ],
+)
+def test_a_refusal_echoes_no_text(
+    live_server: Start, reward: Reward, sample: dict[str, Any], strict: bool
+) -> None:
+    reply = live_server(reward).client.post(
+        "/score", json={"samples": [sample, sample], "strict": strict}
+    )
+    assert "my secret" not in reply.text
+    assert "input" not in reply.text
 
 
 def test_a_full_queue_asks_to_come_back(

@@ -104,11 +104,19 @@ class ShardStore:
 
     def read(self, shard: int) -> dict[str, Scores]:
         """Return all scores of a shard, arrays of shape (rows of the shard,)."""
-        found = {}
+        found: dict[str, Scores] = {}
         for positions in self._positions(shard):
-            with self._file(shard, positions).open() as opened:
-                found.update(json.load(opened))
-        return {name: np.array(found[name], dtype=np.float64) for name in self._names}
+            file = self._file(shard, positions)
+            with file.open() as opened:
+                try:
+                    stored = json.load(opened).items()
+                    found |= {name: np.array(values, np.float64) for name, values in stored}
+                except (AttributeError, TypeError, ValueError) as error:
+                    raise ValueError(
+                        f"{file} is damaged or was cut off ({error}): delete it and repeat the "
+                        "command, which scores its rows again"
+                    ) from None
+        return {name: found[name] for name in self._names}
 
     def _positions(self, shard: int) -> list[tuple[int, ...]]:
         """Return the positions of the scores in each file of a shard."""

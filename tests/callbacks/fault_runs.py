@@ -1,0 +1,121 @@
+"""Script of test_faults.py: one run in this process, with a fault.
+
+`python fault_runs.py FAULT FOLDER`; `FOLDER/ready` says that the fault is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked_ranks import on_two_ranks
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl
+
+from ctrlreward import Samples, placement
+from ctrlreward.engine.sharing import Request
+
+spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
+assert spec is not None
+assert spec.loader is not None
+shared = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shared)
+
+AT = 4  # step of the fault; validations are after each second one
+
+
+class Faulty(shared.Curve):
+    """Scorer whose fault is in the validation after step `AT`."""
+
+    def __init__(self, folder: Path, fault: str) -> None:
+        super().__init__([0.125 * i for i in range(9)])
+        self.folder, self.fault, self.draws = folder, fault, False
+
+    def score_samples(self, samples: Samples) -> Any:
+        if f" at {AT} " in samples.texts[0]:
+            (self.folder / "ready").touch()
+            if self.fault == "kill the scoring rank":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault.startswith("hang"):
+                threading.Event().wait(60)
+            if self.fault == "slow":
+                return self._slowly(samples)
+        return super().score_samples(samples)
+
+    def _slowly(self, samples: Samples) -> Iterator[Any]:
+        """Ask a slow model 15 times."""
+        for _ in range(15):
+            yield Request(self, [0])
+        return super().score_samples(samples)
+
+    def log_probs(self, tasks: Sequence[Any]) -> list[Any]:
+        time.sleep(0.1)
+        return list(tasks)
+
+
+class Dying(shared.Counter):
+    """Module whose second rank dies in step `AT`."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.global_step == AT and self.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+
+def fit(folder: Path, fault: str, **options: Any) -> None:
+    scorer = Faulty(folder, fault)
+    prompts = Samples(texts=["The food", "The film"])
+    callbacks = [
+        GenerationScorer({"v": scorer["value"]}, prompts, overlap=fault == "hang overlapped"),
+        RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"))
+        if fault == "hang overlapped"
+        else RewardCheckpoint("score/v", "max", dirpath=str(folder / "kept")),
+    ]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=callbacks,
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        log_every_n_steps=1,
+        logger=HistoryLogger(str(folder)),
+        max_steps=8,
+        num_sanity_val_steps=0,
+        val_check_interval=2,
+        **options,
+    )
+    trainer.fit(Dying() if fault == "kill the other rank" else Module())
+
+
+class Module(shared.Counter):
+    """Module that logs its step."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("held_out", float(self.global_step))
+
+
+def main(fault: str, folder: Path) -> None:
+    placement.GRACE = 0.5
+    if not fault.startswith("kill"):
+        fit(folder, fault)
+        return
+
+    def rank(number: int) -> None:
+        output = os.open(folder / f"rank{number}", os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 2)
+        fit(folder, fault, devices=2, strategy="ddp")
+
+    on_two_ranks(rank)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,178 @@
+"""Faults around a run: checkpoints that are cut off, scorers that hang or diverge, full disks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wandb
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, WandbLogger
+from warm_python import WarmProcess
+
+SCRIPT = Path(__file__).with_name("fault_runs.py")
+
+
+@pytest.fixture
+def kept(fit, counter, curve, held_out, tmp_path: Path) -> Path:
+    """The folder of checkpoints of a run of two steps."""
+    fit(counter(), callbacks(curve, held_out, tmp_path), max_steps=2)
+    return tmp_path / "kept"
+
+
+def callbacks(curve, held_out, tmp_path: Path) -> list[Any]:
+    scorer = GenerationScorer({"value": curve([0.125 * i for i in range(9)])["value"]}, held_out)
+    return [scorer, RewardCheckpoint("score/value", "max", dirpath=str(tmp_path / "kept"))]
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.99, 0.0])
+def test_a_checkpoint_that_was_cut_off_is_named(
+    keep: float, kept: Path, fit, counter, curve, held_out, tmp_path: Path
+) -> None:
+    last = kept / "last.ckpt"
+    content = last.read_bytes()
+    last.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(Exception) as raised:  # noqa: PT011 — EOFError, OSError or RuntimeError
+        fit(counter(), callbacks(curve, held_out, tmp_path), ckpt_path="last", max_steps=4)
+    size = last.stat().st_size
+    (note,) = raised.value.__notes__
+    assert note == (
+        f"{last} is damaged or was cut off at {size} bytes: resume from one of "
+        "step=000002-value=0.250.ckpt (ckpt_path), or start again without"
+    )
+    best = kept / "step=000002-value=0.250.ckpt"
+    trainer = fit(counter(), callbacks(curve, held_out, tmp_path), ckpt_path=best, max_steps=4)
+    assert trainer.global_step == 4
+
+
+# Scorers that hang, and ranks that die
+
+
+def terminated(fault: str, folder: Path) -> tuple[int | None, float, str]:
+    """Send SIGTERM to a run when its fault is there; return exit code, seconds and messages."""
+    errors = folder / "errors"
+    process = WarmProcess([SCRIPT, fault, folder], folder / "output", errors)
+    while not (folder / "ready").exists():
+        assert process.wait(0.02) is None, errors.read_text()
+    started = time.monotonic()
+    process.end(signal.SIGTERM)
+    code = process.wait(40)
+    process.end(signal.SIGKILL)
+    return code, time.monotonic() - started, errors.read_text()
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang overlapped"])
+def test_sigterm_ends_a_run_whose_scorer_hangs(fault: str, tmp_path: Path) -> None:
+    code, seconds, errors = terminated(fault, tmp_path)
+    assert code == 143, errors
+    assert seconds < 10  # GRACE is half a second there
+    line = "SIGTERM: scoring 2 texts (the first is 'The food at 4 "
+    assert line in errors
+    assert ") by Faulty (value) has made no progress for 0 s, at " in errors
+    assert "fault_runs.py:" in errors
+    assert "in score_samples: the process ends" in errors
+    # What was computed before is there.
+    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == (4 if fault == "hang overlapped" else 2)
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (tmp_path / "samples" / "score" / "step=000002.jsonl").exists()
+    assert rows[0]["step"] == 2
+
+
+def test_after_sigterm_a_scorer_that_makes_progress_is_waited_for(tmp_path: Path) -> None:
+    code, seconds, errors = terminated("slow", tmp_path)
+    assert code == 0, errors  # of Lightning's SIGTERMException
+    assert 1 < seconds < 20  # more than the half second without progress
+    assert (tmp_path / "samples" / "score" / "step=000004.jsonl").exists()
+    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank"), [("kill the other rank", 0), ("kill the scoring rank", 1)]
+)
+def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_path: Path) -> None:
+    process = WarmProcess([SCRIPT, fault, tmp_path], tmp_path / "output", tmp_path / "errors")
+    started = time.monotonic()
+    assert process.wait(60) == 1
+    assert time.monotonic() - started < 60
+    said = (tmp_path / f"rank{rank}").read_text()
+    assert re.search("Connection (closed|reset) by peer.*remote worker", said), said
+    last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == (4 if rank == 0 else 2)
+
+
+# Full disks
+
+
+@pytest.mark.parametrize(
+    ("size", "file", "kept"),
+    [
+        (100, "samples/score/step=000002.jsonl", []),
+        (1000, "kept/step=000002-value=0.250.ckpt", ["metrics.jsonl"]),
+    ],
+)
+def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
+    size: int, file: str, kept: list[str], fit, counter, curve, held_out, tmp_path: Path
+) -> None:
+    def run(**options: Any) -> None:
+        made = callbacks(curve, held_out, tmp_path)
+        logger = HistoryLogger(str(tmp_path))
+        fit(counter(), made, logger=logger, val_check_interval=2, max_steps=4, **options)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.filename == str(tmp_path / file)
+    assert "free space, or write elsewhere, and resume" in raised.value.__notes__[0]
+    found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(found) == sorted([*kept, *(["samples/score/step=000002.jsonl"] if kept else [])])
+    run()
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4]
+
+
+# What the machine does to a run
+
+
+def test_weights_and_biases_without_a_key(
+    fit, counter, curve, held_out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    module = counter()
+    logger = WandbLogger(save_dir=str(tmp_path), project="faults")
+    with pytest.raises(wandb.errors.UsageError, match="No API key configured") as raised:
+        fit(module, callbacks(curve, held_out, tmp_path), logger=logger)
+    assert "set WANDB_MODE=offline to write it to disk" in raised.value.__notes__[0]
+    assert module.calls == []  # before anything is computed
+
+
+def test_a_clock_that_is_set_back_changes_nothing(
+    fit, counter, curve, held_out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path) -> dict[str, bytes]:
+        made = callbacks(curve, held_out, folder)
+        fit(counter(), made, logger=HistoryLogger(str(folder)), default_root_dir=folder)
+        files = [f for f in folder.rglob("*") if f.suffix in (".jsonl", ".ckpt")]
+        weights = {".ckpt": lambda f: str(torch.load(f, weights_only=True)["state_dict"]).encode()}
+        return {
+            str(f.relative_to(folder)): weights.get(f.suffix, Path.read_bytes)(f) for f in files
+        }
+
+    expected = run(tmp_path / "forward")
+    now = itertools.count(2e9, -3600.0)
+    monkeypatch.setattr("time.time", lambda: next(now))
+    assert run(tmp_path / "back") == expected
