@@ -8,15 +8,16 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
+DOCS := .venv/installed-docs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
 # Studies of one question are in benchmarks/studies/, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo transfer test soak lint bench gpu clean
+.PHONY: help demo transfer test soak lint docs bench gpu clean release-check constraints
 
 help:  ## list what there is to make
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
 
 demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
@@ -48,6 +49,10 @@ lint: $(DEV)  ## ruff and mypy
 	$(BIN)/mypy --package ctrlreward
 	$(BIN)/mypy tests/users_file.py
 
+# Warnings are errors: a link that leads nowhere, a page without a line in docs/index.md.
+docs: $(DOCS)  ## build the site into build/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs $(ARGS)
+
 bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
 	@for suite in $(SUITES); do \
 		echo "== $$suite"; $(BIN)/python benchmarks/$$suite.py $(ARGS) || exit; done
@@ -56,8 +61,18 @@ bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS
 gpu: $(DEV)  ## run what needs a GPU on one, or on the second device of the tests; writes runs/gpu
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
+release-check: $(DEV)  ## build the committed state twice, install, score, train; writes dist
+	.ci/release
+
+# The newest versions that the extras allow and that have wheels. Run the tests before committing them.
+constraints: | $(BIN)/python  ## write the versions of constraints.txt anew
+	$(BIN)/python -m pip install -qq uv
+	(head -1 constraints.txt; $(BIN)/uv pip compile --quiet --python $(BIN)/python --only-binary :all: --extra bench \
+		--extra dev --extra docs --no-annotate --no-header pyproject.toml | grep -vE '^( |cuda-|nvidia-)') > constraints.new
+	mv constraints.new constraints.txt
+
 clean:  ## remove what was built; keeps .venv and runs
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist docs/api *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -exec rm -rf {} +
 
 $(BIN)/python:
@@ -75,3 +90,7 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 $(BENCH): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[bench]'
 	@touch $(DEMO) $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@

@@ -115,7 +115,8 @@ class Worker:
         """Abandon a call that hangs; return its line, such as "judge.py:31 in ask"."""
         assert self._thread is not None
         where = _place(self._thread.ident)
-        self._thread = None  # a later call starts another thread
+        self._queue.put(None)  # it ends if the call ever does
+        self._thread = None  # a later call starts another one
         return where
 
 

@@ -69,7 +69,9 @@ def _attempt(work: Callable[[], Result]) -> tuple[Result | None, Exception | Non
 
 
 def _describe(error: Exception | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    if error is None:
+        return ""
+    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
 def _raise_failure(error: Exception | None, rank: int, message: str) -> None:

@@ -26,7 +26,8 @@ class TrainedFirst:
 
     Args:
         folder: Folder of the trained model. If it exists, it is used unchanged.
-        config: Configuration of `ctrlreward train` whose module takes a `folder`.
+        config: Configuration of `ctrlreward train` whose module takes a `folder`; in a YAML file,
+            its path may be relative to that file.
         arguments: Further arguments of the command, such as `["--trainer.max_epochs=1"]`. Two
             trainings at the same time need a `--trainer.default_root_dir` each.
     """

@@ -201,6 +201,10 @@ def ends() -> Iterator[None]:
     answered.clear()
     yield
     answered.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ctrlreward"):
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def waits(texts: list[str]) -> list[float]:
@@ -253,8 +257,10 @@ def test_what_ends_in_time_is_as_without_a_limit() -> None:
         assert not torch.is_grad_enabled()
         return [float(len(text)) for text in texts]
 
-    with pytest.raises(TimeoutError, match=r"^of its own$"):
-        Reward(fails, timeout=30)(["soup"])
+    reward = Reward(fails, timeout=30)
+    with pytest.raises(TimeoutError, match=r"^of its own"):
+        reward(["soup"])
+    reward.release()
     with torch.no_grad():
         plain = Reward(counts)(["soup", "ham"]).total
     limited = Reward(counts, timeout=30)

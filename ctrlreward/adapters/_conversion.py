@@ -9,6 +9,9 @@ from typing import Any
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 
+# Parts of a message that are text, in OpenAI's Chat Completions and Responses.
+_TEXT = ("text", "input_text", "output_text")
+
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")
 
@@ -109,7 +112,7 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
         if role is None or message["role"] == role:
             content = message.get("content") or ""
             if not isinstance(content, str):
-                content = "".join(part["text"] for part in content if part.get("type") == "text")
+                content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
             contents.append(content)
     return "\n".join(filter(None, contents))
 

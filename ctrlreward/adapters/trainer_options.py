@@ -84,11 +84,12 @@ class TemplateMarkers:
 
 @dataclass(frozen=True)
 class TrainerRoutes:
-    """Options of the routes of trainers: OpenRLHF, slime, and verl by vLLM's `/classify`.
+    """Options of the routes of trainers: OpenRLHF, slime, NeMo Gym, and verl by `/classify`.
 
-    A trainer needs a finite number for every sample. A failed sample has `failed_score` as its
-    total and as each component. The rate of failures is sent as well, so that the mean of a
-    component over the other samples is (mean - rate * failed_score) / (1 - rate).
+    NeMo Gym masks a failed sample. The other trainers need a finite number for every sample: a
+    failed one has `failed_score` as its total and as each component. The rate of failures is sent
+    as well, so that the mean of a component over the other samples is
+    (mean - rate * failed_score) / (1 - rate).
 
     Args:
         failed_score: Total and components of a failed sample, a finite number.

@@ -1,11 +1,13 @@
-"""Routes with which other trainers query a served reward: OpenRLHF, slime, and verl.
+"""Routes with which other trainers query a served reward: OpenRLHF, slime, verl and NeMo Gym.
 
 | Route         | Trainer         | Setting                                                   |
 |---------------|-----------------|-----------------------------------------------------------|
 | `/get_reward` | OpenRLHF 0.11.2 | `--reward.remote_url http://127.0.0.1:8700/get_reward`    |
 | `/slime`      | slime           | `--rm-type remote_rm --rm-url http://127.0.0.1:8700/slime` |
 | `/classify`   | verl 0.9.1      | address of the reward router, engine `vllm`               |
+| `/verify`     | NeMo Gym 0.7.0  | address of the resources server                           |
 
+`/verify` masks a failed sample and says why. The others have no mask, and get `failed_score`.
 A full queue holds a request for `TrainerRoutes.patience` seconds and then answers 503, not 429:
 verl retries after a 5xx only. OpenRLHF and slime retry after any error.
 """
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ctrlreward.adapters._conversion import completions_of, plain_text
 from ctrlreward.adapters.trainer_options import TrainerRoutes
@@ -48,6 +50,16 @@ class _SlimeRequest(BaseModel):
     label: Any = None
 
 
+class _VerifyRequest(BaseModel):
+    """Body of NeMo Gym's `POST /verify`: a row of its dataset, with OpenAI's response to it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    responses_create_params: dict[str, Any]
+    response: dict[str, Any]
+    label: Any = None
+
+
 class _ClassifyRequest(BaseModel):
     """Body of `POST /classify` as vLLM serves it."""
 
@@ -57,7 +69,7 @@ class _ClassifyRequest(BaseModel):
 
 
 def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
-    """Return the routes of `/get_reward`, `/slime` and `/classify`.
+    """Return the routes of `/get_reward`, `/slime`, `/classify` and `/verify`.
 
     They score with the queue of the application that includes them, `app.state.requests`. A
     ValueError says why they can't serve the reward (`TrainerRoutes.check`).
@@ -75,11 +87,9 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     names = ("total", *reward.components, "failed")
     held = 0
 
-    async def values_of(request: Request, samples: Samples) -> dict[str, list[float]]:
-        """Return total, components and `failed` of each sample: finite numbers."""
+    async def score(request: Request, samples: Samples) -> RewardBatch:
+        """Score samples in the queue of the application, and wait while it is full."""
         nonlocal held
-        if not len(samples):
-            return {name: [] for name in names}
         queue, deadline = request.app.state.requests, time.monotonic() + options.patience
         while True:
             try:
@@ -94,7 +104,13 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
                 finally:
                     held -= 1
             else:
-                return _finite_values(scored.batch, options.failed_score)
+                return scored.batch
+
+    async def values_of(request: Request, samples: Samples) -> dict[str, list[float]]:
+        """Return total, components and `failed` of each sample: finite numbers."""
+        if not len(samples):
+            return {name: [] for name in names}
+        return _finite_values(await score(request, samples), options.failed_score)
 
     @router.post("/get_reward")
     async def get_reward(request: Request, body: _OpenRLHFRequest) -> dict[str, Any]:
@@ -125,6 +141,34 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         return (
             {name: value for name, (value,) in values.items()} if components else values["total"][0]
         )
+
+    @router.post("/seed_session")
+    async def seed_session() -> dict[str, Any]:
+        """Start a rollout of NeMo Gym; a reward keeps nothing of it."""
+        return {}
+
+    @router.post("/verify")
+    async def verify(request: Request, body: _VerifyRequest) -> dict[str, Any]:
+        """Score a response as NeMo Gym asks; the reply repeats the request, as its schema wants.
+
+        A failed sample has the reward 0, `mask_sample`, so that nothing is learned from it, and
+        `failure_reason`. Components without a score are left out.
+        """
+        with _rejections("response"):
+            prompt = plain_text(body.responses_create_params.get("input", ""))
+            written = [item for item in body.response.get("output", ()) if "content" in item]
+            labels = None if body.label is None else [body.label]
+            samples = options.samples([plain_text(written)], [prompt], labels)
+        batch = await score(request, samples)
+        scores = {name: float(values[0]) for name, values in batch.components.items()}
+        absent = [name for name, value in scores.items() if not np.isfinite(value)]
+        failed = bool(batch.failed[0])
+        result = body.model_dump() | {name: scores[name] for name in scores if name not in absent}
+        result |= {"reward": 0.0 if failed else float(batch.total[0]), "mask_sample": failed}
+        if failed:
+            result["failure_kind"] = "ctrlreward:no_score"
+            result["failure_reason"] = f"no finite score of {', '.join(absent) or 'the total'}"
+        return result
 
     @router.post("/classify")
     async def classify(request: Request, body: _ClassifyRequest) -> dict[str, Any]:

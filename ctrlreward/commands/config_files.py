@@ -6,6 +6,7 @@ This module imports neither PyTorch nor Lightning, so that a mistake is reported
 from __future__ import annotations
 
 import ast
+import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,14 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
 _EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
+_EXTENDING = (_EXTENDS, _REPLACE, _ANCHORS)
+_CONFIG = "config"
+
+# Mappings with options of their own, of which a file may give some; others are values.
+_GROUPS = (
+    *("model", "data", "trainer", "reward", "init_args"),
+    *("objective", "generation", "optimizer", "critic", "lora"),
+)
 _PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
@@ -141,6 +150,8 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     files. `anchors`, a mapping of any values, replaces values that those files mark with an
     anchor: `anchors: {labels: [past, present]}` replaces `labels: &labels [negative, positive]`
     and each `*labels` in the file.
+
+    `config`, which names the YAML of a model that is trained first, may be relative to its file.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -151,15 +162,30 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
         if path is None:
             result.append(argument)
             continue
-        for file in _layers(path, ()):
+        for file in extended_files(path):
             files.append(file)
-            extending = (_EXTENDS, _REPLACE, _ANCHORS)
-            own = {key: value for key, value in file.content.items() if key not in extending}
+            own = {key: value for key, value in file.content.items() if key not in _EXTENDING}
             # The parser can't read a file that extends another.
             unchanged = file.as_written and len(own) == len(file.content)
             name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
             result += ["--config", name] if own else []
     return result, files
+
+
+def extended_files(path: str) -> list[ConfigFile]:
+    """Return the files that a configuration extends, the first one first, and then itself."""
+    found = []
+    for file in _layers(path, ()):
+        content = _with_configs(file.content, Path(file.path).parent)
+        unchanged = file.as_written and content == file.content
+        found.append(replace(file, content=content, as_written=unchanged))
+    return found
+
+
+def merged(files: Sequence[ConfigFile]) -> dict[str, Any]:
+    """Return the content of files of which each extends the one before, as one mapping."""
+    content = reduce(_merged, [file.content for file in files])
+    return {key: value for key, value in content.items() if key not in _EXTENDING}
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
@@ -202,13 +228,12 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
 
     A training job's block is the reward of its model, or of the files that it extends.
     """
-    layers = list(_layers(str(path), ()))
+    layers = extended_files(str(path))
     for layer in layers:
         check_models(layer)
     file = layers[-1]
     if len(layers) > 1:
-        content = reduce(_merged, [layer.content for layer in layers])
-        file = replace(file, content=content, as_written=False)
+        file = replace(file, content=merged(layers), as_written=False)
     for keys, block in _reward_places(file.content):
         if isinstance(block, Mapping) and "class_path" in block:
             return dict(block), file.below(keys)
@@ -225,17 +250,22 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the content of two files of which the second extends the first.
 
-    Arguments of one class are merged, and other values are replaced, as by the parser of a job.
+    Arguments of one class and options of one group are merged, `callbacks+` appends to
+    `callbacks`, and other values are replaced, as by the parser of a job.
     """
-    merged = {**below, **above}
-    for key in below.keys() & above.keys():
-        old, new = below[key], above[key]
+    result = dict(below)
+    for key, new in above.items():
+        old = result.get(key)
+        if key.endswith("+"):
+            result[key[:-1]] = [*(result.get(key[:-1]) or ()), *new]
+            continue
+        result[key] = new
         if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
             continue
         same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
-        if same_class and (key in ("model", "reward", "init_args") or "class_path" in old):
-            merged[key] = _merged(old, new)
-    return merged
+        if same_class and (key in _GROUPS or "class_path" in old):
+            result[key] = _merged(old, new)
+    return result
 
 
 def _reward_places(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -331,7 +361,7 @@ def _layers(
         if not base.is_file():
             raise file.error((_EXTENDS,), f"names {base}, which does not exist")
         replaced = _replacements(file)
-        own = _anchored(file)
+        own = _with_configs(_anchored(file), path.parent)
         layers = list(_layers(str(base), (*above, path.resolve()), {**own, **(anchors or {})}))
         known = [anchor for layer in layers for anchor in layer.anchors]
         for anchor in own:
@@ -365,6 +395,19 @@ def _anchored(file: ConfigFile) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         raise file.error((_ANCHORS,), "must be a mapping, such as labels: [past, present]")
     return given
+
+
+def _with_configs(value: Any, folder: Path) -> Any:
+    """Return a copy of a value in which each `config` that is a file in the folder leads there."""
+    if isinstance(value, list):
+        return [_with_configs(inner, folder) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    copied = {key: _with_configs(inner, folder) for key, inner in value.items()}
+    name = copied.get(_CONFIG)
+    if isinstance(name, str) and (folder / name).is_file():
+        copied[_CONFIG] = os.path.normpath(folder / name)
+    return copied
 
 
 def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:

@@ -225,8 +225,8 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
     for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):
         names = ", ".join(each.probe for each in which) or "none of the probes"
         console.print(f"{verdict}: {names}")
-    for guard, which in itertools.groupby(found.gamed, key=lambda each: each.guard):
-        console.print(f"guard against {', '.join(each.probe for each in which)}: {guard}")
+    for guard, gamed in itertools.groupby(found.gamed, key=lambda each: each.guard):
+        console.print(f"guard against {', '.join(each.probe for each in gamed)}: {guard}")
 
 
 def _signed(value: float) -> str:

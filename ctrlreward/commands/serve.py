@@ -138,7 +138,8 @@ def serve(
         body_bytes: Longest body of a request; a longer one is rejected (413).
         body_seconds: Longest time for the headers, and for the body, to arrive.
         grace: Seconds after a SIGTERM in which accepted requests are finished.
-        trainers: Options of the routes of OpenRLHF, slime and verl; null leaves these routes out.
+        trainers: Options of the routes of OpenRLHF, slime, verl and NeMo Gym; null leaves these
+            routes out.
         engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
             address.
         replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ctrlreward import configs
 from ctrlreward.commands.config_files import check_names, with_extended
+from ctrlreward.commands.recipes import recipe_files
 
 _EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smollm2.yaml"
 
@@ -22,7 +23,9 @@ def run(arguments: list[str]) -> None:
         # Before PyTorch is imported, which takes many times as long.
         check_names(arguments, with_extended(arguments)[1])
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        name = Path(str(error).removeprefix("there is no file ")).stem
+        copy = f" (ctrlreward recipes copy {name} FOLDER)" if name in recipe_files() else ""
+        print(f"error: {error}{copy}", file=sys.stderr)
         raise SystemExit(2) from None
     from ctrlreward.commands.training_job import run_job
 

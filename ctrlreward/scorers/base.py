@@ -397,9 +397,15 @@ def checked_requests(
         samples = samples.blanked(invalid)
     method: Callable[..., Any] = scorer.score_samples
     takes_names = len(signature(method).parameters) > 1
-    returned = method(samples, names) if takes_names else method(samples)
-    if isinstance(returned, Generator):
-        returned = yield from returned
+    try:
+        returned = method(samples, names) if takes_names else method(samples)
+        if isinstance(returned, Generator):
+            returned = yield from returned
+    except Exception as error:
+        if not isinstance(error, ValueError | TypeError):  # which name an item of the samples
+            shown = f"{type(scorer).__name__} ({', '.join(sorted(names))})"
+            error.add_note(f"raised by {shown} for {len(samples)} samples")
+        raise
     scores = checked_scores(scorer, samples, returned, names)
     for values in scores.values() if invalid else ():
         values[list(invalid)] = np.nan

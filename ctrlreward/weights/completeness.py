@@ -71,7 +71,7 @@ def check_vocabulary(
     Special tokens that occur in no input may lack an embedding; many chat models are saved with
     such a padding token.
     """
-    rows = loaded.get_input_embeddings().weight.shape[0]  # type: ignore[operator,union-attr]
+    rows = loaded.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if len(tokenizer) <= rows:
         return
     unread = {*tokenizer.all_special_tokens}

@@ -263,7 +263,7 @@ def relevance_reward(
     if attributes is not None and (isinstance(tasks, Task) or set(attributes) != set(tasks)):
         known = "of one attribute" if isinstance(tasks, Task) else ", ".join(tasks)
         raise ValueError(f"attributes = {dict(attributes)}, must have the keys of task: {known}")
-    weights: dict[str, float] = {**(aspects or {})}
+    weights: dict[str, float] = {str(name): weight for name, weight in (aspects or {}).items()}
     if attributes is None:
         weights["attribute_relevance"] = 1.0
     else:

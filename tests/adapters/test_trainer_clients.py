@@ -1,4 +1,4 @@
-"""Requests of the trainers' own code: OpenRLHF 0.11.2 and verl 0.9.1 from their wheels, slime's.
+"""Requests of the trainers' own code: OpenRLHF, verl and verifiers from their wheels, slime's.
 
 OpenRLHF's experience is made from the replies by its own code, up to the advantages.
 """
@@ -6,6 +6,7 @@ OpenRLHF's experience is made from the replies by its own code, up to the advant
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ import aiohttp
 import numpy as np
 import pytest
 import torch
-from trainer_clients import OPENRLHF, VERL, Importer
+from pydantic import BaseModel
+from trainer_clients import OPENRLHF, VERIFIERS, VERL, Importer
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
@@ -253,3 +255,77 @@ def test_slime_as_its_client_asks(serve: Callable[..., Any], reward: Reward) -> 
     assert [result["total"] for result in keyed] == totals_of(reward)
     # slime tells failed samples apart by their keys only.
     assert [result["failed"] for result in keyed] == [0.0, 1.0, 0.0, 0.0]
+
+
+class Message:
+    """Message of a trace, as far as the client reads it."""
+
+    def __init__(self, content: str) -> None:
+        self.content, self.reasoning_content = content, None
+        self.tool_calls, self.provider_state = None, None
+
+
+class Assistant(Message):
+    pass
+
+
+class GymData(BaseModel):
+    """Base of the client's data."""
+
+
+class Task:
+    """Base of the client's tasks."""
+
+    def __class_getitem__(cls, _: Any) -> type[Task]:
+        return cls
+
+    def __init__(self, data: Any, config: Any) -> None:
+        self.data, self.config = data, config
+
+
+@pytest.fixture
+def nemo_gym(importer: Callable[[Any], Importer]) -> Any:
+    """verifiers' client of NeMo Gym: its requests and what it makes of the replies."""
+    found = importer(VERIFIERS)
+    names = "task taskset trace types state runtimes mcp envs.single_agent dialects.responses"
+    modules = [f"verifiers.v1.{name}" for name in (*names.split(), "harnesses.utils.mcp")]
+    found.absent("mcp", "mcp.types", "mcp.server", "mcp.server.mcpserver", *modules)
+    data = ("TaskConfig", "TaskData", "State", "TasksetConfig", "SharedToolsetConfig")
+    bases: dict[str, type] = dict.fromkeys(data, GymData)
+    bases |= dict.fromkeys(("Task", "Taskset", "Toolset", "SingleAgentEnv"), Task)
+    bases |= {"AssistantMessage": Assistant, "ToolMessage": type("ToolMessage", (), {})}
+    for module in modules:
+        for name, base in bases.items():
+            setattr(sys.modules[module], name, base)
+    return found.module("v1.tasksets.nemo_gym.taskset")
+
+
+def test_nemo_gym_masks_a_failed_sample(
+    nemo_gym: Any, serve: Callable[..., Any], reward: Reward
+) -> None:
+    """In place of a `failed_score`: the client gets why, and the sample is left out."""
+    url = serve(reward, OPTIONS).url
+    config = nemo_gym.NeMoGymTaskConfig(resources_url=url)
+
+    async def roll_out(text: str) -> Any:
+        row = {"responses_create_params": {"input": [{"role": "user", "content": PROMPT}]}, "id": 7}
+        task = nemo_gym.NeMoGymTask(nemo_gym.NeMoGymData(row=row), config)
+        trace = SimpleNamespace(id="t", info={}, metrics={})
+        trace.state = nemo_gym.NeMoGymState()
+        trace.record_metric = trace.metrics.__setitem__
+        nodes = [(Message(PROMPT), False), (Assistant(text), True)]
+        nodes = [SimpleNamespace(message=m, sampled=s, timestamp=0.0) for m, s in nodes]
+        trace.branches = [SimpleNamespace(nodes=nodes)]
+        await task.setup(trace, None)
+        return await task.nemo_gym(trace), trace
+
+    results = [asyncio.run(roll_out(text)) for text in TEXTS]
+    batch = reward(Samples([PROMPT + text for text in TEXTS]))
+    for (value, trace), total, failed in zip(results, batch.total, batch.failed, strict=True):
+        assert value == pytest.approx(0.0 if failed else total)
+        assert trace.info["nemo_gym"]["mask_sample"] is bool(failed)
+        assert trace.info["nemo_gym"]["id"] == 7
+    shares = [trace.metrics.get("share") for _, trace in results]
+    assert shares == [pytest.approx(1 / 4), None, pytest.approx(2 / 5), 0.0]
+    failure = results[1][1].info["nemo_gym"]
+    assert failure["failure_reason"] == "no finite score of share"

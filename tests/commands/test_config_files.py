@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from ctrlreward.cli import main
 from ctrlreward.commands.command_parser import CommandParser
 from ctrlreward.commands.config_files import (
     check_names,
+    extended_files,
     fill_in_run_folder,
     read_config,
     read_reward,
@@ -340,3 +342,27 @@ def test_options_of_classes_are_not_abbreviated(
         build([str(DEMO), option])
     name = option.partition("=")[0]
     assert f"error: {name} is not an option (did you mean" in capsys.readouterr().err
+
+
+def test_a_config_is_relative_to_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an anchor of another file as well, as seen from the current folder; else as given."""
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    shipped.mkdir()
+    own.mkdir()
+    for file in (shipped / "judge.yaml", own / "mine.yaml"):
+        file.write_text("seed_everything: 0\n")
+    (shipped / "base.yaml").write_text(
+        "data:\n  models:\n  - {folder: a, config: judge.yaml}\n  - &other {config: none.yaml}\n"
+    )
+    job = own / "job.yaml"
+    job.write_text("extends: ../shipped/base.yaml\nanchors: {other: {config: mine.yaml}}\n")
+    for folder, prefix in ((tmp_path, ""), (own, "../")):
+        monkeypatch.chdir(folder)
+        (base, _) = extended_files(os.path.relpath(job))
+        judge, other = (model["config"] for model in base.content["data"]["models"])
+        assert judge == f"{prefix}shipped/judge.yaml"
+        assert other == ("own/mine.yaml" if folder == tmp_path else "mine.yaml")
+    (base,) = extended_files(str(shipped / "base.yaml"))
+    assert base.content["data"]["models"][1] == {"config": "none.yaml"}

@@ -7,6 +7,8 @@ import fcntl
 import json
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -293,6 +295,25 @@ def test_a_killed_run_resumes(stopped: None, capsys: pytest.CaptureFixture[str])
         number_column(rows, "letters"), np.array(expected(), dtype=np.float64), True
     )
     assert not partial.exists()
+
+
+def test_a_full_disk_keeps_the_shards_and_is_named(
+    stopped: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = Path("out.csv.partial")
+    before = {file.name: file.read_bytes() for file in partial.iterdir()}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
+    try:
+        error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert re.search(r"File too large: '\S*out.csv.partial/\S+.json'", error), error
+    assert "What was written before is whole: free space, or write elsewhere, and resume" in error
+    assert before.items() <= {f.name: f.read_bytes() for f in partial.iterdir()}.items()
+    main(["score", "in.jsonl", "out.csv", *STOPPED])
+    rows = read_rows(Path("out.csv"))
+    assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
 
 
 def test_scorers_of_one_model_are_stored_chunk_by_chunk(

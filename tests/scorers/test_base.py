@@ -185,6 +185,19 @@ def test_the_check_takes_less_than_a_microsecond_per_sample() -> None:
     assert min(seconds) < 0.01
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_of_a_scorer_names_it(call: str) -> None:
+    """Also where only the message is shown: by another rank, or by a server."""
+
+    class Raises(Returns):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            return {"ease": {}["odd"]}
+
+    with pytest.raises(KeyError, match="odd") as raised:
+        CALLS[call](Raises(None), Samples(["a", "b", "a"]))
+    assert raised.value.__notes__ == ["raised by Raises (ease) for 2 samples"]
+
+
 @pytest.mark.parametrize("method", ["compute", "update"])
 def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
     with pytest.raises(AttributeError, match=rf"Returns has no method '{method}'. Call score\(te"):

@@ -1,0 +1,100 @@
+"""What `make docs` reads: the table of contents, the API pages, and the messages quoted."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_users_file import MODULES, public_names
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_the_contents_have_each_page_once() -> None:
+    linked = re.findall(r"^- \[.+?\]\((\S+?\.md)\)", (DOCS / "index.md").read_text(), re.MULTILINE)
+    pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
+    assert sorted(linked) == sorted(pages)
+
+
+@cache
+def api() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "api_pages.py"))
+
+
+@cache
+def api_pages() -> dict[str, str]:
+    return api()["pages"]()
+
+
+def resolve(place: str) -> Any:
+    module, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("module", [*MODULES, "ctrlreward.huggingface", "ctrlreward.serving"])
+def test_every_public_name_has_a_description_and_a_row(module: str) -> None:
+    whole = "\n".join(api_pages().values())
+    described = re.findall(
+        r"^\.\. (?:auto(?:class|function)|py:data):: (\S+)$", whole, re.MULTILINE
+    )
+    assert len(described) == len(set(described))  # an anchor twice is a warning
+    for name in public_names(module):
+        item = getattr(importlib.import_module(module), name)
+        if inspect.ismodule(item):
+            assert any(page.startswith(item.__name__) for page in api_pages())
+            continue
+        row = re.search(rf"^   \* - :py:obj:`{name} <(\S+)>`$", api_pages()[module], re.MULTILINE)
+        assert row is not None, name
+        assert row[1] in described
+        assert resolve(row[1]) is item or module == "ctrlreward.lightning"
+
+
+def test_a_scorers_page_has_its_scores_with_direction_range_and_columns() -> None:
+    page = api_pages()["ctrlreward.scorers.CTRLEval"]
+    assert "* - ``consistency``\n     - higher\n     - (-∞, 0]\n     - ``prefixes``" in page
+    assert (
+        "* - ``perplexity``\n     - lower\n     - [1, ∞)"
+        in api_pages()["ctrlreward.scorers.Perplexity"]
+    )
+    assert "* - ``f_score``" in api_pages()["ctrlreward.scorers.BARTScore"]
+    table = (DOCS / "scorers.md").read_text().partition("\n\n`score` takes")[0]
+    scorers = re.findall(r"^\| \[?`(\w+)`", table, re.MULTILINE)
+    own = {name for name in api_pages() if name.startswith("ctrlreward.scorers.")}
+    assert own == {f"ctrlreward.scorers.{name}" for name in scorers}
+
+
+@cache
+def messages() -> list[str]:
+    """Each string of the library, with … for what is filled in."""
+    found = []
+    for folder in ("ctrlreward", "callbacks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [
+                        part.value if isinstance(part, ast.Constant) else "…"
+                        for part in node.values
+                    ]
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(re.sub(r"%[sdr]", "…", node.value))
+    return found
+
+
+def test_the_messages_of_troubleshooting_are_in_the_library() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    sections = page.partition("No message, but wrong")
+    tables = sections[0] + sections[2].partition("## Serving")[2]
+    quoted = re.findall(r"^\| `(.+?)` \|", tables, re.MULTILINE)
+    assert len(quoted) > 30
+    for message in quoted:
+        pattern = ".*".join(map(re.escape, message.strip("… ").split("…")))
+        assert any(re.search(pattern, each) for each in messages()), message
