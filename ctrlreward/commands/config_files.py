@@ -25,7 +25,7 @@ _EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
 _EXTENDING = (_EXTENDS, _REPLACE, _ANCHORS)
 _CONFIG = "config"
 
-# Mappings with options of their own, of which a file may give some; others are values.
+# Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
     *("model", "data", "trainer", "reward", "init_args"),
     *("objective", "generation", "optimizer", "critic", "lora"),

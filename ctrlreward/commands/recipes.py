@@ -148,7 +148,7 @@ def copy_recipe(name: str, folder: Path) -> None:
     for path, text in texts.items():
         write_whole(path, text)
         print(path)
-    # Some files go on top of a recipe, or are of another command, as their comments say.
+    # Some files extend a recipe or belong to another command; see their comments.
     if "class_path" in merged(extended_files(str(first))).get("model", ()):
         copied = shlex.quote(str(folder / first.name))
         print(f"to try it: ctrlreward train {copied} --smoke", file=sys.stderr)
