@@ -238,7 +238,7 @@ def test_a_scorer_that_hangs_is_named_with_its_batch_and_its_line(
     found = re.fullmatch(
         rf"scoring 2 texts \(the first is 'spam'\) by FunctionScorer \({name}\) did not end within "
         rf"timeout = 0\.2 s, it is at {re.escape(__file__)}:(\d+) in {name}. Fix or remove the "
-        r"scorer that waits there, or give a longer timeout",
+        r"scorer that waits there, or set a longer timeout\.",
         str(raised.value),
     )
     assert found is not None, raised.value
