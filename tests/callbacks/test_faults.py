@@ -45,7 +45,7 @@ def test_a_checkpoint_that_was_cut_off_is_named(
     (note,) = raised.value.__notes__
     assert note == (
         f"{last} is damaged or was cut off at {size} bytes. Resume from one of "
-        "step=000002-value=0.250.ckpt (ckpt_path), or start again without"
+        "step=000002-value=0.250.ckpt (ckpt_path), or start again without it."
     )
     best = kept / "step=000002-value=0.250.ckpt"
     trainer = fit(counter(), callbacks(curve, held_out, tmp_path), ckpt_path=best, max_steps=4)
