@@ -94,7 +94,7 @@ def main() -> None:
         shares = [row.floor.floor_s / seconds for seconds in (row.ours_s, row.peer_s)]
         print(
             f"{SUITE:11}{case:34}tokens per second {speeds[0]:.0f} and {speeds[1]:.0f}, share of "
-            f"the floor {shares[0]:.0%} and {shares[1]:.0%} ({options.dtype})",
+            f"the peak {shares[0]:.0%} and {shares[1]:.0%} ({options.dtype})",
             flush=True,
         )
 

@@ -39,7 +39,7 @@ Work = Callable[[], np.ndarray | None]
 
 _HEADER = (
     f"{'suite':11}{'case':34}{'ours s':>9}{'peer s':>9}{'ratio (min-max)':>20}"
-    f"{'difference':>12}{'ours MiB':>10}{'peer MiB':>10}{'of floor':>10}"
+    f"{'difference':>12}{'ours MiB':>10}{'peer MiB':>10}{'of peak':>10}"
 )
 
 

@@ -18,11 +18,11 @@ from ctrlreward.lightning_package import (
 
 
 class CallbackMixin(Callback):
-    """Checks that the package and the strategy are those that the callbacks work with.
+    """Checks that the callbacks support the package and the strategy of the trainer.
 
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
     validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
-    `trainer.test` are appended to those of a `HistoryLogger`.
+    `trainer.test` are appended to the file of a `HistoryLogger`.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -33,7 +33,7 @@ class CallbackMixin(Callback):
             name = type(self).__name__
             raise theirs.misconfiguration(
                 f"this {name} is a callback of {ours.name}, but the trainer is one of "
-                f"{theirs.name}: use `from {theirs.ours} import {name}`"
+                f"{theirs.name}. Use `from {theirs.ours} import {name}`."
             )
         check_strategy(trainer)
         log_at_global_step(trainer)
@@ -42,7 +42,7 @@ class CallbackMixin(Callback):
                 logger.replaces_rows = stage == "fit"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Release what the run has used."""
+        """Release the resources of the run."""
         super().teardown(trainer, pl_module, stage)
         self.release()
 
@@ -60,7 +60,7 @@ class CallbackMixin(Callback):
         self.release()
 
     def refuse(self, error: str) -> None:
-        """Raise the error of `mismatch` or `unclear_input`, if there is one.
+        """Raise the error of `mismatch` or `unclear_input`, if any.
 
         Lightning calls `configure_model` after `setup`, so the second is for `on_fit_start`.
         """

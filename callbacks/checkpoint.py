@@ -31,11 +31,11 @@ from ctrlreward.selection.best import ConstraintTest, Ties
 class RewardCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
-    Decides by `ctrlreward.selection.BestRule` at the end of each validation. One without a new,
-    finite score is not a candidate. `last.ckpt` is written in any case, so that a killed run can
-    resume from its last validation with `ckpt_path="last"`, if both runs have the same folder: give
-    `dirpath`, or a logger with a fixed version. Under a distributed strategy the values of rank 0
-    decide.
+    Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without
+    a new, finite score is not a candidate. `last.ckpt` is always written, so that a killed run can
+    resume from its last validation with `ckpt_path="last"`, if both runs have the same folder: set
+    `dirpath`, or use a logger with a fixed version. Under a distributed strategy the values of rank
+    0 decide.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or
@@ -54,9 +54,9 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         verbose: Log each decision.
         constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
             bound. A validation that violates one is not a candidate.
-        ties_by: Choice among checkpoints whose score the prompts cannot tell apart from the best:
+        ties_by: Choice among checkpoints whose score is not distinguishable from the best:
             "earliest", or one logged key → its better direction, {"policy/kl": "min"}.
-        constraint_test: "point" compares the metric with the bounds; "unless_violated" refuses a
+        constraint_test: "point" compares the metric with the bounds; "unless_violated" rejects a
             checkpoint only if the interval of the metric is outside, "if_shown" unless it is
             inside.
         level: Probability that any interval of the run misses its value.
@@ -70,7 +70,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
             for a key without a declared direction; a score that an overlapped `GenerationScorer`
             logs a validation late; a remote `dirpath` for a module with an adapter; a key that is
-            not logged (lists those that are).
+            not logged (lists the logged keys).
 
     Examples:
         >>> import os
@@ -144,7 +144,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     @property
     def reason(self) -> str:
-        """Why this checkpoint was selected, and which ones cannot be told apart from it."""
+        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
         return self.rule.explain(self.state)
 
     @property
@@ -171,7 +171,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         check_timely(trainer, self, [str(self.monitor), *self.constraints, *ties])
 
     def select(self, trainer: Trainer) -> None:
-        """Save the checkpoint if it is among the best, and remove those it replaces."""
+        """Save the checkpoint if it is among the best, and remove the ones that it replaces."""
         if self.save_top_k == 0:
             return
         rule, step = self.rule, trainer.global_step
@@ -190,7 +190,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             self._paths[step] = self.free_path(names, trainer, dropped[0] if dropped else None)
             self.current_score = torch.tensor(metrics[rule.monitor], dtype=torch.float64)
         self._show()
-        # Written before another is removed, so that a killed run has all that it should keep.
+        # Written before another is removed, so that a killed run has all checkpoints to keep.
         saved = self._paths[step] if decision.keep else ""
         if saved:
             self.save(trainer, saved)

@@ -62,7 +62,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
-    with the `step` of the weights, which with `ckpt_path="best"` is that of the checkpoint. The
+    with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The
     texts of a test go to `test-step=000123.jsonl`. Its module needs a `test_step`, which may do
     nothing, and a test dataloader.
 
@@ -70,7 +70,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
     table use that step as well. The last scores are logged as one more row when training ends.
     `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
-    score are rejected, as the weights have changed by then. Checkpoints hold pending texts, so a
+    score are rejected, as the weights have changed by then. Checkpoints contain pending texts, so a
     resumed run makes the same decisions. Scorers must not draw random numbers except in `load`.
 
     A scorer may share the device of training if there is only one, at the cost of memory and time.
@@ -98,7 +98,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
-        resolutions: Logged key → what difference these prompts can show, from the second scored
+        resolutions: Logged key → difference that these prompts can show, from the second scored
             validation on (`ctrlreward.functional.sequential.Resolution`).
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
@@ -107,9 +107,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     Raises:
         TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: There are no scores or no samples, a count is not positive, or a name is
+        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
             reserved.
-        MisconfigurationException: In `setup`: `generate` refuses module or samples, the run has no
+        MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
             validation, a scorer shares one of several training devices, or a checkpoint callback
             monitors an overlapped score.
 
@@ -197,11 +197,11 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Note the step of the weights, which only training restores in the trainer."""
+        """Record the step of the weights, which the trainer restores only for training."""
         self._loaded_step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the language model gets its input apart from the beginning of its output."""
+        """Check that an encoder-decoder's input is separate from the beginning of its output."""
         self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -210,7 +210,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if self._pending.samples is None:
             return
         self._start(self._pending.step, self._pending.samples)
-        if not self.overlap:  # saved by a run with overlap; here no validation would fetch them
+        if not self.overlap:  # saved by a run with overlap; here no validation would log them
             self._pending_scores(trainer)
             self._pending.clear()
 
@@ -270,9 +270,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if not trainer.enable_validation:
             raise misconfigured(
                 trainer,
-                "GenerationScorer scores at validation, and this run has none: define "
-                "validation_step, give the trainer val_dataloaders (one item is enough) and leave "
-                "limit_val_batches above 0",
+                "GenerationScorer scores at validation, but this run has no validation. Define "
+                "validation_step, pass val_dataloaders (one item is enough) to the trainer, and "
+                "keep limit_val_batches above 0.",
             )
         for callback in trainer.checkpoint_callbacks if self.overlap else ():
             is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")

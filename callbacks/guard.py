@@ -41,7 +41,7 @@ class ProxyGuardMixin(CallbackMixin):
 
     Logs `<name>/p_value` and `<name>/alarm`, 1 if the p-value is at most `level`, else 0. When an
     alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert. To
-    exclude checkpoints under alarm, give `RewardCheckpoint` the constraint
+    exclude checkpoints under alarm, use the constraint of `RewardCheckpoint`
     `{"guard/alarm": (None, 0)}`.
 
     A metric can come from a `GenerationScorer` listed before this callback, from `validation_step`,
@@ -74,7 +74,7 @@ class ProxyGuardMixin(CallbackMixin):
             twice.
         MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
             for a key without a declared direction; a `GenerationScorer` listed after this callback;
-            a key that is not logged (lists those that are).
+            a key that is not logged (lists the logged keys).
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -165,8 +165,8 @@ class ProxyGuardMixin(CallbackMixin):
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
                 raise misconfigured(
                     trainer,
-                    f"ProxyGuard reads {key!r}, which a later callback logs: list ProxyGuard after "
-                    f"the GenerationScorer named {scorer.name!r}",
+                    f"ProxyGuard reads {key!r}, which a later callback logs. List ProxyGuard after "
+                    f"the GenerationScorer named {scorer.name!r}.",
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -186,7 +186,7 @@ class ProxyGuardMixin(CallbackMixin):
             return
         alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)
         if alarm:
-            self.state = self.state.alarmed(step)  # possibly that of another rank
+            self.state = self.state.alarmed(step)  # possibly the alarm of another rank
         if alarm and not before.alarm:
             reason = f"ProxyGuard at step {step}: {decision.reason}"
             rank_zero_warn(reason)

@@ -24,7 +24,7 @@ class AUC:
     """Judge by the area under the ROC curve of a score, for samples of two labels.
 
     It is the probability that a text generated for the label `positive` scores above one generated
-    for another label, over all pairs of texts, where a tie counts half: 0 to 1, 0.5 if the texts do
+    for another label, over all pairs of texts, a tie counts half: 0 to 1, 0.5 if the texts do
     not follow their labels, higher is better. No threshold is involved, so the score may be biased
     or uncalibrated.
 
@@ -32,7 +32,7 @@ class AUC:
         component: One score of a scorer, such as `LexiconSentiment()["polarity"]`, or a scorer with
             a single one.
         positive: Label of the texts that should score higher.
-        attribute: Attribute that this label is of, for samples with labels of several.
+        attribute: Attribute of this label, for samples with labels of several attributes.
 
     Examples:
         >>> from ctrlreward import LexiconSentiment, Samples
@@ -60,12 +60,12 @@ class AUC:
         labels = dict.fromkeys(samples.labels_of(self.attribute, "AUC"))
         if self.positive not in labels or len(labels) < 2:
             raise ValueError(
-                f"AUC ranks texts of the label {self.positive!r} above those of another one, and "
-                f"the samples have the labels {', '.join(labels)}: give samples of both"
+                f"AUC ranks texts of the label {self.positive!r} above texts of another label, but "
+                f"all samples have the labels {', '.join(labels)}. Use samples of both labels."
             )
 
     def value(self, scores: Scores, samples: Samples) -> float:
-        """Return the AUC of n scores, NaN (failed samples) left out; NaN if a side has none."""
+        """Return the AUC of n scores, without NaN (failed samples); NaN if a label has none."""
         return auc(scores, self.wanted(samples))
 
     def wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
@@ -80,16 +80,16 @@ Judge: TypeAlias = Component | AUC  # a component is compared by its mean
 def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
-    """Return the judges, scorers as components; their names must not be those of `scores`."""
+    """Return the judges, scorers as components; their names must differ from those in `scores`."""
     if not isinstance(judges, Mapping):
         raise TypeError(
-            f"judges is a {type(judges).__name__}: give a mapping, "
-            '{"sentiment": LexiconSentiment()["accuracy"]}'
+            f"judges must be a mapping, {{'sentiment': LexiconSentiment()['accuracy']}}, got a "
+            f"{type(judges).__name__}"
         )
     for name in judges:
         if name in scores or name == FAIL_RATE:
             raise ValueError(
-                f"judges has the key {name!r}, which the scores have, too: give another name"
+                f"judges has the key {name!r}, which is also the name of a score. Rename it."
             )
     return {
         name: judge if isinstance(judge, AUC) else as_component(f"judges[{name!r}]", judge)
@@ -107,8 +107,8 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
     groups = set(_groups(prompts))
     if len(groups) < 2:
         raise ValueError(
-            f"the samples of BeforeAfter are of {len(groups)} group, and its intervals draw "
-            "whole groups: give prompts of two or more"
+            f"BeforeAfter draws whole groups of samples for its intervals, but the samples are of "
+            f"{len(groups)} group. Use prompts of two or more groups."
         )
     for judge in judges:
         if isinstance(judge, AUC):
@@ -118,7 +118,7 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
 def with_judges(
     scores: Mapping[str, Component], judges: Mapping[str, Judge]
 ) -> dict[str, Component]:
-    """Return what scores each text: the scores, and what the judges read."""
+    """Return the components that score each text: the scores, and the components of the judges."""
     return {**scores, **{name: judged_component(judge) for name, judge in judges.items()}}
 
 
@@ -131,7 +131,7 @@ def comparison(
     """Return the entries of `summary.json` that compare the sets of texts by the first of `scores`.
 
     `sets` maps `"before"`, `"after"` and other texts for the same prompts to scores and judges, and
-    these to the score of each text, shape (n,), NaN where it failed.
+    these to the score of each text, shape (n,), NaN if it failed.
     """
     first = next(iter(scores))
     others = [name for name in sets if name not in ("before", "after")]
@@ -179,7 +179,7 @@ def comparison(
 
 
 def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Estimate:
-    """Return after - before of a judge with its 95 % interval; NaN where a side has no value."""
+    """Return after - before of a judge with its 95 % interval; NaN if either has no value."""
     for scores in (before, after):
         if np.isnan(scores).all() or np.isinf(scores).any():
             return Estimate(nan, nan, nan)

@@ -5,7 +5,7 @@ Lightning: tests/callbacks/test_lightning_internals.py fails if one does, or if 
 has one of these names.
 
 - `ModelCheckpoint._save_checkpoint` and `_remove_checkpoint` write and delete every checkpoint,
-  `last.ckpt` too, and have no public hook. Adapters are exported and removed with them.
+  including `last.ckpt`, and have no public hook. Adapters are exported and removed with them.
 - `ModelCheckpoint._save_last_checkpoint`: Lightning writes `last.ckpt` only if the set of best
   checkpoints changed. We write it at every validation.
 - `ModelCheckpoint._should_skip_saving_checkpoint`, `_monitor_candidates`,
@@ -15,8 +15,8 @@ has one of these names.
   recommends it.
 - `Trainer._logger_connector`, its `log_metrics` and `_TrainingEpochLoop._batches_that_stepped`: the
   trainer logs under a number of batches, counted from 0, and has no option for another step.
-- `WandbLogger._wandb_init` and `_id` hold the id of the run to start or continue, which is known
-  only when a checkpoint has been read; `_offline` tells that the run stays on this machine, and
+- `WandbLogger._wandb_init` and `_id` contain the id of the run to start or continue, which is known
+  only when a checkpoint has been read; `_offline` is True for a run that stays on this machine, and
   `_prefix` is put before each logged key.
 """
 
@@ -32,7 +32,7 @@ from ctrlreward.lightning_package import Callback, ModelCheckpoint, Trainer, Wan
 
 
 def state_key(callback: Callback, **identity: Any) -> str:
-    """Return the key of a callback's state in a checkpoint, by arguments that tell two apart."""
+    """Return the key of a callback's state in a checkpoint, with the arguments that identify it."""
     return callback._generate_state_key(**identity)
 
 
@@ -64,11 +64,11 @@ def wandb_key(logger: WandbLogger, key: str) -> str:
 
 
 def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
-    """Set what a logger whose run has not started will pass to `wandb.init`.
+    """Set the arguments that a logger passes to `wandb.init` when its run starts.
 
-    An offline run will print nothing but warnings and errors, and be on disk within a second, in
-    case the process is killed; unless the logger was given settings. The logger continues the run
-    `run_id`, unless it was given an id; "" starts a new one.
+    An offline run prints only warnings and errors, and is on disk within a second, in
+    case the process is killed, unless the logger has settings. The logger continues the run
+    `run_id`, unless it has an id; "" starts a new one.
     """
     arguments = logger._wandb_init
     # Lightning always passes it, it has no effect, and wandb warns of it.

@@ -1,4 +1,4 @@
-"""Metrics read by callbacks: which are fresh, which are better when higher, which come late."""
+"""Metrics read by callbacks: fresh or stale, their directions, and late ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.scorers.base import Scores
 
-# What other libraries call the arguments of callbacks that monitor a key, and our names.
+# Names in other libraries of the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
     "metric": "monitor",
     "metric_name": "monitor",
@@ -66,7 +66,7 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str
 
 
 def resolutions(trainer: Trainer) -> dict[str, Resolution]:
-    """Return what difference the held-out prompts can show, by logged key."""
+    """Return the difference that the held-out prompts can show, by logged key."""
     scorers = callbacks_of(trainer, GenerationScorerMixin)
     return {key: found for s in scorers for key, found in s.resolutions.items()}
 
@@ -80,8 +80,8 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     """Return the better direction of a logged key: the given one, else the declared one.
 
     A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
-    the module those of its components; `reward/total` and `reward/shaped` are better when higher,
-    `reward/disagreement` when lower.
+    the module the directions of its components; `reward/total` and `reward/shaped` are better when
+    higher, `reward/disagreement` when lower.
     """
     scored = _scored_modes(trainer)
     declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)

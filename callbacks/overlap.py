@@ -23,7 +23,7 @@ class PendingScores:
 
     Every rank holds the texts; rank 0 scores them on a background thread. Training draws random
     numbers at the same time from generators that all threads share, so `score`, which gets the step
-    of the samples with them, must draw none.
+    of the samples with them, must not draw any.
     """
 
     def __init__(self, score: ScoreStep) -> None:
@@ -48,8 +48,8 @@ class PendingScores:
 
         def wait() -> dict[str, Scores]:
             if self._future is None:
-                raise RuntimeError("no scores are pending: call start first")
-            future, self._future = self._future, None  # so that close does not log its error too
+                raise RuntimeError("no scores are pending. Call start first.")
+            future, self._future = self._future, None  # so that close does not log its error again
             scores = future.result()
             self._future = future
             finish(scores)
@@ -62,7 +62,7 @@ class PendingScores:
         self.step, self.samples, self._future = -1, None, None
 
     def close(self) -> None:
-        """Wait for the running call, end the thread, and log an error that nobody saw."""
+        """Wait for the running call, end the thread, and log an error that was not raised."""
         self.worker.close()
         error = None if self._future is None else self._future.exception()
         if error is not None:
@@ -86,5 +86,5 @@ def late_score_error(callback: Callback, key: str) -> str:
     """Return the error message for a checkpoint callback that monitors an overlapped score."""
     return (
         f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "
-        "late, after the weights have changed: give the GenerationScorer overlap=False"
+        "late, after the weights have changed. Use GenerationScorer(overlap=False)."
     )

@@ -34,18 +34,18 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     adapters. Checkpoints that are equal in every metric are all kept. When training ends, the front
     is drawn to `front.png` in the folder of the checkpoints.
 
-    A validation counts if it logged a new value of every metric. One with NaN or infinity is not
-    kept, and a warning names the metric. A resumed run continues with the front of its checkpoint;
-    a file that has been deleted is named in a warning and leaves the front. Under a distributed
-    strategy the values of rank 0 decide. Next to a `RewardCheckpoint`, give each another `dirpath`,
-    since both write `last.ckpt`.
+    A validation counts if it logged a new value of every metric. A validation with NaN or infinity
+    is not kept, and a warning names the metric. A resumed run continues with the front of its
+    checkpoint; a file that has been deleted is named in a warning and leaves the front. Under a
+    distributed strategy the values of rank 0 decide. Next to a `RewardCheckpoint`, set a different
+    `dirpath`, since both write `last.ckpt`.
 
     Args:
         metrics: Two or more logged keys, with or without directions:
             `{"score/sim": "max", "score/pp": "min"}` or `["score/sim", "score/pp"]`. Without, they
             have the direction that the trainer's `GenerationScorer` declares; other keys need one.
-        dirpath: Local folder. Defaults to that of `RewardCheckpoint`. Files are named by step and
-            metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
+        dirpath: Local folder. Defaults to the `dirpath` of `RewardCheckpoint`. Files are named by
+            step and metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
         save_last: Write `last.ckpt`.
 
     Attributes:
@@ -56,8 +56,8 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
 
     Raises:
         MisconfigurationException: Fewer than two metrics; an unknown direction, or one that
-            contradicts the score's; a remote `dirpath`; a key that is not logged (lists those that
-            are).
+            contradicts the score's; a remote `dirpath`; a key that is not logged (lists the logged
+            keys).
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -80,7 +80,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         save_last: bool = True,
     ) -> None:
         self._inferred: tuple[str, ...] = ()
-        if not isinstance(metrics, Mapping | str):  # the rule refuses a string
+        if not isinstance(metrics, Mapping | str):  # the rule rejects a string
             self._inferred = tuple(metrics)
             metrics = dict.fromkeys(metrics, "max")  # until `setup`
         with rule_errors(self):
@@ -142,8 +142,8 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         if "://" in str(self.dirpath):
             raise misconfigured(
                 trainer,
-                f"dirpath = {str(self.dirpath)!r}: the front is kept and drawn in a local folder, "
-                "give one",
+                f"dirpath must be a local folder, in which the front is kept and drawn, got "
+                f"{str(self.dirpath)!r}",
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,12 +157,12 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         self._show()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the front, also of a run that had nothing left to train."""
+        """Draw the front, also of a run that was already complete."""
         if self.state.kept:
             on_rank_zero(self._draw)
 
     def select(self, trainer: Trainer) -> None:
-        """Save the checkpoint if it is on the front, and remove those it dominates."""
+        """Save the checkpoint if it is on the front, and remove dominated ones."""
         step = trainer.global_step
         metrics, stale, _ = read_metrics(trainer)
         # A metric logged without sync_dist differs between ranks; the files must not.

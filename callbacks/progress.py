@@ -30,9 +30,9 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
 
     - Phases: start (loading), sanity check, training and validation; before and after it the
       phases of `BeforeAfter`.
-    - Steps are those of `trainer.global_step`. They are counted up to the smallest of `max_steps`,
+    - Steps are `trainer.global_step`. They are counted up to the smallest of `max_steps`,
       the number of batches, and ("about") the steps that `max_time` leaves time for.
-    - Metrics are those logged with `prog_bar=True`, and the scores that checkpoint and early
+    - Metrics are the values logged with `prog_bar=True`, and the scores that checkpoint and early
       stopping callbacks monitor.
     - The time left follows from the seconds per step so far, validations included, and includes the
       phase after training, which takes as long as the one before. Early stopping may end the run
@@ -40,7 +40,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
 
     Replaces Lightning's bar, and becomes the first of the trainer's callbacks. `ctrlreward train`
     uses it unless the configuration has another one or sets `enable_progress_bar` to false. Only
-    rank 0 shows anything.
+    rank 0 shows the bar.
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -93,7 +93,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self._enter("sanity check")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enter the phase before training, or tell where a resumed run continues."""
+        """Enter the phase before training, or print where a resumed run continues."""
         if self._display and trainer.global_step:
             write_line(f"resumed after step {trainer.global_step:,}")
         elif self._report:
@@ -138,11 +138,11 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Tell where the run was interrupted."""
+        """Print where the run was interrupted."""
         self._close(type(exception).__name__ if self._fits else "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tell why a fit ended, and after how many steps."""
+        """Print why a fit ended, and after how many steps."""
         self._close(stopped_by(trainer) if self._ended is not None else "")
 
     @property
@@ -167,7 +167,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
             self._display.update()
 
     def _close(self, reason: str = "") -> None:
-        """Remove the display, and tell why the run stopped."""
+        """Remove the display, and print why the run stopped."""
         display, self._display = self._display, None
         self._shown.close()
         if display and reason:

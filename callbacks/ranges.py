@@ -22,18 +22,18 @@ _REWARD = ""  # key of the moments of the reward
 
 @dataclass(frozen=True)
 class UsefulRange:
-    """Range of a score in which more reward is worth having; outside, the policy is led back.
+    """Range of a score to stay in; outside of it, the reward leads the policy back.
 
     Args:
         low: Smallest useful mean, None for no bound.
         high: Largest useful mean, None for no bound.
         component: The score of each text. None: the component of the reward that has the name of
-            the range; with the weight 0 it is bounded and not rewarded.
+            the range; with weight 0 it is bounded, not rewarded.
         monitor: Logged key that has to stay in the range, with the bounds of a `RewardCheckpoint`:
-            `"score/distinct_2"`. The multiplier then follows validations, and `component` says
-            which texts move the metric, such as `Uniqueness` for Distinct-2. None: the mean of the
-            component over the completions of a step.
-        from_start: Bounds are differences from the first mean: `low=0.0` is where training starts.
+            `"score/distinct_2"`. The multiplier then follows validations, and `component`
+            determines which texts move the metric, such as `Uniqueness` for Distinct-2. None: the
+            mean of the component over the completions of a step.
+        from_start: Bounds are differences from the first mean: `low=0.0` is the mean at the start.
 
     Raises:
         ValueError: No bound, or `low` above `high`.
@@ -51,13 +51,13 @@ class UsefulRange:
 
     def __post_init__(self) -> None:
         if self.low is None and self.high is None:
-            raise ValueError("low and high are None: give at least one bound")
+            raise ValueError("low and high are None, must have at least one bound")
         if self.low is not None and self.high is not None and not self.low <= self.high:
-            raise ValueError(f"low = {self.low} is above high = {self.high}: give low <= high")
+            raise ValueError(f"low must not exceed high, got low = {self.low}, high = {self.high}")
 
 
 class RangeMultipliers:
-    """Multipliers of the bounds of some ranges, and what they are learned from.
+    """Multipliers of the bounds of some ranges, learned from the violations.
 
     A bound is named `<range>_low` or `<range>_high`. The excess of a mean over its bound, and the
     distance of a text from it, count in standard deviations of the score over all texts so far, and
@@ -73,9 +73,9 @@ class RangeMultipliers:
 
     def __init__(self, ranges: Mapping[str, UsefulRange], rate: float) -> None:
         if not ranges:
-            raise ValueError("ranges is empty: give name → UsefulRange(low=..., high=...)")
+            raise ValueError("ranges is empty, must map a name to UsefulRange(low=..., high=...)")
         if not 0 < rate < math.inf:
-            raise ValueError(f"range_rate = {rate}: give a positive number")
+            raise ValueError(f"range_rate must be positive, got {rate}")
         self.ranges = dict(ranges)
         self.rate = rate
         self.starts: dict[str, float] = {}
@@ -89,7 +89,7 @@ class RangeMultipliers:
         self._means: dict[str, float] = {}  # of the last step
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all that is learned, as plain data."""
+        """Return the learned state, as plain data."""
         moments = {name: asdict(each) for name, each in self.moments.items()}
         return {
             "multipliers": dict(self.multipliers),
@@ -99,7 +99,7 @@ class RangeMultipliers:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `to_dict` returned; bounds that it lacks start anew."""
+        """Restore what `to_dict` returned; missing bounds start anew."""
         for own, found in (
             (self.multipliers, state["multipliers"]),
             (self.integrals, state["integrals"]),
@@ -116,14 +116,14 @@ class RangeMultipliers:
             if component is None and name not in reward.components:
                 raise ValueError(
                     f"ranges[{name!r}] has no component, and the reward has only "
-                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}: give "
-                    "one, or the name of one of these"
+                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}. Pass "
+                    "a component, or use one of these names."
                 )
             component = component or reward.components[name]
             if component.scorer.of_groups:
                 raise ValueError(
                     f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
-                    "of a group, so that none of them would be preferred: give a score of single "
+                    "of a group, so that none of them would be preferred. Use a score of single "
                     "texts, such as Uniqueness()['uniqueness'] for Distinct-2, and "
                     "monitor='score/distinct_2'"
                 )
@@ -151,7 +151,7 @@ class RangeMultipliers:
         return dict(self._means)
 
     def constrained(self, rewards: Scores, values: Mapping[str, Scores]) -> Scores:
-        """Return the rewards mixed with the distances from the bounds, (n,); NaN where one is."""
+        """Return the rewards mixed with the distances from the bounds, (n,); NaN if one is NaN."""
         unit = self.moments[_REWARD].std or 1.0
         terms = []
         for side, name, sign, bound in self._sides():
@@ -184,7 +184,7 @@ class RangeMultipliers:
         self._adapt(means)
 
     def release(self) -> None:
-        """Free the models of the ranges' own components."""
+        """Free the models of the ranges' components."""
         for component in self._components.values():
             if component is not None:
                 component.scorer.release()

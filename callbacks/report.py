@@ -66,7 +66,7 @@ class BeforeAfterMixin(CallbackMixin):
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
     of each entry of `others` (texts with the scores and, by its name, the score of each judge),
     `summary.json`, and `curves.png` if a `HistoryLogger` writes to the same folder. A resumed run
-    reads `before.jsonl` back, and scores its texts where scores or judges are missing. Eight texts
+    reads `before.jsonl` back, and computes missing scores and judges of its texts. Eight texts
     of each file, evenly spaced, have the explanation of each scorer with `explain`, for `report`.
 
     Keys of `summary.json`:
@@ -78,10 +78,10 @@ class BeforeAfterMixin(CallbackMixin):
       after - other;
     - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
       `difference_ci95` as above; `failed`, the number of texts of each file that were left out, as
-      they have no score; `others`: by name, `value`, `difference` and `difference_ci95`;
+      they could not be scored; `others`: by name, `value`, `difference` and `difference_ci95`;
     - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
     - `steps`, `stopped_by`;
-    - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
+    - `best_checkpoint`: the folder of the adapter if it wsince exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
       the last checkpoint was used instead of the best;
     - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
@@ -94,18 +94,18 @@ class BeforeAfterMixin(CallbackMixin):
         samples: Prompts that neither training nor selection uses, as for `generate`.
         generations_per_prompt: Completions per prompt.
         seed: Seed of both generations, so that they differ by the weights alone.
-        others: Name → texts to score beside the generations, one for each of `samples` and in their
-            order: human references, or the inputs themselves as a copy baseline.
+        others: Name → texts to score together with the generations, one for each of `samples` and
+            in their order: human references, or the inputs themselves as a copy baseline.
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
             or an `AUC`.
 
     Raises:
         TypeError: A value of `scores` or `judges` is not a score.
-        ValueError: There are no scores, a name is reserved, or `others` has a different number of
+        ValueError: `scores` is empty, a name is reserved, or `others` has a different number of
             texts than `samples`. In `setup`: the samples are of one group, or lack a
             column or label of a judge.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
-            refuses module or samples.
+            rejects module or samples.
 
     Examples:
         >>> from ctrlreward import Samples, Similarity, WordVectors
@@ -139,11 +139,11 @@ class BeforeAfterMixin(CallbackMixin):
         self.others = dict(others or {})
         for name, texts in self.others.items():
             if name in ("before", "after"):
-                raise ValueError(f"others has the key {name!r}, a file of its own: rename it")
+                raise ValueError(f"others has the key {name!r}, which is reserved. Rename it.")
             if len(texts) != len(self.samples):
                 raise ValueError(
-                    f"others[{name!r}] has {len(texts)} texts for {len(self.samples)} samples: "
-                    "give one text per sample"
+                    f"others[{name!r}] has {len(texts)} texts, but there are {len(self.samples)} "
+                    "samples. Pass one text per sample."
                 )
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()
@@ -168,11 +168,11 @@ class BeforeAfterMixin(CallbackMixin):
                 raise misconfigured(
                     trainer,
                     "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the "
-                    "trainer has none: add RewardCheckpoint to its callbacks",
+                    "trainer has none. Add RewardCheckpoint to its callbacks.",
                 )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the language model gets its input apart from the beginning of its output."""
+        """Check that an encoder-decoder's input is separate from the beginning of its output."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.refuse(unclear_input(pl_module, self.samples))
 
@@ -197,8 +197,8 @@ class BeforeAfterMixin(CallbackMixin):
         path = kept and (kept.best_model_path or kept.last_model_path)
         if not path:
             raise RuntimeError(
-                "training ended before the first validation, so no checkpoint was selected: "
-                "validate more often or train longer"
+                "training ended before the first validation, so no checkpoint was selected. "
+                "Validate more often or train longer."
             )
         state = torch.load(path, map_location=pl_module.device, weights_only=True)["state_dict"]
         pl_module.load_state_dict(state, strict=False)
@@ -228,7 +228,10 @@ class BeforeAfterMixin(CallbackMixin):
             if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
                 sets |= {other: texts[rows] for other, texts in self.others.items()}
-            for each, texts in sets.items():  # texts first, so that a failing scorer loses none
+            for (
+                each,
+                texts,
+            ) in sets.items():  # texts first, so that a failing scorer does not lose any
                 write_scored_samples(folder / f"{each}.jsonl", texts, {})
                 self._scored(folder, each)
 
@@ -306,7 +309,7 @@ class RunReportMixin(CallbackMixin):
         super().setup(trainer, pl_module, stage)
         if callbacks_of(trainer, BeforeAfterMixin):
             raise misconfigured(
-                trainer, "BeforeAfter writes summary.json and curves.png: leave RunReport out"
+                trainer, "BeforeAfter writes summary.json and curves.png. Leave RunReport out."
             )
         self._output = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
@@ -325,7 +328,7 @@ class RunReportMixin(CallbackMixin):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Write both files, unless the run was refused before it began."""
+        """Write both files, unless the run failed before it began."""
         if is_fitting(trainer) and self._output is not None:
             self._write(trainer, self._output, type(exception).__name__)
 
@@ -346,7 +349,7 @@ class RunReportMixin(CallbackMixin):
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
-    """Return what `summary.json` says of a run whatever its scores: steps, choice, directions."""
+    """Return the entries of `summary.json` that no score changes: steps, choice, directions."""
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
@@ -378,8 +381,8 @@ def scored_texts(
     """
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
-            f"resume with the {setting} of that time, or start a new run"
+            f"{path} does not exist, but BeforeAfter wrote it before the first step of this run. "
+            f"Resume with the {setting} of that time, or start a new run."
         )
     texts, scores = read_scored_samples(path)
     missing = {key: each for key, each in components.items() if key not in scores}
@@ -430,7 +433,7 @@ def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None)
         return
     try:
         draw_curves(history, content, folder / "curves.png")
-    except ImportError as error:  # without matplotlib the run still counts
+    except ImportError as error:  # matplotlib is optional
         log.warning("%s", error)
 
 

@@ -86,7 +86,7 @@ def _pair(header: Sequence[str], pair: Sequence[Sequence[Cell]], width: int) -> 
 
 
 def _one_line(text: str) -> str:
-    """Return the text on one line, at most 400 characters, without characters of control."""
+    """Return the text on one line, at most 400 characters, without control characters."""
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"

@@ -51,9 +51,9 @@ class RolloutSamplesMixin(CallbackMixin):
         if stage == "fit" and not isinstance(pl_module, LearnsFromRollouts):
             raise misconfigured(
                 trainer,
-                f"RolloutSamples reads last_rollout, and {type(pl_module).__name__} has none: set "
-                "self.last_rollout = (samples, self.reward(samples)) in training_step, and None "
-                "in __init__",
+                f"RolloutSamples reads last_rollout, and {type(pl_module).__name__} does not have "
+                "it. Set self.last_rollout = (samples, self.reward(samples)) in training_step, "
+                "and None in __init__.",
             )
         # On every rank, since the trainer broadcasts its `log_dir`.
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"

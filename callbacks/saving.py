@@ -98,11 +98,12 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
             raise misconfigured(
                 trainer,
-                f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one",
+                f"dirpath must be a local folder, to which adapters are written, got "
+                f"{str(self.dirpath)!r}",
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the checkpoint if it is selected, and `last.ckpt` in any case."""
+        """Save the checkpoint if it is selected, and always `last.ckpt`."""
         if not self.skips_saving(trainer):
             self.select(trainer)
             self.save_last_checkpoint(trainer)

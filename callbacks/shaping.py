@@ -48,19 +48,19 @@ class RewardShapingMixin(CallbackMixin):
     The given transformations are always applied in this order:
 
     1. `weights`: the total is recomputed with the weights of this step.
-    2. `reference`: it becomes the preference over the reference's, in (0, 1).
+    2. `reference`: it becomes the preference over the reference's reward, in (0, 1).
     3. `potential`: its term is added.
     4. `clip`: the total is clipped, which limits the effect of a scorer's outliers.
     5. `length_alpha`: it is multiplied by 1 / (1 + α · length / mean length of the prompt's
-       completions) (GR³, Li et al. 2026). It must be 0 or more.
+       completions) (GR³, Li et al. 2026). The reward must be 0 or more.
     6. `ranges`: it is mixed with the distances of scores from the bounds that they violate.
     7. `window`, `overlong`: a length penalty is subtracted. After clipping, so that it also works
-       at the bounds; before normalisation, so that its unit is that of the reward.
+       at the bounds; before normalisation, so that it has the unit of the reward.
     8. `normalise`: the running mean is subtracted, and the result divided by the running standard
        deviation of all rewards so far. Last, so that advantages always have the same scale.
 
     An algorithm that divides by a deviation itself (GRPO by its group's) undoes the last. A sample
-    without a reward stays without one. All ranks share the running statistics.
+    without a reward remains without one. All ranks share the running statistics.
 
     Logs at each step, for the active transformations: `shaping/weight/<component>`;
     `shaping/after_weights`, `after_reference`, `after_potential`, `after_clip`,
@@ -69,7 +69,7 @@ class RewardShapingMixin(CallbackMixin):
     `shaping/reference`, the mean reward of the references; `shaping/potential` and
     `shaping/length`, the mean terms; `shaping/length_factor`, the mean factor;
     `shaping/range/<name>`, the mean of a bounded score, and `shaping/multiplier/<name>_low` and
-    `_high`, those of its bounds; `shaping/clipped`, the share of clipped samples;
+    `_high`, the multipliers of its bounds; `shaping/clipped`, the share of clipped samples;
     `shaping/running_mean` and `shaping/running_std`; `shaping/beta`, the weight in this step's
     loss; and always `shaping/fail_rate`, the share of samples without a shaped reward.
 
@@ -83,15 +83,16 @@ class RewardShapingMixin(CallbackMixin):
         overlong: DAPO's soft penalty of completions near the length limit.
         normalise: Whether to normalise by the running mean and standard deviation.
         kl_target: Target of `policy/kl`, in nats per token, > 0. The module's `beta` is adapted
-            after each batch (Ziegler et al. 2019); None leaves it alone.
+            after each batch (Ziegler et al. 2019); None keeps it constant.
         kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
-        reference: Bounded reward by that of references.
+        reference: Bounded reward relative to the reward of references.
         length_alpha: α of the length factor, > 0: the larger, the more a long completion loses.
         ranges: Name → range that the mean of a score has to stay in, `{"similarity":
             UsefulRange(high=0.9)}`. A multiplier of each bound rises while it is violated and falls
-            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). Theirs is
-            squashed into (0, 1) and never 0; a bound that was never violated changes nothing here.
+            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). Their
+            multiplier is squashed into (0, 1) and never 0; a bound that was never violated changes
+            nothing here.
         range_rate: Step size of the multipliers, per standard deviation of the score.
 
     Raises:
@@ -128,13 +129,15 @@ class RewardShapingMixin(CallbackMixin):
         given = (kl_target, reference, length_alpha, ranges)
         active = (weights, potential, clip, window, overlong, normalise)
         if not any(active) and all(option is None for option in given):
-            raise ValueError("nothing to shape: give at least one of weights, clip, normalise, …")
+            raise ValueError(
+                "nothing to shape, must have at least one of weights, clip, normalise, …"
+            )
         if kl_target is not None and not kl_target > 0:
-            raise ValueError(f"kl_target = {kl_target}: give nats per token, greater than 0")
+            raise ValueError(f"kl_target must be positive (nats per token), got {kl_target}")
         if not kl_horizon >= 1:
-            raise ValueError(f"kl_horizon = {kl_horizon}: give 1 batch or more")
+            raise ValueError(f"kl_horizon must be 1 batch or more, got {kl_horizon}")
         if length_alpha is not None and not length_alpha > 0:
-            raise ValueError(f"length_alpha = {length_alpha}: give a positive number")
+            raise ValueError(f"length_alpha must be positive, got {length_alpha}")
         self.schedules = WeightSchedules(weights) if weights else None
         self.potential = potential
         self.bounds = None if clip is None else _bounds(*clip)
@@ -160,7 +163,7 @@ class RewardShapingMixin(CallbackMixin):
         return {**asdict(self.moments), "beta": self.beta, **ranges}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them from a checkpoint; schedules, bounds and target stay as given."""
+        """Restore them from a checkpoint; schedules, bounds and target are not changed."""
         moments = dict(state_dict)
         self.beta = moments.pop("beta")
         ranges = moments.pop("ranges", None)
@@ -176,15 +179,15 @@ class RewardShapingMixin(CallbackMixin):
         if not isinstance(pl_module, ShapedModule):
             raise misconfigured(
                 trainer,
-                f"RewardShaping can't shape the rewards of {type(pl_module).__name__}: define "
-                "self.reward, a Reward, and self.shape_rewards = None, and where it is not None, "
-                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline)",
+                f"RewardShaping can't shape the rewards of {type(pl_module).__name__}. Define "
+                "self.reward, a Reward, and self.shape_rewards = None. If it is not None, "
+                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline).",
             )
         if pl_module.shape_rewards is not None:
             raise misconfigured(
                 trainer,
                 f"the rewards of {type(pl_module).__name__} are already shaped by "
-                f"{pl_module.shape_rewards}: give the trainer only one RewardShaping",
+                f"{pl_module.shape_rewards}. Use only one RewardShaping per trainer.",
             )
         if self.schedules is not None:
             self.schedules.check(pl_module.reward)
@@ -194,22 +197,22 @@ class RewardShapingMixin(CallbackMixin):
             raise misconfigured(
                 trainer,
                 f"reference needs a policy to compare with, which {type(pl_module).__name__} "
-                "lacks: define complete_as_reference(prompts), or give "
-                "ReferenceReward('references')",
+                "does not have. Define complete_as_reference(prompts), or pass "
+                "ReferenceReward('references').",
             )
         if self.kl_target is not None:
             if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
                 raise misconfigured(
                     trainer,
-                    f"kl_target scales the beta of {type(pl_module).__name__}, which has none "
-                    "greater than 0: define one to start with, such as 0.05",
+                    f"kl_target scales the beta of {type(pl_module).__name__}, which is not "
+                    "greater than 0. Define a first one, such as 0.05.",
                 )
             self._weighted, self._module_beta = pl_module, pl_module.beta
         self._module = pl_module
         pl_module.shape_rewards = partial(self._shape, trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the module's `beta` to that of the checkpoint, if training is resumed."""
+        """Restore the module's `beta` from the checkpoint, if training is resumed."""
         if self._weighted is not None:
             self.beta = self._weighted.beta if self.beta is None else self.beta
             self._weighted.beta = self.beta
@@ -219,7 +222,7 @@ class RewardShapingMixin(CallbackMixin):
     ) -> None:
         """Log the metrics of the step, and adapt the weight of the KL term."""
         metrics, self._metrics = self._metrics, {}
-        if not metrics:  # with overlapped rewards the first step learns from nothing
+        if not metrics:  # with overlapped rewards the first step has no rewards
             return
         if self._weighted is not None and self.kl_target is not None:
             metrics["beta"] = self._weighted.beta
@@ -323,15 +326,15 @@ class RewardShapingMixin(CallbackMixin):
     ) -> Scores:
         """Return the factor of each length, by the valid completions of the same prompt.
 
-        A baseline has the mean of the completions that are compared with it.
+        A baseline uses the mean of the completions that are compared with it.
         """
         assert self.length_alpha is not None
         if (rewards < 0).any():
             i = int((rewards < 0).argmax())
             raise ValueError(
-                f"the reward of texts[{i}] = {shortened(samples.texts[i])} is {rewards[i]:.4g}: "
-                "length_alpha multiplies rewards, of which a negative one would gain by length: "
-                "give a reward of 0 or more, clip=(0, None), or reference=ReferenceReward()"
+                f"the reward of texts[{i}] = {shortened(samples.texts[i])} is {rewards[i]:.4g}, "
+                "but length_alpha multiplies rewards, and a long text would gain from a negative "
+                "one. Use a reward of 0 or more, clip=(0, None), or reference=ReferenceReward()."
             )
         columns = [column for name, column in samples.columns().items() if name != "texts"]
         prompts = list(zip(*columns, strict=True)) if columns else [()] * len(samples)
@@ -348,8 +351,8 @@ class RewardShapingMixin(CallbackMixin):
         if not any(moments.count for moments, _ in by_rank):
             raise RuntimeError(
                 f"all {sum(count for _, count in by_rank)} samples of this step failed to get a "
-                "shaped reward: there is nothing to learn from; see the warnings of the "
-                "potential's scorer for the reason"
+                "shaped reward. See the warnings of the "
+                "potential's scorer for the reason."
             )
         if self.normalise:
             for moments, _ in by_rank:
@@ -382,5 +385,5 @@ def _bounds(low: float | None, high: float | None) -> tuple[float, float]:
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
     if not bounds[0] < bounds[1]:
         clip = (low, high)
-        raise ValueError(f"clip = {clip}: give the smaller bound first, None for no bound")
+        raise ValueError(f"clip must have the smaller bound first, None for no bound, got {clip}")
     return bounds

@@ -75,7 +75,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     Raises:
         MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
             for a key without a declared direction.
-        RuntimeError: The key is not logged; lists those that are.
+        RuntimeError: The key is not logged; lists the logged keys.
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -200,7 +200,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         self._take(state)
 
     def _take(self, state: StopState) -> None:
-        """Set the state, and the attributes that Lightning's class has for it."""
+        """Set the state, and the corresponding attributes of Lightning's class."""
         self.state = state
         self.best_score = torch.tensor(state.best)
         self.wait_count = state.wait_count

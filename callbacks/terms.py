@@ -1,5 +1,5 @@
-"""What `RewardShaping` needs of a module, and its options: schedules, references, potentials,
-length penalties."""
+"""Options of `RewardShaping`: schedules, references, potentials, length penalties; and the
+protocols of modules that it shapes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ShapedModule(Protocol):
     """A LightningModule whose rewards can be shaped.
 
     `shape_rewards` is None, or a function that `RewardShaping` sets. The module then calls
-    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what it
-    returns: the shaped rewards, float64, shape (n,), NaN where a sample failed. `lengths` are those
+    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from the
+    result: the shaped rewards, float64, shape (n,), NaN if a sample failed. `lengths` are
     of the completions in tokens, shape (n,). `baseline` is False for the samples to learn from, in
     one call per step, and True for samples that only serve as a baseline, such as greedy
     completions: these are neither logged nor counted in the running statistics.
@@ -69,8 +69,8 @@ class WeightSchedules:
             steps = [step for step, _ in points]
             if not steps or any(after <= step for step, after in pairwise(steps)):
                 raise ValueError(
-                    f"weights[{name!r}] = {points}: give pairs of step and weight, by increasing "
-                    "step"
+                    f"weights[{name!r}] must be pairs of step and weight, by increasing step, got "
+                    f"{points}"
                 )
 
     def check(self, reward: Reward) -> None:
@@ -78,13 +78,13 @@ class WeightSchedules:
         for name, points in self.points.items():
             if name not in reward.components:
                 raise ValueError(
-                    f"weights[{name!r}]: the reward has no such component, only "
+                    f"weights has the key {name!r}, but the components of the reward are "
                     f"{', '.join(reward.components)}"
                 )
             if reward.weights is None:
                 raise ValueError(
-                    f"weights[{name!r}]: the reward is not a weighted sum and has no weights: "
-                    "build it with aggregate='weighted', or leave the schedules out"
+                    f"weights[{name!r}] schedules a weight, but the reward is not a weighted sum. "
+                    "Build it with aggregate='weighted', or leave the schedules out."
                 )
             for _, weight in points:
                 check_direction(name, reward.components[name], weight)
@@ -99,13 +99,13 @@ class ReferenceReward:
     """Bounded reward: the preference for a text over references for the same prompt.
 
     σ((r − r_ref) / scale), in (0, 1), the mean over several references (PAR, Fu et al. 2025,
-    https://arxiv.org/abs/2502.18770). Being better than the reference is worth a lot, and much
-    better hardly more, which takes away what a policy gains by gaming the reward.
+    https://arxiv.org/abs/2502.18770). Being better than the reference counts a lot, and much
+    better hardly more, which reduces the gain from gaming the reward.
 
     Args:
         texts: `"policy"`: a completion of the prompt, as a string, by the reference policy, at the
             `eval_temperature`. `"references"`: the texts of that column, such as completions of the
-            policy before training. `"sources"`, `"prefixes"`: what was
+            policy before training. `"sources"`, `"prefixes"`: the text that was
             rewritten or completed.
         scale: Difference of rewards that counts as one, > 0: the larger, the later it flattens.
             The paper's is 1, for reward models; the GM, up to 40, needs about 10.
@@ -123,7 +123,7 @@ class ReferenceReward:
 
     def __post_init__(self) -> None:
         if not self.scale > 0:
-            raise ValueError(f"scale = {self.scale}: give a positive number")
+            raise ValueError(f"scale must be positive, got {self.scale}")
 
     def preferences(
         self,
@@ -184,7 +184,7 @@ class Potential:
 
     Args:
         component: Φ, one score of a scorer: `scorer["similarity"]`, or a scorer with a single one.
-        weight: Factor of the term; its sign has to be that of the score's better direction.
+        weight: Factor of the term; positive for a score that is better when higher, else negative.
         discount: γ, in [0, 1].
         start: `"prefixes"`, the prefix that was completed, or `"sources"`, the text that was
             rewritten. Φ scores it in place of the text; if that fails, the sample fails.
@@ -207,7 +207,7 @@ class Potential:
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
-            raise ValueError(f"discount = {self.discount}: give a number in [0, 1]")
+            raise ValueError(f"discount must be in [0, 1], got {self.discount}")
         check_direction(self.phi.name, self.phi, self.weight)
 
     @property
@@ -256,9 +256,11 @@ class LengthWindow:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high:
-            raise ValueError(f"low = {self.low}, high = {self.high}: give 0 <= low <= high")
+            raise ValueError(
+                f"low and high must be 0 <= low <= high, got low = {self.low}, high = {self.high}"
+            )
         if self.cost < 0:
-            raise ValueError(f"cost = {self.cost} would be a bonus: give {-self.cost}")
+            raise ValueError(f"cost must be 0 or more, got {self.cost}, which would be a bonus")
 
     def term(self, lengths: Scores) -> Scores:
         """Return the term of each length, ≤ 0, shape (n,)."""
@@ -289,9 +291,11 @@ class SoftOverlong:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cache <= self.longest:
-            raise ValueError(f"cache = {self.cache}: give 1 to longest = {self.longest} tokens")
+            raise ValueError(
+                f"cache must be 1 to longest = {self.longest} tokens, got {self.cache}"
+            )
         if self.weight < 0:
-            raise ValueError(f"weight = {self.weight} would be a bonus: give {-self.weight}")
+            raise ValueError(f"weight must be 0 or more, got {self.weight}, which would be a bonus")
 
     def term(self, lengths: Scores) -> Scores:
         """Return the term of each length, in [-weight, 0], shape (n,)."""

@@ -1,4 +1,4 @@
-"""Checks of arguments: names out of a list, directions of metrics, positive numbers."""
+"""Checks of arguments: names from a list, directions of metrics, positive numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
         if name == given:
             return name
     raise ValueError(
-        f"{argument} = {given!r}: give one of {', '.join(names)}{did_you_mean(given, names)}"
+        f"{argument} must be one of {', '.join(names)}, got {given!r}{did_you_mean(given, names)}"
     )
 
 
@@ -36,7 +36,7 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
     if unknown or not chosen or len(set(chosen)) < len(chosen):
         hint = did_you_mean(unknown[0], names) if unknown else ""
         raise ValueError(
-            f"{argument} = {list(chosen)}: give one or more of {', '.join(names)}, or 'all'{hint}"
+            f"{argument} must be 'all' or one or more of {', '.join(names)}, got {chosen}{hint}"
         )
     return cast("tuple[Name, ...]", chosen)
 
@@ -51,7 +51,8 @@ def check_direction(argument: str, direction: str) -> None:
     """Raise a ValueError unless the direction is "max" or "min"."""
     if direction not in ("max", "min"):
         raise ValueError(
-            f"{argument} = {direction!r}: give 'max' if higher is better, 'min' if lower is better"
+            f"{argument} must be 'max' (higher is better) or 'min' (lower is better), got "
+            f"{direction!r}"
         )
 
 
@@ -60,8 +61,8 @@ def better_direction(
 ) -> Mode:
     """Return the better direction of a logged key: the given one, else the declared one.
 
-    `mode` is what the user gave by `argument`, `declared` what a scorer declares for the key; None
-    for nothing. `known` are the keys that scorers declare, for the error.
+    `mode` is the user's choice by `argument`, `declared` the direction that a scorer declares; None
+    if there is none. `known` are the keys that scorers declare, for the error.
 
     Raises:
         ValueError: The mode would select the worst value of a score, or there is none.
@@ -69,8 +70,8 @@ def better_direction(
     if mode is not None and declared not in (None, mode):
         better = "higher" if declared == "max" else "lower"
         raise ValueError(
-            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
-            f"{argument}={declared!r}, or leave it out"
+            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}. Use "
+            f"{argument}={declared!r}, or leave it out."
         )
     chosen = mode or declared
     if chosen is None:
@@ -94,16 +95,16 @@ Number = TypeVar("Number", int, float, int | None, float | None)
 def positive(argument: str, given: Number) -> Number:
     """Return a number that is positive, or None."""
     if not isinstance(given, int | float | None):
-        raise TypeError(f"{argument} = {given!r} is a {type(given).__name__}: give a number")
+        raise TypeError(f"{argument} must be a number, got {given!r}")
     if given is not None and not given > 0:
-        raise ValueError(f"{argument} = {given}: give a positive number")
+        raise ValueError(f"{argument} must be positive, got {given}")
     return given
 
 
 def checked_keywords(**instead: str) -> Callable[[Target], Target]:
-    """Decorate a class or function that names the right keyword in place of a wrong one.
+    """Decorate a class or function, so that its errors suggest the right keyword for a wrong one.
 
-    `instead` maps old keywords and those of other libraries to what to type in their place. The
+    `instead` maps old keywords and keywords of other libraries to their replacements. The
     target may take `**options: Unpack[SomeTypedDict]`.
     """
 
@@ -126,7 +127,7 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                 kind = type(arguments[0]) if is_class else either
                 problem = f"{kind.__name__}() has no argument {name!r}"
                 if name in instead:
-                    raise TypeError(f"{problem}: use {instead[name]}")
+                    raise TypeError(f"{problem}. Use {instead[name]}.")
                 names = ", ".join(known)
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
             return build(*arguments, **keywords)

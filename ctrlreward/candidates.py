@@ -22,7 +22,7 @@ class Best(NamedTuple):
 
     Attributes:
         samples: One sample per prompt, in the order in which the prompts come first.
-        totals: Reward of each, shape (prompts,); NaN where no completion of the prompt has one,
+        totals: Reward of each, shape (prompts,); NaN if no completion of the prompt has one,
             and the sample is the first of them.
         rows: Row of each among the completions.
     """
@@ -43,7 +43,7 @@ def best_of_n(
     """Return the completion of each prompt with the highest reward.
 
     Args:
-        reward: A reward, or what `Reward` takes.
+        reward: A reward, or the arguments of `Reward`.
         samples: Completions, or with a `model` the prompts, as `as_samples` converts them with
             `columns`. Completions of one prompt have the same group, else the same prompt, else
             the same prefix; without these columns, all are of one prompt.
@@ -82,7 +82,7 @@ def best_of_n(
 
 
 class PreferencePairs(NamedTuple):
-    """Pairs of completions of one prompt, and what was left out.
+    """Pairs of completions of one prompt, and counts of the completions left out.
 
     Attributes:
         chosen: Row of the chosen completion of each pair.
@@ -108,14 +108,15 @@ def preference_pairs(
     per_prompt: int = 1,
     margin: float = 0.0,
 ) -> PreferencePairs:
-    """Pair the best completion of each prompt with its worst, the second with the last but one, ….
+    """Pair the best completion of each prompt with its worst, the second best with the second
+    worst, ….
 
     So no completion of a prompt is both chosen and rejected.
 
     Args:
         prompts: Prompt of each completion, shape (n,).
         texts: The completions, shape (n,). Of equal ones of a prompt, the first counts.
-        totals: Reward of each, shape (n,), higher is better; NaN where it failed.
+        totals: Reward of each, shape (n,), higher is better; NaN if it failed.
         per_prompt: Most pairs of a prompt, 1 or more.
         margin: A pair whose rewards differ by no more than this is left out; 0 or more.
 
@@ -128,8 +129,8 @@ def preference_pairs(
     """
     if not len(prompts) == len(texts) == len(totals):
         raise ValueError(
-            f"prompts has {len(prompts)} items, texts {len(texts)} and totals {len(totals)}: give "
-            "one of each per completion"
+            f"prompts, texts and totals must have one item per completion, got {len(prompts)}, "
+            f"{len(texts)} and {len(totals)}"
         )
     if per_prompt < 1:
         raise ValueError(f"per_prompt must be 1 or more, got {per_prompt}")
@@ -183,7 +184,9 @@ def score_preferences(
     """
     better, worse = as_samples(chosen, **columns), as_samples(rejected, **columns)
     if len(better) != len(worse):
-        raise ValueError(f"chosen has {len(better)} texts and rejected {len(worse)}: give pairs")
+        raise ValueError(
+            f"chosen and rejected must be pairs, got {len(better)} and {len(worse)} texts"
+        )
     reward = Reward(components)
     n = len(better)
     both = reward(Samples.concat([better, worse])).components

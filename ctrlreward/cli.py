@@ -14,8 +14,8 @@ from ctrlreward.arguments import did_you_mean
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-# Each command is a module with `run(arguments)`, which is imported only when it is used. Those of
-# `recipes` are named nowhere else in the library.
+# Each command is a module with `run(arguments)`, which is imported only when it is used. Modules
+# of `recipes` are not named elsewhere in the library.
 COMMANDS = {
     "train": ("commands.train", "run a training job from a YAML file"),
     "recipes": ("commands.recipes", "list, print and copy the training recipes"),
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _check_models(options: list[str]) -> None:
     """Exit with status 2 if an option such as `--scorers.model` has a misspelt short name.
 
-    A command finds out only after the imports of PyTorch and transformers, which take seconds.
+    A command detects it only after the imports of PyTorch and transformers, which take seconds.
     """
     for option, following in zip_longest(options, options[1:], fillvalue=""):
         name, equals, value = option.partition("=")
@@ -103,7 +103,7 @@ def _check_models(options: list[str]) -> None:
 
 
 def _underscored(argument: str) -> str:
-    """Replace dashes in an option's name by underscores, and leave its value as it is."""
+    """Replace dashes in an option's name by underscores, and keep its value."""
     option, equals, value = argument.partition("=")
     if not option.startswith("--"):
         return argument

@@ -1,4 +1,4 @@
-"""Text generation with the model in training: what it implements, and seeded calls of it."""
+"""Text generation with the model in training: its protocols, and seeded calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TextGenerator(Protocol):
         """Complete each prompt: in order, without the prompt.
 
         Called in eval mode without gradients, with all prompts at once: split them into batches
-        that fit in memory. Prompt and completion are concatenated as they are, so a space between
+        that fit in memory. Prompt and completion are concatenated unchanged, so a space between
         them belongs to the completion.
         """
         ...
@@ -46,7 +46,7 @@ class TextGenerator(Protocol):
 class SampleGenerator(Protocol):
     """Interface of a LightningModule that needs more than prompts, such as a target style.
 
-    One method, which is preferred to `complete` where a module has both.
+    One method, which is preferred to `complete` if a module has both.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -62,10 +62,10 @@ class SampleGenerator(Protocol):
     """
 
     def complete_samples(self, samples: Samples) -> list[str]:
-        """Complete each sample; called as `TextGenerator.complete` is.
+        """Complete each sample; called like `TextGenerator.complete`.
 
         Samples have the columns given to the caller (`labels`, `sources`, …). `texts` and
-        `prefixes` are the beginnings of the texts to generate, "" in a task that continues none,
+        `prefixes` are the beginnings of the texts to generate, "" in a task without continuation,
         such as style transfer; `prompts` and `groups` are always filled in.
         """
         ...
@@ -81,7 +81,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     texts that begin with "The food". `Samples(texts=["The food"], prompts=["Praise: The food"],
     labels=["positive"])` requests the same from a model that reads an instruction. In tasks whose
     text does not continue the prompt (dialog, summaries, transfer), the beginning is "". For a data
-    set with texts of its own, `as_samples(data, prefixes="")` says so.
+    set with independent texts, `as_samples(data, prefixes="")` says so.
 
     Args:
         module: A `TextGenerator` or a function, which gets the prompts, or a `SampleGenerator`,
@@ -101,7 +101,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     Raises:
         ValueError: The module has neither method, or does not return one string per prompt; or a
             `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
-            without prefixes and prompts, so that it is open whether the texts are beginnings.
+            without prefixes and prompts, so that it is unknown whether the texts are beginnings.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -131,16 +131,16 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     if len(completions) != len(rows) or not all(isinstance(c, str) for c in completions):
         raise ValueError(
             f"{caller} returned {len(completions)} items for {len(rows)} prompts, first "
-            f"{completions[:1]!r}: return one string per prompt"
+            f"{completions[:1]!r}. Return one string per prompt."
         )
     return rows.completed(completions)
 
 
 def mismatch(module: object, prompts: Samples) -> str:
-    """Return why the methods of a module do not suit `generate` and samples, "" if they do."""
+    """Return why the methods of a module do not fit `generate` and samples, "" if they do."""
     name = type(module).__name__
     if isinstance(module, SampleGenerator):
-        # Nearly always the sources or references of a data set, which nothing should continue.
+        # Nearly always the sources or references of a data set, which should not be continued.
         if prompts.sources is not None and prompts.prefixes is None and any(prompts.texts):
             return (
                 f"samples for {name}.complete_samples have sources and texts, but no prefixes. "
@@ -149,10 +149,10 @@ def mismatch(module: object, prompts: Samples) -> str:
             )
     elif not isinstance(module, TextGenerator) and not _is_function(module):
         return (
-            f"generation calls complete_samples or complete of the module, and {name} has none: "
-            "define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
-            "enough, complete_samples(self, samples: Samples) -> list[str]; either returns one "
-            "completion per prompt"
+            f"generation calls complete_samples or complete of the module, and {name} has neither. "
+            "Define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
+            "enough, complete_samples(self, samples: Samples) -> list[str]; both return one "
+            "completion per prompt."
         )
     return ""
 
@@ -162,7 +162,7 @@ def _is_function(module: object) -> bool:
 
 
 def unclear_input(module: object, samples: Samples) -> str:
-    """Return why it is open what an encoder-decoder reads, "" if it is clear.
+    """Return why the input of an encoder-decoder is ambiguous, "" if it is clear.
 
     An encoder-decoder reads one text and writes another, so a text alone is its input or the
     beginning of its output. A module is one if all of its language models of transformers are.

@@ -1,4 +1,4 @@
-"""Token credit: the reward of a text, given at the tokens that earned it."""
+"""Token credit: the reward of a text, assigned to the tokens that earned it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Offsets = Sequence[tuple[int, int]]
 
 
 def check_credit(reward: AnyReward) -> Reward:
-    """Return the reward, or raise if it can't be given by token: nothing in it can be split."""
+    """Return the reward, or raise if no component of it can be split by token."""
     split = [name for name, c in reward.components.items() if c.name in c.scorer.credited]
     if not isinstance(reward, Reward) or not split:
         raise ValueError(
@@ -28,8 +28,8 @@ def check_credit(reward: AnyReward) -> Reward:
         )
     if reward.weights is None:
         raise ValueError(
-            "a reward is given by token as the sum of its weighted components, and this one has "
-            "another aggregate: must be 'weighted'"
+            "a reward by token is the sum of weighted components, but this reward has "
+            "another aggregate, must be 'weighted'"
         )
     return reward
 
@@ -37,26 +37,27 @@ def check_credit(reward: AnyReward) -> Reward:
 def token_credit(
     reward: RewardLike, samples: SamplesLike, offsets: Sequence[Offsets]
 ) -> tuple[RewardBatch, list[Scores]]:
-    """Score samples, and give each reward at the tokens of its text: dense rewards, as for PPO.
+    """Score samples, and spread each reward over the tokens of its text: dense rewards, as for PPO.
 
-    A weighted component that has a value for each token or sentence (`Scorer.credited`) is given
+    A weighted component that has a value for each token or sentence (`Scorer.credited`) is assigned
     where these end: CTC's alignment (Deng et al. 2021, definition 3.1) at the aligned tokens, the
-    coherence of CTRLEval at the last token of each sentence. Other components, and what ends before
-    the first token, as in a prefix, are given at the last token. The rewards of a sample's tokens
-    sum to its total.
+    coherence of CTRLEval at the last token of each sentence. Other components, and parts that end
+    before the first token, as in a prefix, are assigned to the last token. The rewards of a
+    sample's tokens sum to its total.
 
     Args:
         reward: A weighted `Reward` with such a component, or that component.
         samples: n samples.
-        offsets: Of each text, start and end of each token in characters, in order: the
-            `offset_mapping` of a tokenizer, or of the part of the text that a policy has written.
+        offsets: For each text, start and end of each token in characters, in order: the
+            `offset_mapping` of a tokenizer, or of the part of the text written by a policy.
 
     Returns:
         The rewards as `reward(samples)` returns them, and n arrays of shape (tokens,), float64, NaN
         for a sample that failed.
 
     Raises:
-        ValueError: The reward has no such component or another aggregate, or offsets are missing.
+        ValueError: The component does not exist, the aggregate is not a weighted sum, or offsets
+            are missing.
 
     Example:
         >>> from ctrlreward import Alignment, Samples

@@ -30,7 +30,7 @@ EXTRA_OF = {
 
 
 def import_extra(module: str, user: str) -> Any:
-    """Import a module of an optional package of `EXTRA_OF`; an error says what `user` needs."""
+    """Import a module of an optional package of `EXTRA_OF`; errors name it and `user`."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -38,6 +38,6 @@ def import_extra(module: str, user: str) -> Any:
 
 
 def not_installed(module: str, user: str) -> str:
-    """Return the message for a missing package: what needs it and the command to install it."""
+    """Return the message for a missing package: its user and the command to install it."""
     package = module.partition(".")[0]
     return f"{user} needs {package}: pip install 'ctrlreward[{EXTRA_OF[package]}]'"

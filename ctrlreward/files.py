@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, SupportsFloat
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write or replace a file atomically; create its folders.
 
-    The content goes to a temporary file beside it, is synced to disk, and is then renamed.
+    The content goes to a temporary file in the same folder, is synced to disk, and is then renamed.
     """
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -43,7 +43,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, and rename it to `path` at the end.
 
     An existing folder stays if filling raises or the process is killed; between the last two
-    renames, it is beside `path` as `.NAME.replaced`.
+    renames, it is in the same folder as `.NAME.replaced`.
     """
     unfinished, replaced = _beside(path, "unfinished"), _beside(path, "replaced")
     for leftover in (unfinished, replaced):  # of a run that was killed
@@ -60,7 +60,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
-    """Return a number as JSON can hold it: None for NaN and infinity."""
+    """Return a number for JSON: None for NaN and infinity."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -88,7 +88,7 @@ class JsonLog:
         self.identity = None if identity is None else json.loads(json.dumps(identity))
 
     def read(self) -> list[Any]:
-        """Return all complete records without the identity; none where the file is missing."""
+        """Return all complete records without the identity; empty if the file is missing."""
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()
@@ -138,7 +138,7 @@ class JsonLog:
 
     def _not_a_log(self) -> ValueError:
         return ValueError(
-            f"{self.path} is not a JSON Lines log of this job: give another path, or delete it"
+            f"{self.path} is not a JSON Lines log of this job. Use another path, or delete it."
         )
 
 

@@ -1,4 +1,4 @@
-"""Scores of held-out prompts while a model trains: what is logged, and values by prompt."""
+"""Scores of held-out prompts while a model trains: logged metrics, and values by prompt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CORPUS = "corpus"
 CV = "cv"
 WITHOUT = "without"
 
-# What other libraries call the arguments of callbacks that generate, and our names.
+# Names in other libraries of the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
     "metrics": "scores",
     "scorers": "scores",
@@ -49,7 +49,7 @@ SAMPLING_NAMES = {
 class HeldOutScorer:
     """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
 
-    For a training loop of any kind; `GenerationScorer` is this class as a callback. Every call of
+    For any training loop; `GenerationScorer` is this class as a callback. Every call of
     `evaluate` completes the same prompts with the same seed, so that two validations are compared
     prompt by prompt.
 
@@ -70,12 +70,12 @@ class HeldOutScorer:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1).
-        resolutions: Key → what difference these prompts can show, from the second validation on
+        resolutions: Key → difference that these prompts can show, from the second validation on
             (`ctrlreward.functional.sequential.Resolution`).
 
     Raises:
         TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: There are no scores or no samples, a count is not positive, or a name is
+        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
             reserved.
 
     Examples:
@@ -102,12 +102,12 @@ class HeldOutScorer:
         decoding_cv: bool = False,
         timeout: float | None = None,
     ) -> None:
-        super().__init__()  # a callback inherits from another class, too
+        super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
         self.prompts = self.samples.as_prompts()
         if len(self.samples) == 0:
-            raise ValueError("samples has no items: give at least one held-out prompt")
+            raise ValueError("samples is empty, must have at least one held-out prompt")
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = name
         self.seed = seed
@@ -157,13 +157,13 @@ class HeldOutScorer:
         path: Path | None = None,
         scores: Mapping[str, Scores] | None = None,
     ) -> dict[str, Scores]:
-        """Return the scores of completions, and what the metrics of a corpus need.
+        """Return the scores of completions, and values for the metrics of a corpus.
 
         Args:
             samples: Completions of the prompts; the completions of a prompt follow each other.
             path: JSONL file for texts and scores, written before anything else is computed, and
                 again with the values of the prompts that do not follow from these scores.
-            scores: Values of `with_corpus_parts(components)`, where they are known.
+            scores: Values of `with_corpus_parts(components)`, if they are known.
         """
         wanted = with_corpus_parts(self.components)
         if scores is None:
@@ -201,7 +201,7 @@ class HeldOutScorer:
         return {f"{self.name}/{key}": value for key, value in values.items()}
 
     def describe_resolutions(self) -> str:
-        """Return `resolutions` in words, a line per score."""
+        """Return `resolutions` in words, one line per score."""
         several = self.generations_per_prompt > 1
         lines = [
             f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
@@ -225,19 +225,21 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
 
     Raises:
         TypeError: `scores` is not a mapping, or a value is not a component or a scorer.
-        ValueError: There are no scores, a scorer has several, or a name is reserved.
+        ValueError: `scores` is empty, a scorer has several scores, or a name is reserved.
     """
     if not isinstance(scores, Mapping):
         raise TypeError(
-            f"scores is a {type(scores).__name__}: give a mapping, "
-            '{"coherence": ctrleval["coherence"]}'
+            "scores must be a mapping, {'coherence': ctrleval['coherence']}, got a "
+            f"{type(scores).__name__}"
         )
     if not scores:
-        raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
+        raise ValueError(
+            "scores is empty, must have at least one, {'coherence': ctrleval['coherence']}"
+        )
     for key in scores:
         if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith((f"{CORPUS}/", f"{CV}/")):
             raise ValueError(
-                f"scores has the key {key!r}, which the callback logs itself: give another name"
+                f"scores has the key {key!r}, which the callback logs itself. Rename it."
             )
     return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
 
@@ -271,7 +273,7 @@ def logged_specs(components: Mapping[str, Component]) -> dict[str, ScoreSpec]:
 
 
 def with_corpus_parts(components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return the components, and under keys of their own those that corpus folds read."""
+    """Return the components, and under separate keys the components that corpus folds read."""
     parts = {
         _part_key(key, name): Component(component.scorer, name)
         for key, component in components.items()
@@ -358,7 +360,7 @@ def without_each_prompt(
     grouped = {key: c for key, c in components.items() if c.scorer.of_groups}
     if not grouped or len(samples) == repeats:
         return {}
-    # Failed samples count in no value, and are not to be warned of again.
+    # Failed samples are not counted, and not warned about again.
     failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
     rows = [
         [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]

@@ -1,7 +1,7 @@
-"""Names of samples' items in errors and warnings: an index becomes the user's row.
+"""Names of items in errors and warnings, which map an index to the user's row.
 
-Scorers write `labels[2]`, the place among the samples that they were given. Who gave them some rows
-of a larger whole says what these rows are called there.
+Scorers write `labels[2]`, the position among their samples. A caller that passed some rows of a
+larger table sets the names of these rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Callbacks, logger and `PolicyTuner` for the package `lightning.pytorch`.
 
 The same names as in `ctrlreward.callbacks` and `ctrlreward.policy`, which are for the package
-`pytorch_lightning`. What has no base class of Lightning is the same object in both.
+`pytorch_lightning`. Objects without a base class of Lightning are the same in both.
 
 Examples:
     >>> import lightning as L

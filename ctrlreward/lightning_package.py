@@ -1,7 +1,7 @@
 """The two packages of Lightning: `pytorch_lightning` and `lightning.pytorch`.
 
 They have the same classes under the same names, but without a common base: a callback for one is
-none for the other. So the callbacks of this project and `PolicyTuner` are mixins that import
+not one for the other. So the callbacks of this project and `PolicyTuner` are mixins that import
 neither, and `ctrlreward.pytorch_lightning` and `ctrlreward.lightning` mix them into the classes of
 each. A mixin finds names of its package with `package_of`.
 """
@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:  # the types of one package stand for both
+if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning import Callback as Callback
     from pytorch_lightning import LightningModule as LightningModule
     from pytorch_lightning import Trainer as Trainer
@@ -63,8 +63,8 @@ def package_of(instance: object) -> LightningPackage:
             if f"{base.__module__}.".startswith(f"{package.name}."):
                 return package
     raise TypeError(
-        f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}: derive "
-        "it from a class of one of them"
+        f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}. Derive "
+        "it from a class of one of them."
     )
 
 
@@ -107,7 +107,7 @@ def check_strategy(trainer: Trainer) -> None:
             trainer,
             f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
             "over the ranks, but PolicyTuner and the callbacks of ctrlreward generate texts and "
-            "write checkpoints with the whole model: use Trainer(strategy='ddp'); to save memory, "
-            "PolicyTuner has optimizer.gradient_checkpointing, optimizer.microbatch_size and "
-            "lora.quantization",
+            "write checkpoints with the whole model. Use Trainer(strategy='ddp'). To save memory, "
+            "set optimizer.gradient_checkpointing, optimizer.microbatch_size or "
+            "lora.quantization.",
         )

@@ -34,7 +34,7 @@ def shared_device(
     """Return an error message if a scorer shares one of several training devices, else None.
 
     Sharing a single training device is allowed: it costs memory and time. Among several devices,
-    the shared one would run short of memory and stall all others. The CPU is always shared.
+    the shared one would run out of memory and stall all others. The CPU is always shared.
 
     `scorers` maps a name to the devices of its models; `"cuda"` without an index is the first one
     of training. Training has the devices `ids` of a `kind` (`"cuda"`, `"cpu"`, `"mps"`) on this
@@ -47,9 +47,9 @@ def shared_device(
         for device in devices:
             if device == kind or device in taken:
                 return (
-                    f"{name} runs on {device!r}, which is also a training device (these are "
-                    f"{', '.join(taken)}): give the scorer device='cpu' or another device, such "
-                    f"as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices"
+                    f"{name} runs on {device!r}, which is also a training device (of "
+                    f"{', '.join(taken)}). Set device='cpu' for the scorer, or another device, "
+                    f"such as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices."
                 )
     return None
 
@@ -80,7 +80,7 @@ class Worker:
 
         Two threads that both spread their work over all cores wait for each other at every small
         product: on two cores, a step of the demo with its reward on such a thread took 30 s, and
-        20 s with both one after the other.
+        20 s with both in sequence.
         """
         self._yields_cpu = True
 
@@ -264,13 +264,13 @@ def _lower_priority() -> None:
     restoring = threading.Thread(target=torch.set_num_threads, args=(threads,))
     restoring.start()
     restoring.join()
-    if sys.platform == "linux":  # elsewhere, threads have no priority of their own
+    if sys.platform == "linux":  # elsewhere, threads do not have separate priorities
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 @contextmanager
 def reserve_core() -> Iterator[None]:
-    """Leave one of several cores to a `Worker`, for work that more cores hardly speed up."""
+    """Leave one of several cores to a `Worker`, for work that gains little from more cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1))
     try:

@@ -1,7 +1,7 @@
-"""How a reward can be gamed: degenerate versions of texts, and which of them it prefers.
+"""How a reward can be gamed: degenerate versions of texts, and the ones that it prefers.
 
-Run before training, on texts like those that the policy will write. A policy finds within tens of
-steps what a reward prefers to a sound text.
+Run before training, on texts like those that the policy will write. Within tens of steps, a policy
+finds texts that a reward prefers to good ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPECIAL_TOKENS = "<|im_end|> </s> <|endoftext|> [SEP] <pad>"
 
 
 class Sample(NamedTuple):
-    """What a probe may use: the completion and its neighbours."""
+    """Input of a probe: the completion and its neighbours."""
 
     completion: str
     prompt: str
@@ -48,8 +48,8 @@ class Probe:
 
     Attributes:
         name: Short name.
-        degrade: Maps a sample to the degenerate completion; None where it does not apply.
-        guard: What keeps a policy from it.
+        degrade: Maps a sample to the degenerate completion; None if it does not apply.
+        guard: Measure against it.
     """
 
     name: str
@@ -121,19 +121,19 @@ PROBES: tuple[Probe, ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What a reward makes of one probe.
+    """Result of one probe.
 
     Attributes:
         probe: Its name.
         samples: Texts to which it applies.
         change: Component, and `"total"` → mean change, degenerate minus original, with a bootstrap
             interval over prompts, of the texts for which both have a score. A component that is
-            better when lower has its sign turned: above 0 is gained everywhere.
+            better when lower has its sign inverted: above 0 is always a gain.
         wins: Share of the texts, in [0, 1], for which the degenerate version has the higher total.
         failed: Degenerate texts without a total (NaN).
         verdict: `"gamed"` if the total rises, by the lower end of its interval; `"blind"` if it is
             not shown to fall; `"ok"` if it falls, or if the degenerate texts have no score.
-        guard: What keeps a policy from it.
+        guard: Measure against it.
     """
 
     probe: str
@@ -154,7 +154,7 @@ class Examination:
         length_correlation: Component, and `"total"` → Spearman's ρ with the number of words.
         correlations: Pairs of components → Spearman's ρ.
         company: Component, and `"total"` → largest change of a text's score when it is scored in
-            other company; 0 for a score of single texts, but for rounding.
+            a different batch; 0 for a score of single texts, up to rounding.
     """
 
     findings: Sequence[Finding]
@@ -169,21 +169,21 @@ class Examination:
 
     @property
     def blind(self) -> Sequence[Finding]:
-        """The findings in which degenerate texts keep the reward of sound ones."""
+        """The findings in which degenerate texts keep the reward of good texts."""
         return [finding for finding in self.findings if finding.verdict == "blind"]
 
 
 def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0.05) -> Examination:
     """Compare the reward of texts with the reward of degenerate versions of them.
 
-    What follows the prefix in a text is degraded, or the whole text of a sample without a prefix.
+    The part after the prefix is degraded, or the whole text of a sample without a prefix.
     A probe is gamed if the mean total rises by an interval above 0. The confidence of an
     interval is 1 - level / (number of probes), so that with probability 1 - level at least no probe
-    is called gamed that leaves the mean as it is.
+    that leaves the mean unchanged is called gamed.
 
     Args:
         reward: The reward.
-        samples: Sound texts with the columns that the reward reads, from four prompts or more.
+        samples: Good texts with the columns that the reward reads, from four prompts or more.
         seed: Seed of shuffles and of the choice of other samples.
         level: Error rate of all verdicts together, in (0, 1).
 
@@ -252,7 +252,7 @@ class BestOfN(NamedTuple):
 
 
 def best_of_n_curve(proxy: Scores, held_out: Scores) -> list[BestOfN]:
-    """Return what the best of 1, 2, …, m completions by the proxy is worth.
+    """Return the held-out score of the best of 1, 2, …, m completions by the proxy.
 
     The expectation over all choices of n of a prompt's m completions is exact: the i-th lowest of m
     is the best of n with probability C(i - 1, n - 1) / C(m, n).
@@ -280,7 +280,7 @@ def overoptimisation(curve: Sequence[BestOfN]) -> tuple[float, float]:
     """Return α and β of d (α - β d), fitted to the gain in the held-out score.
 
     d is the square root of the KL divergence (Gao et al., 2023, https://arxiv.org/abs/2210.10760).
-    The gain turns at d = α / (2β): β above 0 means that a stronger choice by the proxy is worth
+    The gain is largest at d = α / (2β): β above 0 means that a stronger choice by the proxy gains
     less and less.
 
     Examples:
@@ -331,7 +331,7 @@ def _with_completions(samples: Samples, completions: Mapping[int, str]) -> Sampl
 
 
 def _scores(reward: AnyReward, samples: Samples) -> dict[str, Scores]:
-    """Return each component, turned so that higher is better, and the total."""
+    """Return each component, with signs such that higher is better, and the total."""
     batch = reward(samples)
     scores = {
         name: values if reward[name].spec.higher_is_better else -values

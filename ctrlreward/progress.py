@@ -1,9 +1,9 @@
 """Progress of long work on standard error: live bars on a terminal, whole lines in a log file.
 
-Work may have parts, and parts of their own: the scoring of a file, the windows of texts of one
+Work may have parts, and parts have parts: the scoring of a file, the windows of texts of one
 scorer, the batches of one window. The outermost work chooses the form for all of them. A terminal
 shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise every ten
-seconds, without carriage returns or colours, so that it can be read while it grows.
+seconds, without carriage returns or colours, so that it can be read while it is written.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from rich.text import Text
 
 from ctrlreward.ranks import rank_and_ranks
 
-# Between two lines of a log, unless the phase changes.
+# Seconds between two lines of a log, unless the phase changes.
 SECONDS_PER_LINE = 10.0
-# A phase of fewer seconds is announced in a log once only.
+# A phase of fewer seconds is announced only once in a log.
 _BRIEF = 1.0
 
 
 class Work(Protocol):
     """Work with a progress; `show` displays it.
 
-    `title` is a few words, such as "validation", `share` what is done, 0 to 1, None if not known.
+    `title` is a few words, such as "validation", `share` the finished part, 0 to 1, None if
+    unknown.
     """
 
     @property
@@ -45,7 +46,7 @@ class Work(Protocol):
     def share(self) -> float | None: ...  # noqa: D102 — see the class
 
     def text(self) -> str:
-        """Return the numbers of now, on one line; "" for none."""
+        """Return the current numbers, on one line; "" for none."""
 
 
 class Count:
@@ -60,12 +61,12 @@ class Count:
 
     @property
     def share(self) -> float:
-        """Share that is done, 0 to 1."""
+        """Finished share, 0 to 1."""
         return self.done / self.total if self.total else 1.0
 
     def text(self) -> str:
-        """Return items done of all, and items per second and time left, or the time it took."""
-        # Parts of an item count for the time left, and are not shown.
+        """Return the number of finished items, the rate, and the time left or taken."""
+        # Parts of an item count for the time left, but are not shown.
         counts = (type(self.total)(self.done), self.total)
         done, total = (f"{n:,.1f}" if isinstance(n, float) else f"{n:,}" for n in counts)
         count = f"{done} of {total} {self.unit}"
@@ -94,7 +95,7 @@ class Phase:
 
 
 class Log:
-    """Lines for a file or a pipe; a line names all work that is going on, from the outermost on.
+    """Lines for a file or a pipe; a line names all current work, from the outermost on.
 
     A phase that took less than a second is not announced again: some runs validate in milliseconds.
     """
@@ -108,7 +109,7 @@ class Log:
 
     @contextmanager
     def shown(self, work: Work) -> Iterator[None]:
-        """Show work as a part of what is shown; announce it unless it is a count."""
+        """Show work as a part of the current work; announce it unless it is a count."""
         self._works.append(work)
         self.update()
         try:
@@ -141,7 +142,7 @@ class Log:
 
 
 class Terminal(Log):
-    """Live bars, a row for each work; what is printed or logged meanwhile appears above them."""
+    """Live bars, one row for each work; printed and logged lines appear above them."""
 
     @contextmanager
     def shown(self, work: Work) -> Iterator[None]:
@@ -159,7 +160,7 @@ class Terminal(Log):
                 console=Console(file=stderr),  # also while others redirect sys.stderr
                 refresh_per_second=2,
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # data in a file stays there
+                redirect_stdout=sys.stdout.isatty(),  # data goes to a file
             )
             with live:
                 live.refresh()  # at once
@@ -188,13 +189,13 @@ class Terminal(Log):
         return rows
 
 
-# Of the outermost work; other threads have none.
+# Of the outermost work; None in other threads.
 _DISPLAY: ContextVar[Log | None] = ContextVar("display", default=None)
 
 
 @contextmanager
 def show(work: Work) -> Iterator[Log]:
-    """Show work on standard error, as a part of outer work if there is any; yield its display."""
+    """Show work on standard error, as a part of outer work if any; yield its display."""
     outer = _DISPLAY.get()
     if outer:
         with outer.shown(work):
@@ -235,12 +236,12 @@ def track(
 def part(
     title: str, total: float, unit: str = "texts"
 ) -> AbstractContextManager[Callable[[float], None]]:
-    """Return `track` within work that is being shown, else a context that shows nothing."""
+    """Return `track` within shown work, else a context that shows nothing."""
     return track(title, total, unit) if _DISPLAY.get() else nullcontext(lambda items: None)
 
 
 def phase(title: str) -> AbstractContextManager[object]:
-    """Return a context that names a phase of work that is being shown, in a log at once."""
+    """Return a context that names a phase of shown work, in a log at once."""
     return show(Phase(title)) if _DISPLAY.get() else nullcontext()
 
 
@@ -265,5 +266,5 @@ def duration(seconds: float) -> str:
 
 
 def write_line(text: str) -> None:
-    """Write a line with the time of day to standard error at once, above the bars if there are."""
+    """Write a line with the time of day to standard error at once, above the bars if any."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Distributed calls that raise on every rank if one rank fails.
 
 If only one rank raised, the others would wait in their next collective until it times out. Ranks
-are those of torch's default process group; without one there is a single rank, 0.
+belong to torch's default process group; without one there is a single rank, 0.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
 
-# A component, or what becomes one, with its weight where it has one.
+# A component, or an object that becomes one, with an optional weight.
 Given: TypeAlias = ComponentLike | tuple[ComponentLike, float]
 Components: TypeAlias = Mapping[str, Given] | Sequence[Given] | ComponentLike
 
@@ -59,9 +59,9 @@ class RewardBatch:
     """The rewards of one batch of n samples.
 
     Attributes:
-        total: One reward per sample, float64, shape (n,); NaN where it failed.
-        components: Each named score as its scorer returned it, float64, shape (n,); of a component
-            with a condition what counts. With the aggregate `"mean_minus_deviation"` also
+        total: One reward per sample, float64, shape (n,); NaN if it failed.
+        components: Each named score as returned by its scorer, float64, shape (n,); for a component
+            with a condition the value that counts. With the aggregate `"mean_minus_deviation"` also
             `disagreement`, the deviation of the members.
         failed: True where a component is NaN, or the total is NaN or larger than float32 holds,
             shape (n,).
@@ -115,7 +115,7 @@ class RewardBatch:
 
 
 class AnyReward(ABC):
-    """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
+    """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
     `components` are by name; `reward["relevance"]` is one. `derived` are the names of the further
     columns of its batches. `weights` belong to a weighted reward, `thresholds` (t1 to t4) and
@@ -141,7 +141,7 @@ class AnyReward(ABC):
         return self._score(as_samples(samples, **columns))
 
     def __getitem__(self, name: str) -> Component:
-        """Return a component, for callbacks and adapters; a KeyError lists those that exist."""
+        """Return a component, for callbacks and adapters; a KeyError lists the existing ones."""
         if name not in self.components:
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
@@ -149,7 +149,7 @@ class AnyReward(ABC):
     def submit(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> Future[RewardBatch]:
-        """Score samples on the background thread; the future returns or raises as a call does."""
+        """Score samples on the background thread; the future returns or raises like a call."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 
     def yield_cpu(self) -> None:
@@ -173,31 +173,31 @@ class Reward(AnyReward):
     """Several components combined into one reward per sample; higher is better.
 
     A call scores in the caller's thread, `submit` on a background thread; on a CUDA device both
-    use a stream of their own. Repeated samples are scored once, and scorers that share a model
+    use separate streams. Repeated samples are scored once, and scorers that share a model
     share its forward passes.
 
     Args:
         components: Name → component or (component, weight). A component is `scorer["coherence"]`,
-            a scorer with a single score, or a plain function (`FunctionScorer` says how it is
+            a scorer with a single score, or a plain function (see `FunctionScorer` for how it is
             called). Also one component, or a list of them, which are named by their scores.
         aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
             score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
-            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
+            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, pass either
             `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
             graded above t1. `"min"`: the lowest score, so that no component can be traded for
             another (worst-case optimisation of Coste et al. 2023). `"mean_minus_deviation"`: their
             mean minus `penalty` times their standard deviation, the `disagreement`, for components
-            that measure the same by different models: where they disagree, none is trusted
+            that measure the same with different models: if they disagree, the total is low
             (uncertainty-weighted optimisation, with the deviation in place of the paper's
-            variance). Both need one scale: `scales`, or scores that are better when higher and have
-            one range. `"geometric_mean"`: of scores such as the relevance of several attributes,
-            which must be 0 or more and better when higher; a low one costs most. Or a callable that
-            maps the scores by name, each of shape (n,), to totals of shape (n,), such as what
-            `fit_aggregate` learns from preferences, or the JSON file of one,
+            variance). Both need a common scale: `scales`, or scores that are better when higher and
+            have one range. `"geometric_mean"`: of scores such as the relevance of several
+            attributes, which must be 0 or more and better when higher; a low one costs most. Or a
+            callable that maps the scores by name, each of shape (n,), to totals of shape (n,), such
+            as the result of `fit_aggregate`, or its JSON file,
             `Path("learned.json")`.
-        device: Device to move all scorers to; None leaves each where it is.
-        thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
-            vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
+        device: Device to move all scorers to; None keeps the devices.
+        thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word
+            vectors and language model. With t1 ≥ 0, a copied input of the other style has reward 0.
         scales: Component → mean and standard deviation on sound texts, as `fit_scales` returns
             them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
             deviations by which it is better than the mean.
@@ -206,21 +206,22 @@ class Reward(AnyReward):
             scorer that hangs then raises a `ScoringTimeout` that says where. None for no limit.
 
     A `Component` with `given` and `at_least` counts only for samples where the named component
-    reaches the threshold, and else 0 (GDPO, Liu et al. 2026, eq. 8). A loss counts everywhere, so
-    that no sample gains by failing a condition. If the condition fails (NaN), so does the sample.
+    reaches the threshold, and is 0 otherwise (GDPO, Liu et al. 2026, eq. 8). A loss counts
+    everywhere, so that no sample gains by failing a condition. If the condition fails (NaN), so
+    does the sample.
 
     Attributes:
         aggregate: The function from scores by name to totals.
         time_limit: `timeout`, as what runs scoring within it. The others are those of `AnyReward`.
 
     Raises:
-        TypeError: `components` is none of these.
+        TypeError: `components` is of another type.
         ValueError: No components, two of one name, a scorer with several scores, a weight that
             rewards the wrong direction, weights with another aggregate than `"weighted"`,
             components that the aggregate can't combine, thresholds with another aggregate than
             `"gm"`, or not four of them, scales or a penalty that the aggregate doesn't take, a
-            condition on no component of the reward, on itself by way of others, or of a score that
-            has nothing to gain.
+            condition on an unknown component, a cycle of conditions, or a condition of a score
+            that can't exceed 0.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -272,14 +273,14 @@ class Reward(AnyReward):
             )
         if penalty is not None and aggregate != "mean_minus_deviation":
             raise ValueError(
-                f"aggregate = {aggregate!r} takes no penalty: only mean_minus_deviation does"
+                f"aggregate = {aggregate!r} does not take a penalty, only mean_minus_deviation does"
             )
         if penalty is not None and not penalty >= 0:
             raise ValueError(f"penalty = {penalty}, must be 0 or more")
         if given_weights and aggregate != "weighted":
             raise ValueError(
-                f"aggregate = {aggregate!r} takes no weights (given for "
-                f"{', '.join(given_weights)}): give the components alone"
+                f"aggregate = {aggregate!r} does not take weights, got weights for "
+                f"{', '.join(given_weights)}. Pass these components without a weight."
             )
         # Partials instead of closures, so that a reward can be pickled.
         self.aggregate: Aggregate
@@ -305,9 +306,9 @@ class Reward(AnyReward):
                 spec = component.spec
                 if not spec.higher_is_better or spec.range[0] < 0:
                     raise ValueError(
-                        f"aggregate = 'geometric_mean' takes scores that are 0 or more and better "
-                        f"when higher, and {name} has the range {spec.range}: give a probability, "
-                        "or another aggregate"
+                        f"aggregate = 'geometric_mean' needs scores of 0 or more that are better "
+                        f"when higher, but {name} has the range {spec.range}. Use a probability, "
+                        "or another aggregate."
                     )
             self.aggregate = geometric_mean
         elif aggregate == "gm":
@@ -371,7 +372,7 @@ RewardLike: TypeAlias = AnyReward | Components
 
 
 def as_reward(given: RewardLike) -> AnyReward:
-    """Return a reward as it is, or `Reward(given)`.
+    """Return a reward unchanged, or `Reward(given)`.
 
     Examples:
         >>> def brevity(texts):
@@ -383,7 +384,7 @@ def as_reward(given: RewardLike) -> AnyReward:
 
 
 def _split(components: Components) -> tuple[dict[str, Component], dict[str, float]]:
-    """Return the components and the weights that were given, by name."""
+    """Return the components and the given weights, by name."""
     places: list[tuple[str, str | None, Any]] = [("the reward", None, components)]
     if isinstance(components, Mapping):
         places = [(f"components[{name!r}]", name, given) for name, given in components.items()]
@@ -396,20 +397,20 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
         if isinstance(component, tuple):
             raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
         if not isinstance(weight, Real | None):
-            raise TypeError(f"{place} has the weight {shortened(weight)}, must be a number")
+            raise TypeError(f"{place} has the weight {shortened(weight)}, which is not a number")
         if isinstance(component, AnyReward):
-            raise TypeError(f"{place} is a Reward: give its components, such as reward['name']")
+            raise TypeError(f"{place} is a Reward. Pass its components, such as reward['name'].")
         component = as_component(place, component)
         name = component.name if name is None else name
         if name in split:
             raise ValueError(
-                f"{place} is the second component named {name!r}: give a mapping, name → component"
+                f"{place} is the second component named {name!r}. Pass a mapping, name → component."
             )
         split[name] = component
         if weight is not None:
             weights[name] = float(weight)
     if not split:
-        raise ValueError("components is empty: give at least one scorer['name'] or function")
+        raise ValueError("components is empty, must have at least one scorer['name'] or function")
     return split, weights
 
 
@@ -421,9 +422,9 @@ def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> 
 def counted(
     conditional: Mapping[str, Component], scores: Mapping[str, Scores]
 ) -> dict[str, Scores]:
-    """Return scores by name, those of components with a condition where they count.
+    """Return scores by name; scores with a condition are masked where they do not count.
 
-    `conditional` are these components, each after the one that its condition names.
+    `conditional` are the components with a condition, each after the one that its condition names.
     """
     result = dict(scores)
     for name, component in conditional.items():
@@ -441,13 +442,13 @@ def counted(
 def fit_scales(
     components: RewardLike, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
 ) -> dict[str, tuple[float, float]]:
-    """Return the mean and standard deviation of each component on sound texts, for `scales`.
+    """Return the mean and standard deviation of each component on good texts, for `scales`.
 
-    The texts are such as the policy should write, or those of the policy before training; failed
+    The texts are examples of good output, or outputs of the policy before training; failed
     ones are left out.
 
     Args:
-        components: What `Reward` takes for its components, or a reward.
+        components: Components, as for `Reward`, or a reward.
         samples: The texts; with `columns` as in a call of a reward.
 
     Raises:
@@ -466,8 +467,8 @@ def fit_scales(
         mean, deviation = valid_mean(scores[name]), float(np.nanstd(scores[name]))
         if not deviation > 0:
             raise ValueError(
-                f"{name} is {mean} for all {len(scores[name])} texts, which gives no scale: give "
-                "texts whose scores differ"
+                f"{name} is {mean} for all {len(scores[name])} texts, so that it has no scale. "
+                "Pass texts whose scores differ."
             )
         scales[name] = (mean, deviation)
     return scales
@@ -502,16 +503,16 @@ def _one_scale(
         for name, component in components.items():
             if not component.spec.higher_is_better:
                 raise ValueError(
-                    f"aggregate = {aggregate!r} compares scores, and {name} is better when lower: "
-                    "give scales, as fit_scales returns them, a score that is better when higher, "
-                    "such as log_likelihood, or a callable"
+                    f"aggregate = {aggregate!r} compares scores, but {name} is better when lower. "
+                    "Pass the scales that fit_scales returns, a score that is better when higher, "
+                    "such as log_likelihood, or a callable."
                 )
         ranges = {name: component.spec.range for name, component in components.items()}
         if aggregate != "min" and len(set(ranges.values())) > 1:
             raise ValueError(
-                f"aggregate = {aggregate!r} needs one scale, and the ranges are "
-                f"{', '.join(f'{name} {each}' for name, each in ranges.items())}: give scales, as "
-                "fit_scales returns them"
+                f"aggregate = {aggregate!r} needs scores on one scale, but their ranges are "
+                f"{', '.join(f'{name} {each}' for name, each in ranges.items())}. Pass the scales "
+                "that fit_scales returns."
             )
         return dict.fromkeys(components, (0.0, 1.0))
     if unknown := [name for name in scales if name not in components]:
@@ -522,7 +523,9 @@ def _one_scale(
     signed = {}
     for name, component in components.items():
         if name not in scales:
-            raise ValueError(f"scales lacks {name}: give the mean and deviation of each component")
+            raise ValueError(
+                f"scales has no key {name!r}, must have the mean and deviation of each component"
+            )
         mean, deviation = scales[name]
         if not (np.isfinite(mean) and 0 < deviation < np.inf):
             raise ValueError(
@@ -544,23 +547,23 @@ def conditions(components: Mapping[str, Component]) -> dict[str, Component]:
             )
         if not components[given].spec.higher_is_better:
             raise ValueError(
-                f"{place}, which is better when lower: give a component that is better when "
-                "higher, such as log_likelihood in place of perplexity"
+                f"{place}, which is better when lower. Use a component that is better when "
+                "higher, such as log_likelihood instead of perplexity."
             )
         spec = components[name].spec
         if (spec.range[1] <= 0) if spec.higher_is_better else (spec.range[0] >= 0):
             raise ValueError(
-                f"{place}, and no value of its score ({spec.range}, better when "
-                f"{'higher' if spec.higher_is_better else 'lower'}) is better than 0, at which it "
-                "does not count: give a score that is better when higher and can be above 0"
+                f"{place}, but no value of its score ({spec.range}, better when "
+                f"{'higher' if spec.higher_is_better else 'lower'}) is better than 0, the value "
+                "if the condition fails. Use a score that is better when higher and can exceed 0."
             )
     try:
         order = TopologicalSorter({n: [given] for n, given in conditions.items()}).static_order()
         return {name: components[name] for name in order if name in conditions}
     except CycleError as error:
         raise ValueError(
-            f"the conditions of the components form a cycle, {' → '.join(error.args[1])}: leave "
-            "one of them out"
+            f"the conditions of the components form a cycle, {' → '.join(error.args[1])}. Leave "
+            "one of them out."
         ) from None
 
 
@@ -577,13 +580,13 @@ def check_direction(name: str, component: Component, weight: float) -> None:
     better = "higher" if component.spec.higher_is_better else "lower"
     if (weight if better == "higher" else -weight) < 0:
         raise ValueError(
-            f"{name} is better when {better}, but its weight {weight} rewards the opposite: "
-            f"give {-weight}"
+            f"{name} is better when {better}, but its weight {weight} rewards the opposite. "
+            f"Use {-weight}."
         )
 
 
 def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:
-    """Return the score that stands for accuracy, and the names of the three in eq. 1's order."""
+    """Return the score used as accuracy, and the names of the three in eq. 1's order."""
     score_names = [component.name for component in components.values()]
     keys = dict(zip(score_names, components, strict=True))
     for accuracy in get_args(AccuracyScore):
@@ -591,14 +594,14 @@ def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, 
         if sorted(score_names) == sorted(wanted):
             return accuracy, tuple(keys[name] for name in wanted)
     raise ValueError(
-        "aggregate = 'gm' combines one accuracy or label_probability, one similarity and one "
-        f"perplexity, but the components are {', '.join(score_names)}: give these three, or "
-        "'geometric_mean' for the plain mean of other scores"
+        "aggregate = 'gm' needs exactly one accuracy or label_probability, one similarity and one "
+        f"perplexity, but the components are {', '.join(score_names)}. Use 'geometric_mean' for "
+        "the plain mean of other scores."
     )
 
 
 def _four_numbers(thresholds: Sequence[float]) -> Thresholds:
     values = tuple(float(value) for value in thresholds)
     if len(values) != 4 or not np.isfinite(values).all():
-        raise ValueError(f"thresholds = {values}: give four numbers, t1 to t4")
+        raise ValueError(f"thresholds must be four finite numbers, t1 to t4, got {values}")
     return values

@@ -1,4 +1,4 @@
-"""What a finished or running job left on disk, as the sequence of its steps.
+"""Files of a finished or running job, as the sequence of its steps.
 
     >>> run = read_stored_run("runs/demo")  # doctest: +SKIP
     >>> [(each.step, each.metrics["score/sim"], each.checkpoint) for each in run.steps]
@@ -31,25 +31,25 @@ from ctrlreward.tables.run_logs import Log, read_log
 
 PREFIX = "eval_"  # of keys in the log of transformers
 
-# A file that the process holds which writes there, from `ctrlreward train`.
-# In the folder, so that it also holds for other machines and containers that mount it. The system
-# frees it when the process ends, however it ends.
+# A lock file of the process that writes there, from `ctrlreward train`.
+# In the folder, so that it also locks for other machines and containers that mount it. The system
+# frees it when the process ends in any way.
 LOCK = ".ctrlreward.lock"
 
 
 @dataclass(frozen=True)
 class StoredStep:
-    """What a run left of a step at which it logged something.
+    """A step at which the run logged something.
 
     Attributes:
         step: Training step.
         metrics: Key → value that was logged at this step, NaN if it was NaN or infinite. Values of
             earlier steps are not repeated.
         evidence: Key → value of each held-out prompt, shape (prompts,), as
-            `GenerationScorer.evidence` had it; empty without files of samples.
+            from `GenerationScorer.evidence`; empty without files of samples.
         samples: Name of a `GenerationScorer` → JSONL file with its texts and scores
             (`ctrlreward.scorers.records.read_scored_samples`).
-        checkpoint: File or folder of the checkpoint, None if there is none.
+        checkpoint: File or folder of the checkpoint, None without one.
     """
 
     step: int
@@ -61,14 +61,14 @@ class StoredStep:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run, as its files tell it.
+    """A run, read from its files.
 
     Attributes:
         folder: Folder of the run.
-        log: What was read: the file of a log, or a folder of TensorBoard or of samples.
+        log: Source: the file of a log, or a folder of TensorBoard or of samples.
         source: Kind of the log, such as `"HistoryLogger"`.
         steps: Steps at which something was logged, in order.
-        modes: Key → better direction, where the log declares it.
+        modes: Key → better direction, if the log declares it.
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
         checkpoint_folder: Folder in which they were searched.
     """
@@ -91,12 +91,12 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     """Read the log, the samples and the checkpoints of a run.
 
     Args:
-        name: Folder of the run, or what else `ctrlreward.tables.run_logs.read_log` takes. Samples
-            and checkpoints are searched in the folder, or in the folder of the file.
-        checkpoints: Folder of the checkpoints, where the trainer writes them elsewhere.
+        name: Folder of the run, or another argument of `ctrlreward.tables.run_logs.read_log`.
+            Samples and checkpoints are searched in the folder, or in the folder of the file.
+        checkpoints: Folder of the checkpoints, if the trainer writes them elsewhere.
 
     Raises:
-        FileNotFoundError: There is no such file or folder.
+        FileNotFoundError: The file or folder does not exist.
         ValueError: No known log, a damaged one, or one without a number.
     """
     path = Path(name)
@@ -110,7 +110,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     folder = path if path.is_dir() else log.path.parent
     files = files or sample_files(folder)
     if checkpoints is not None and not checkpoints.is_dir():
-        raise ValueError(f"{checkpoints} is not a folder: give the folder of the checkpoints")
+        raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
     found = find_checkpoints(checkpoints or folder, log.path)
     shift = 0 if files else _lightning_shift(log, found)
     metrics: dict[int, dict[str, float]] = {}
@@ -146,9 +146,9 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
 
 
 def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
-    """Return what to add to the steps of a log so that they are the steps of its checkpoints.
+    """Return the offset from the steps of a log to the steps of its checkpoints.
 
-    Lightning logs step 99 where its checkpoint is of step 100, unless a callback of this package
+    Lightning logs step 99 for the checkpoint of step 100, unless a callback of this package
     makes both 100.
     """
     saved = {step for step, paths in found.items() if any(p.suffix == ".ckpt" for p in paths)}
@@ -210,7 +210,7 @@ def _read_samples(file: Path) -> tuple[Samples, dict[str, Scores], dict[str, Sco
 def _group_scores(read: Sequence[tuple[Samples, Mapping[str, Scores], object]]) -> set[str]:
     """Return keys of scores that all samples of a group share at every validation.
 
-    Such a score is one of the group, not of a prompt. Groups of one prompt say nothing.
+    Such a score is one of the group, not of a prompt. Groups of one prompt are not informative.
     """
     shared: dict[str, bool] = {}
     for samples, scores, _ in read:
@@ -226,7 +226,7 @@ def _group_scores(read: Sequence[tuple[Samples, Mapping[str, Scores], object]]) 
 
 
 def completions_per_prompt(samples: Samples) -> int:
-    """Return how many rows of a prompt follow each other, in samples that `generate` returned."""
+    """Return how many rows of a prompt follow each other, in samples returned by `generate`."""
     columns = {k: v for k, v in samples.columns().items() if k != "texts"}
     rows = list(zip(*columns.values(), strict=True)) if columns else list(range(len(samples)))
     runs, repeats = 0, 0
@@ -249,8 +249,8 @@ _DEPTH = 4
 def find_checkpoints(folder: Path, log: Path | None = None) -> dict[int, tuple[Path, ...]]:
     """Return step → files and folders of its checkpoint, files first, in the order of the steps.
 
-    Links are neither followed nor returned, nor are checkpoints in a folder below with another log
-    than the given one: they are of another run.
+    Links are neither followed nor returned, nor are checkpoints in a subfolder with another log
+    than the given one, which belong to another run.
     """
     found: dict[int, list[Path]] = {}
     for path in _checkpoint_paths(folder, _DEPTH, log):
@@ -284,7 +284,7 @@ def _is_another_run(folder: Path, log: Path | None) -> bool:
 
 
 def _reported_modes(folders: Iterable[Path]) -> dict[str, Mode]:
-    """Return the directions that `BeforeAfter` or `RunReport` left in `summary.json`."""
+    """Return the directions that `BeforeAfter` or `RunReport` wrote to `summary.json`."""
     modes: dict[str, Mode] = {}
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
@@ -295,7 +295,7 @@ def _reported_modes(folders: Iterable[Path]) -> dict[str, Mode]:
 
 
 def _declared_modes(state: Mapping[str, Any]) -> dict[str, Mode]:
-    """Return the directions that a `GenerationScorer` left in `trainer_state.json`."""
+    """Return the directions that a `GenerationScorer` wrote to `trainer_state.json`."""
     callbacks = state.get("stateful_callbacks")
     ours = callbacks.get("ctrlreward") if isinstance(callbacks, dict) else None
     scored = ours.get("scores", {}) if isinstance(ours, dict) else {}

@@ -32,9 +32,10 @@ COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in
 
 
 class MissingColumn(ValueError):
-    """Samples lack a column that something needs.
+    """Samples lack a required column.
 
-    `reader` is the name of what needs the column, `present` the columns that the samples have.
+    `reader` is the name of the scorer or function that needs it, `present` the columns that the
+    samples have.
     """
 
     def __init__(self, column: str, reader: str, present: Iterable[str]) -> None:
@@ -42,10 +43,10 @@ class MissingColumn(ValueError):
         super().__init__(column, reader, self.present)  # the arguments, so that it pickles
 
     def __str__(self) -> str:
-        """Return the message, with what to give."""
+        """Return the message, which names the missing column."""
         return (
             f"{self.reader} needs the column {self.column!r}, but these samples have "
-            f"{', '.join(self.present)}: give {self.column}=[...], one per text"
+            f"{', '.join(self.present)}. Pass {self.column}=[...], one per text."
         )
 
 
@@ -54,21 +55,20 @@ def columns_from_records(
 ) -> dict[str, Any]:
     """Return the columns of one or more records.
 
-    Other keys than columns are ignored. `name` names the record at an index in errors.
+    Keys other than columns are ignored. `name` names the record at an index in errors.
     """
     keys = [*JSON_KEYS, *JSON_KEYS.values()]
     for i, record in enumerate(records):
         if not isinstance(record, Mapping) or not {"text", "texts"} & set(record):
             raise ValueError(
-                f"{name(i)} = {shortened(record)} is not an object with the key 'text': give every "
-                "sample one"
+                f"{name(i)} = {shortened(record)} is not an object with the key 'text'"
             )
         for key in keys:
             if (key in record) != (key in records[0]):
                 has, lacks = (i, 0) if key in record else (0, i)
                 raise ValueError(
-                    f"{name(lacks)} lacks the key {key!r} that {name(has)} has: give all samples "
-                    "the same keys"
+                    f"{name(lacks)} does not have the key {key!r}, but {name(has)} has it. All "
+                    "samples must have the same keys."
                 )
     present = [key for key in keys if key in records[0]]
     return _known_columns({key: [record[key] for record in records] for key in present})
@@ -84,7 +84,7 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
     """Return the columns of a mapping, a DataFrame or a Dataset by name; None for other data."""
     if isinstance(data, Mapping):
         return data
-    # Whoever has such an object has imported its package; this package needs neither.
+    # The caller of such an object has imported its package; this package needs neither.
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
         return {name: data[name].tolist() for name in data.columns}
@@ -97,13 +97,13 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
     columns = {}
     for name, key in JSON_KEYS.items():
         if name in table and key in table:
-            raise ValueError(f"the data has the columns {name!r} and {key!r}: leave one out")
+            raise ValueError(f"the data has the columns {name!r} and {key!r}. Leave one out.")
         if name in table or key in table:
             columns[name] = table[name] if name in table else table[key]
     if "texts" not in columns:
         raise ValueError(
             "the data has no column 'texts' or 'text', only "
-            f"{', '.join(map(str, table)) or 'none'}: give the texts to score this name"
+            f"{', '.join(map(str, table)) or 'none'}. Rename the column of the texts to 'text'."
         )
     return columns
 
@@ -111,7 +111,7 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
 class Table(Protocol):
     """Columns by name: a pandas DataFrame or a `datasets.Dataset`.
 
-    A protocol, because a type checker takes classes of packages without types for `Any`, and would
+    A protocol, because a type checker treats classes of untyped packages as `Any`, and would
     then accept anything.
     """
 
@@ -131,11 +131,12 @@ References: TypeAlias = Column | Iterable[Sequence[str]]
 
 
 class SampleKeywords(TypedDict, total=False):
-    """Keywords of `as_samples` and of all that score samples: columns, and a map of their labels.
+    """Keywords of `as_samples` and of all functions that score samples: columns, and a map of their
+    labels.
 
-    A column has a plural and a singular name; one string or integer stands for all samples.
+    A column has a plural and a singular name; one string or integer applies to all samples.
 
-    `label_map` maps a label in the data to that of the scorer: `{0: "negative", 1: "positive"}`.
+    `label_map` maps labels in the data to the scorer's labels: `{0: "negative", 1: "positive"}`.
     """
 
     texts: Column
@@ -164,7 +165,7 @@ SamplesLike: TypeAlias = (
     "Samples | Iterable[str] | Iterable[Mapping[Any, Any]] | Mapping[str, Iterable[Any]] | Table"
 )
 
-# Advice for samples without prefixes whose texts are perhaps no beginnings.
+# Advice for samples without prefixes whose texts may not be beginnings.
 REWRITES_OR_CONTINUES = (
     'Use as_samples(samples, prefixes="", prompts=samples.texts) if the model reads the texts and '
     "writes new ones, or as_samples(samples, prefixes=samples.texts) if it continues them"
@@ -186,8 +187,8 @@ class Samples:
     references: a sequence of strings in place of one.
 
     Labels of several attributes are a mapping, attribute → labels, one per sample or one for all.
-    They are kept as `attribute_label` writes them, so that they pass through files, data frames and
-    servers like other labels; a scorer with an `attribute` reads its own.
+    They are kept in the format of `attribute_label`, so that they pass through files, data frames
+    and servers like other labels; a scorer with an `attribute` reads that one.
 
     Args:
         texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
@@ -228,7 +229,7 @@ class Samples:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+        torch = sys.modules.get("torch")  # a tensor implies that it was imported
         for name in JSON_KEYS:
             column = getattr(self, name)
             if column is None and name != "texts":
@@ -239,8 +240,8 @@ class Samples:
                 column = _attribute_rows(column, len(self.texts))
             if isinstance(column, str) or not isinstance(column, Iterable):
                 raise TypeError(
-                    f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of "
-                    "strings"
+                    f"{name} must be a list of strings, got {shortened(column)}, a "
+                    f"{type(column).__name__}"
                 )
             items = list(column)
             for i, item in enumerate(items):
@@ -261,14 +262,14 @@ class Samples:
             object.__setattr__(self, name, tuple(items))
             if len(items) != len(self.texts):
                 raise ValueError(
-                    f"{name} has {len(items)} items and texts has {len(self.texts)}: "
-                    "give one item per text"
+                    f"{name} has {len(items)} items, but texts has {len(self.texts)}. "
+                    "Pass one item per text."
                 )
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
                 raise ValueError(
-                    f"prefixes[{i}] = {shortened(prefix)} does not start "
-                    f"texts[{i}] = {shortened(text)}: give the text with its prefix"
+                    f"prefixes[{i}] = {shortened(prefix)} is not the beginning of "
+                    f"texts[{i}] = {shortened(text)}. A text includes its prefix."
                 )
 
     def __len__(self) -> int:
@@ -277,7 +278,7 @@ class Samples:
     def __getitem__(self, rows: slice | Sequence[int]) -> Samples:
         """Return the samples at a slice or at a sequence of indices, in that order."""
         if isinstance(rows, int):
-            raise TypeError(f"samples[{rows}] is one row: use samples[{rows}:{rows + 1}]")
+            raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows
         given = {name: column for name, column in vars(self).items() if column is not None}
         return Samples(**{name: [column[i] for i in indices] for name, column in given.items()})
@@ -319,7 +320,7 @@ class Samples:
         return tuple((item,) if isinstance(item, str) else tuple(item) for item in self.references)
 
     def labels_of(self, attribute: str | None, reader: str) -> tuple[str, ...]:
-        """Return the label of each sample; with an `attribute`, the label that it names for it.
+        """Return the label of each sample; with an `attribute`, the label of that attribute.
 
         `reader` needs the labels; it is for errors.
 
@@ -367,8 +368,9 @@ class Samples:
                 advice = (
                     f"use one of them, or map yours, label_map={{{shown}: {known[0]!r}, ...}}"
                     if not several
-                    else "give the scorer the attribute to read, "
+                    else "Tell the scorer which attribute to read, "
                     + " or ".join(f"attribute={name!r}" for name in several)
+                    + "."
                 )
                 of = f" of the attribute {attribute!r}" if attribute else ""
                 raise ValueError(
@@ -418,7 +420,8 @@ class Samples:
             raise MissingColumn("prefixes", "Samples.completed", self.columns())
         if len(completions) != len(prefixes):
             raise ValueError(
-                f"{len(completions)} completions for {len(prefixes)} prompts: give one per prompt"
+                f"got {len(completions)} completions for {len(prefixes)} prompts, must be one per "
+                "prompt"
             )
         return replace(self, texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
 
@@ -455,7 +458,7 @@ class Samples:
         return dict(sorted(invalid.items()))
 
     def blanked(self, rows: Container[int]) -> Samples:
-        """Return the samples with empty strings for all that is read as text in some rows."""
+        """Return the samples with empty strings for all text columns in some rows."""
         return self.replace(
             **{
                 name: ["" if i in rows else item for i, item in enumerate(column)]
@@ -469,13 +472,13 @@ class Samples:
         """Concatenate samples in order."""
         parts = list(parts)
         if not parts:
-            raise ValueError("Samples.concat got no parts: give at least one Samples")
+            raise ValueError("Samples.concat needs at least one Samples, got none")
         names = list(parts[0].columns())
         for i, part in enumerate(parts):
             if list(part.columns()) != names:
                 raise ValueError(
                     f"parts[{i}] has the columns {', '.join(part.columns())}, but parts[0] has "
-                    f"{', '.join(names)}: give all parts the same columns"
+                    f"{', '.join(names)}. All parts must have the same columns."
                 )
         return Samples(
             **{name: [item for part in parts for item in getattr(part, name)] for name in names}
@@ -512,7 +515,7 @@ def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
             f"references[{i}] has {shortened(wrong[0])}, a {type(wrong[0]).__name__}, not a str"
         )
     if not references:
-        raise ValueError(f"references[{i}] is empty: give one string or more")
+        raise ValueError(f"references[{i}] is empty, must be one or more strings")
     return tuple(references)
 
 
@@ -537,15 +540,15 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
     if parse_attributes(text) != named:
         raise ValueError(
             f"labels of attributes {shortened(dict(targets))} are ambiguous as {text!r}: names must"
-            " have no white space and no '=', labels no '=' and no outer white space"
+            " not contain white space or '=', labels no '=' or outer white space"
         )
     return text
 
 
 def parse_attributes(label: str) -> dict[str, str] | None:
-    """Return attribute → label of a text of `attribute_label`, empty for an empty one.
+    """Return attribute → label of a text of `attribute_label`, empty for an empty text.
 
-    None for a plain label, and where an attribute is named twice.
+    None for a plain label, and if an attribute is named twice.
 
     Examples:
         >>> parse_attributes("sentiment=negative topic=world"), parse_attributes("world")
@@ -573,19 +576,19 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
 
 
 def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords]) -> Samples:
-    """Return the samples that some data describes.
+    """Convert data to `Samples`.
 
     Args:
         data: `Samples`; a list of texts; a list of records (`{"text": …, "label": …}`); a mapping
             of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
-            `datasets.Dataset`. Columns and keys may have the plural or the singular name; those
+            `datasets.Dataset`. Columns and keys may have the plural or the singular name; names
             that `Samples` doesn't have are ignored. None if the texts are a keyword.
         columns: Columns to add or replace, and a map of the labels; see `SampleKeywords`.
 
     Raises:
         TypeError: The data is of another type, an item is not a string, or a keyword is not a
             column of `Samples`.
-        ValueError: There are no texts, a record lacks a key of the first one, a label is not in
+        ValueError: The texts are missing, a record lacks a key of the first one, a label is not in
             `label_map`, or `Samples` rejects the columns.
 
     Examples:
@@ -603,18 +606,16 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
     for name, given in columns.items():
         plural = COLUMN_OF.get(name)
         if plural is None:
-            advice = f"{', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
+            advice = f"must be one of {', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
             if name in _TEXTS_ELSEWHERE:
-                advice = "the texts as the first argument"
-            raise TypeError(
-                f"{name} = {shortened(given)} is not a column of Samples: give {advice}"
-            )
+                advice = "pass the texts as the first argument"
+            raise TypeError(f"{name} = {shortened(given)} is not a column of Samples, {advice}")
         if plural in added:
-            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column: leave one out")
+            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column. Leave one out.")
         added[plural] = given
     if data is None:
         if added.get("texts") is None:
-            raise TypeError("there are no texts: give them as the first argument, in a list")
+            raise TypeError("there are no texts. Pass a list of texts as the first argument.")
         data = {"texts": added.pop("texts")}
     table = None if isinstance(data, Samples | list | tuple) else table_of(data)
     if isinstance(data, Samples):
@@ -628,10 +629,10 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         else:
             samples = Samples(items)
     else:
-        hint = ": put it in a list" if isinstance(data, str) else ""
+        hint = ", put it in a list" if isinstance(data, str) else ""
         raise TypeError(
-            f"{shortened(data)} is a {type(data).__name__}{hint}. Give Samples, a list of texts or "
-            "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset"
+            f"{shortened(data)} is a {type(data).__name__}{hint}. Pass Samples, a list of texts or "
+            "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset."
         )
     if added:
         for name, given in added.items():

@@ -1,4 +1,4 @@
-"""A LightningModule of your own, scored while it trains: it only needs a method `complete`."""
+"""Your own LightningModule, scored while it trains: it only needs a method `complete`."""
 
 import pytorch_lightning as pl  # or: import lightning as pl
 import torch

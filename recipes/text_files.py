@@ -31,15 +31,15 @@ def sample_texts(
         seed: Seed of the choice and its order.
 
     Raises:
-        ValueError: The files hold fewer than `count` such texts.
+        ValueError: The files contain fewer than `count` such texts.
     """
     texts = distinct_texts(files, exclude, words)
     shortest, longest = words
     if len(texts) < count:
         limits = "words or more" if longest is None else f"to {longest} words"
         raise ValueError(
-            f"{', '.join(files)}: {len(texts)} texts of {shortest} {limits}, fewer than {count}: "
-            "give more files, or a smaller number"
+            f"{', '.join(files)}: {len(texts)} texts of {shortest} {limits}, fewer than {count}. "
+            "Add files, or use a smaller number."
         )
     return random.Random(seed).sample(texts, count)
 
@@ -61,7 +61,7 @@ def distinct_texts(
 def read_held_out(files: Iterable[str]) -> set[str]:
     """Return the `matching_key` of each text of the files.
 
-    A line may hold several texts separated by tabs, such as a sentence and its references.
+    A line may contain several texts separated by tabs, such as a sentence and its references.
     """
     return {matching_key(column) for line in read_lines(files) for column in line.split("\t")}
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainedFirst:
-    """A model's folder and the configuration that trains it where the folder does not exist.
+    """A model's folder and the configuration that trains it if the folder does not exist.
 
     For `prepare_data` of a data module, which Lightning calls before callbacks load their scorers.
 
@@ -58,8 +58,8 @@ class TrainedFirst:
             subprocess.run(command, check=True)
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"the training with {self.config} ended, but {self.folder} does not exist: give a "
-                "configuration whose model writes `folder`, and no fast_dev_run"
+                f"the training with {self.config} ended, but {self.folder} does not exist. Use a "
+                "configuration whose model writes `folder`, and no fast_dev_run."
             )
 
 
@@ -67,9 +67,9 @@ class TrainedFirst:
 def one_process(folder: Path) -> Iterator[None]:
     """Hold the lock of a model's folder, so that one process at a time trains it.
 
-    Another process waits for it at the start of the context, and says so.
+    Another process waits for it at the start of the context, and logs it.
     """
-    # Not beside the folder: there, `ctrlreward train` moves an unfinished run aside.
+    # Not next to the folder: there, `ctrlreward train` moves an unfinished run aside.
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     path = cache_folder() / "trainings" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,8 @@ class EpochOrder(Sampler[int]):
     """Numbers of batches in an order that depends on the seed and the epoch alone.
 
     The trainer's count of batches says where to continue: a resumed trainer knows neither its epoch
-    nor its batch when it asks for the first one (Lightning calls `set_epoch` with 0). From there on
-    come as many batches as an epoch has; Lightning takes those that are left of its own.
+    nor its batch when it asks for the first one (Lightning calls `set_epoch` with 0). Then follow
+    as many batches as an epoch has; Lightning takes the rest of its epoch.
 
     Args:
         data: Data module, for its trainer; without one, the order begins with epoch 0.
@@ -68,7 +68,7 @@ def _begun(data: pl.LightningDataModule) -> int:
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """Loader whose sampler knows where to continue, as Lightning asks of a resumed run."""
+    """Loader whose sampler knows where to continue, as Lightning requires for a resumed run."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return no state: the trainer counts batches, and its checkpoint has the count."""

@@ -120,7 +120,7 @@ def test_pairs_of_any_completions(
         ({"per_prompt": 0}, "per_prompt must be 1 or more, got 0"),
         ({"margin": -1.0}, "margin must be 0 or more, got -1"),
         ({"margin": NAN}, "margin must be 0 or more, got nan"),
-        ({"texts": ["a"]}, "prompts has 2 items, texts 1 and totals 2"),
+        ({"texts": ["a"]}, "one item per completion, got 2, 1 and 2"),
     ],
 )
 def test_wrong_arguments(options: dict, message: str) -> None:
@@ -144,5 +144,5 @@ def test_preferences_of_texts_are_what_fit_aggregate_takes() -> None:
     reward = Reward(components, learned)
     better, worse = reward(chosen).total, reward(rejected).total
     assert np.nanmin(better) > np.nanmax(worse)
-    with pytest.raises(ValueError, match="chosen has 5 texts and rejected 4: give pairs"):
+    with pytest.raises(ValueError, match="chosen and rejected must be pairs, got 5 and 4"):
         score_preferences(components, chosen, rejected[1:])

@@ -210,7 +210,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "error: give a configuration: ctrlreward train "),
+        ([], "error: the configuration is missing: ctrlreward train "),
         (["none.yaml"], "error: there is no file none.yaml\n"),
         (["--max_steps=3"], "error: --max_steps is not an option\n"),
     ],

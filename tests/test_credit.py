@@ -182,7 +182,7 @@ def test_refused(encoder: str, tiny_causal: Callable[[str], str]) -> None:
     with pytest.raises(ValueError, match=r"\(relevance_reference\) can be given by token"):
         token_credit(scorer["relevance_reference"], SAMPLES, OFFSETS)
     lowest = Reward({"a": scorer["relevance"], "b": letters}, aggregate="min")
-    with pytest.raises(ValueError, match="has another aggregate: must be 'weighted'"):
+    with pytest.raises(ValueError, match="has another aggregate, must be 'weighted'"):
         token_credit(lowest, SAMPLES, OFFSETS)
     with pytest.raises(ValueError, match="offsets are for 5 texts, and there are 6 samples"):
         token_credit(scorer["relevance"], SAMPLES, OFFSETS[:5])

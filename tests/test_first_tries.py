@@ -220,33 +220,33 @@ WRONG = {
     "Samples of a string": (
         lambda _: Perplexity().score("good soup"),
         TypeError,
-        r"'good soup' is a str: put it in a list. Give Samples, a list of texts",
+        r"'good soup' is a str, put it in a list. Pass Samples, a list of texts",
     ),
     "a number": (
         lambda _: Perplexity().score(3),
         TypeError,
-        r"3 is a int\. Give Samples, a list of texts or of records, a mapping of columns, a pandas",
+        r"3 is a int\. Pass Samples, a list of texts or of records, a mapping of columns, a pandas",
     ),
     "a DataFrame without a text": (
         lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
         ValueError,
-        r"no column 'texts' or 'text', only sentence: give the texts to score this name",
+        r"no column 'texts' or 'text', only sentence. Rename the column of the texts to 'text'",
     ),
     "an unknown column": (
         lambda _: Perplexity().score(["good"], lable="positive"),
         TypeError,
-        r"lable = 'positive' is not a column of Samples: give texts, .* \(did you mean 'label'\?\)",
+        r"lable = 'positive' is not a column of Samples, must be one of texts, .* \(did you mean",
     ),
     "a scorer with several scores": (
         lambda _: Reward({"ppl": Perplexity()}),
         ValueError,
-        r"components\['ppl'\] is a Perplexity with 2 scores: give one of "
+        r"components\['ppl'\] is a Perplexity with 2 scores. Choose one: "
         r"Perplexity\(\.\.\.\)\['perplexity'\], Perplexity\(\.\.\.\)\['log_likelihood'\]",
     ),
     "a class": (
         lambda _: Reward({"ppl": Perplexity}),
         TypeError,
-        r"components\['ppl'\] is the class Perplexity: give one score of a scorer",
+        r"components\['ppl'\] is the class Perplexity, must be one score of a scorer",
     ),
     "a function of one text": (
         lambda _: Reward({"length": len})(["good"]),
@@ -261,7 +261,7 @@ WRONG = {
     "evaluate's keyword of the texts": (
         lambda _: Perplexity().score(predictions=["good"]),
         TypeError,
-        r"predictions = \['good'\] is not a column of Samples: give the texts as the first",
+        r"predictions = \['good'\] is not a column of Samples, pass the texts as the first",
     ),
     "a lexicon as a classifier": (
         lambda _: cr.Accuracy(cr.LexiconSentiment()),
@@ -271,32 +271,32 @@ WRONG = {
     "a lexicon as the accuracy": (
         lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
         ValueError,
-        r"accuracy is a LexiconSentiment, which has no label_probability, .*: give Accuracy\(",
+        r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\(",
     ),
     "parts in another order": (
         lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
         ValueError,
-        r"similarity is a Perplexity, which has no similarity, .*: give Similarity\(\.\.\.\)",
+        r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)",
     ),
     "transformers' keyword of the dtype": (
         lambda _: CTRLEval(torch_dtype="bfloat16"),
         TypeError,
-        r"CTRLEval\(\) has no argument 'torch_dtype': use dtype",
+        r"CTRLEval\(\) has no argument 'torch_dtype'\. Use dtype",
     ),
     "bert_score's keyword of the model": (
         lambda _: Similarity(model_type="roberta"),
         TypeError,
-        r"Similarity\(\) has no argument 'model_type': use model",
+        r"Similarity\(\) has no argument 'model_type'\. Use model",
     ),
     "an unknown method": (
         lambda _: cr.Alignment("minilm-l6", method="discrim"),
         ValueError,
-        r"method = 'discrim': give one of embedding, discriminative, regression",
+        r"method must be one of embedding, discriminative, regression",
     ),
     "aspects in the place of the model": (
         lambda _: cr.Alignment(["preservation"]),
         TypeError,
-        r"model = \['preservation'\] is a list: give a folder, a Hugging Face id, a short name",
+        r"model must be a folder, a Hugging Face id, a short name .*, got \['preservation'\]",
     ),
     "an unknown option": (
         lambda _: Perplexity(devise="cuda"),
@@ -311,37 +311,37 @@ WRONG = {
     "scores of a callback as a list": (
         lambda s: GenerationScorer([s], ["The food"]),
         TypeError,
-        r'scores is a list: give a mapping, \{"coherence": ctrleval\["coherence"\]\}',
+        r"scores must be a mapping, \{'coherence': ctrleval\['coherence'\]\}, got a list",
     ),
     "a tuner's reward that is none": (
         lambda s: PolicyTuner("smollm2-135m", "similarity"),
         TypeError,
-        r"the reward is a str: give one score of a scorer, such as .*, or a function of texts",
+        r"the reward is a str, must be one score of a scorer, such as .*, or a function of texts",
     ),
     "a tuner's objective as a string": (
         lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
         TypeError,
-        r"objective = 'grpo' is a str: give Objective\(\.\.\.\)",
+        r"objective must be Objective\(\.\.\.\), got 'grpo', a str",
     ),
     "a front of one metric": (
         lambda _: ParetoCheckpoint("score/similarity"),
         TypeError,
-        r"metrics = 'score/similarity': give two keys or more with their directions",
+        r"metrics must map two or more keys to their directions, .*, got 'score/similarity'",
     ),
     "word vectors by name": (
         lambda _: WordVectors("glove"),
         TypeError,
-        r"vectors = 'glove' is a str: give .* or read a file with WordVectors\.from_file",
+        r"vectors must be a mapping, .*, got 'glove', a str\. Read a file with WordVectors",
     ),
     "a device of no kind": (
         lambda _: Perplexity(device="gpu").score(["good"]),
         ValueError,
-        r"device = 'gpu' is not a device of torch: give one such as 'cpu' or 'cuda:1'",
+        r"device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'",
     ),
     "a dtype of another library": (
         lambda _: Perplexity(dtype="fp32"),
         ValueError,
-        r"dtype = 'fp32': give one of float32, bfloat16, float16, float64, fastest",
+        r"dtype must be one of float32, bfloat16, float16, float64, fastest",
     ),
     "a scorer without a score": (
         lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),

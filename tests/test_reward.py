@@ -325,7 +325,9 @@ def test_scales_are_mean_and_deviation_on_sound_texts() -> None:
     assert scales == {"first": (2.0, 1.0), "cost": (6.0, 1.0)}
     calibrated = Reward(judges("first", "cost"), "mean_minus_deviation", scales=scales)
     assert calibrated(["3 0 5"]).total.tolist() == [1.0]  # a deviation better by both
-    with pytest.raises(ValueError, match=r"second is 0\.0 for all 3 texts, which gives no scale"):
+    with pytest.raises(
+        ValueError, match=r"second is 0\.0 for all 3 texts, so that it has no scale"
+    ):
         fit_scales(judges("second"), texts)
 
 
@@ -379,7 +381,7 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
         (lambda: Reward({"a": given_style(given="a")}), "form a cycle, a → a"),
         (
             lambda: Reward({"style": judges("cost")["cost"], "easy": given_style()}),
-            "given = 'style', which is better when lower: give a component",
+            "given = 'style', which is better when lower. Use a component",
         ),
         (
             lambda: Reward(
@@ -388,7 +390,7 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
                     "pp": Component(Perplexity(), "log_likelihood", "style", 0.5),
                 }
             ),
-            r"given = 'style', and no value of its score \(\(-inf, 0\.0\), better when higher\) is "
+            r"given = 'style', but no value of its score \(\(-inf, 0\.0\), better when higher\) is "
             "better than 0",
         ),
         (
@@ -397,7 +399,7 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
         ),
         (
             lambda: Component(Judges(), "first", given="style", at_least=math.nan),
-            "at_least = nan: give a finite number",
+            "at_least must be finite, got nan",
         ),
         (
             lambda: Reward(judges("first", "second"), scales={"first": (0, 1)}),
@@ -407,12 +409,12 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
             lambda: Reward(judges("first"), "min", scales={"frist": (0, 1)}),
             r"scales has 'frist', and the components are first \(did you mean 'first'\?\)",
         ),
-        (lambda: Reward(judges("first", "second"), "min", scales={"first": (0, 1)}), "lacks sec"),
+        (lambda: Reward(judges("first", "second"), "min", scales={"first": (0, 1)}), "no key 'sec"),
         (
             lambda: Reward(judges("first"), "min", scales={"first": (0, 0)}),
             r"scales\['first'\] = \(0, 0\), must be a mean and a positive deviation",
         ),
-        (lambda: Reward(judges("first"), "min", penalty=1), "'min' takes no penalty"),
+        (lambda: Reward(judges("first"), "min", penalty=1), "'min' does not take a penalty"),
         (
             lambda: Reward(judges("first"), "mean_minus_deviation", penalty=-1),
             "penalty = -1, must be 0 or more",
@@ -422,7 +424,7 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
                 {"a": judges("first")["first"], "b": Perplexity()["log_likelihood"]},
                 "mean_minus_deviation",
             ),
-            r"needs one scale, and the ranges are a \(-inf, inf\), b \(-inf, 0\.0\): give scales",
+            r"needs scores on one scale, but their ranges are a \(-inf, inf\), b \(-inf, 0\.0\)",
         ),
     ],
 )
@@ -434,61 +436,61 @@ def test_bad_conditions_and_scales(build, message: str) -> None:
 @pytest.mark.parametrize(
     ("components", "aggregate", "message"),
     [
-        ({}, "weighted", r"components is empty: give at least one scorer\['name'\]"),
+        ({}, "weighted", r"components is empty, must have at least one scorer\['name'\]"),
         (
             {"g": (NumberScorer()["gain"], -0.5)},
             "weighted",
-            r"g is better when higher, but its weight -0\.5 rewards the opposite: give 0\.5",
+            r"g is better when higher, but its weight -0\.5 rewards the opposite\. Use 0\.5",
         ),
         (
             {"c": (NumberScorer()["cost"], 2)},
             "weighted",
-            r"c is better when lower, but its weight 2\.0 rewards the opposite: give -2\.0",
+            r"c is better when lower, but its weight 2\.0 rewards the opposite\. Use -2\.0",
         ),
         (
             {"g": (NumberScorer()["gain"], 1.0), "c": NumberScorer()["cost"]},
             lambda scores: scores["g"],
-            r"aggregate = <function .* takes no weights \(given for g\): give the components alone",
+            r"aggregate = <function .* does not take weights, got weights for g",
         ),
         (
             {"a": (TransferScorer()["accuracy"], 1.0), "s": TransferScorer()["similarity"]},
             "gm",
-            r"aggregate = 'gm' takes no weights \(given for a\): give the components alone",
+            r"aggregate = 'gm' does not take weights, got weights for a",
         ),
         (
             {"g": NumberScorer()["gain"]},
             "mean",
-            "aggregate = 'mean': give one of weighted, gm, min, mean_minus_deviation, ",
+            "aggregate must be one of weighted, gm, min, mean_minus_deviation, ",
         ),
         (
             {"g": NumberScorer()["gain"], "c": NumberScorer()["cost"]},
             "min",
-            "aggregate = 'min' compares scores, and c is better when lower: give scales, as fit",
+            "aggregate = 'min' compares scores, but c is better when lower. Pass the scales",
         ),
         (
             {"g": (NumberScorer()["gain"], 2.0)},
             "min",
-            r"aggregate = 'min' takes no weights \(given for g\): give the components alone",
+            r"aggregate = 'min' does not take weights, got weights for g",
         ),
         (
             {"a": ShareScorer()["a"], "p": ShareScorer()["cost"]},
             "geometric_mean",
-            r"0 or more and better when higher, and p has the range \(0.0, 1.0\): give a probab",
+            r"0 or more that are better when higher, but p has the range \(0.0, 1.0\). Use",
         ),
         (
             {"g": NumberScorer()["gain"]},
             "geometric_mean",
-            r"0 or more and better when higher, and g has the range \(-inf, inf\)",
+            r"0 or more that are better when higher, but g has the range \(-inf, inf\)",
         ),
         (
             {"a": (ShareScorer()["a"], 2.0)},
             "geometric_mean",
-            r"'geometric_mean' takes no weights \(given for a\): give the components alone",
+            r"'geometric_mean' does not take weights, got weights for a",
         ),
         (
             {"a": TransferScorer()["accuracy"], "g": NumberScorer()["gain"]},
             "gm",
-            "one perplexity, but the components are accuracy, gain: give these three",
+            "one perplexity, but the components are accuracy, gain. Use 'geometric_mean'",
         ),
         (
             {
@@ -496,7 +498,7 @@ def test_bad_conditions_and_scales(build, message: str) -> None:
                 for name in (*TransferScorer.names, "accuracy2")
             },
             "gm",
-            "but the components are accuracy, similarity, perplexity, accuracy: give these three",
+            "but the components are accuracy, similarity, perplexity, accuracy. Use",
         ),
     ],
 )
@@ -511,7 +513,7 @@ def test_thresholds_are_four_and_those_of_gm(scorer: NumberScorer) -> None:
     transfer = TransferScorer()
     sides = {name: transfer[name] for name in transfer.names}
     for wrong in ((63, 71, 97), (63, 71, math.nan, -37)):
-        with pytest.raises(ValueError, match="give four numbers, t1 to t4"):
+        with pytest.raises(ValueError, match="must be four finite numbers, t1 to t4"):
             Reward(sides, "gm", thresholds=wrong)  # type: ignore[arg-type]
 
 
@@ -569,7 +571,7 @@ def test_a_scorer_must_return_one_value_per_sample(scorer: NumberScorer) -> None
     scorer.score_samples = lambda samples: {"gain": np.zeros((3, 1))}
     with pytest.raises(
         ValueError,
-        match=r"NumberScorer returned 'gain' of shape \(3, 1\) for 3 samples: return an array",
+        match=r"NumberScorer returned 'gain' of shape \(3, 1\) for 3 samples\. Return an array",
     ):
         Reward({"g": scorer["gain"]})(samples_with([(1.0,), (2.0,), (3.0,)]))
 
@@ -577,7 +579,7 @@ def test_a_scorer_must_return_one_value_per_sample(scorer: NumberScorer) -> None
 def test_an_aggregate_must_return_one_number_per_sample(scorer: NumberScorer) -> None:
     reward = Reward({"g": scorer["gain"]}, aggregate=lambda scores: scores["g"].mean())
     with pytest.raises(
-        ValueError, match=r"aggregate returned shape \(\) for 2 samples: return one number per"
+        ValueError, match=r"aggregate returned shape \(\) for 2 samples\. Return one number per"
     ):
         reward(samples_with([(1.0, 1.0), (2.0, 2.0)]))
 
@@ -703,15 +705,15 @@ def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(
 @pytest.mark.parametrize(
     ("components", "error", "message"),
     [
-        ([brevity, brevity], ValueError, r"components\[1\] is the second .* 'brevity': give a map"),
+        ([brevity, brevity], ValueError, r"components\[1\] is the second .* 'brevity'. Pass a map"),
         ([NumberScorer()], ValueError, r"components\[0\] is a NumberScorer with 2 scores"),
-        (3, TypeError, "the reward is a int: give one score of a scorer, .* or a function"),
+        (3, TypeError, "the reward is a int, must be one score of a scorer, .* or a function"),
         ([], ValueError, "components is empty"),
-        ({"r": Reward(brevity)}, TypeError, r"components\['r'\] is a Reward: give its components"),
+        ({"r": Reward(brevity)}, TypeError, r"components\['r'\] is a Reward. Pass its components"),
         (
             {"r": (brevity, "2")},
             TypeError,
-            r"components\['r'\] has the weight '2', must be a number",
+            r"components\['r'\] has the weight '2', which is not a number",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_damaged_samples(tmp_path: Path) -> None:
         read_stored_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n')
     (folder / "step=000003.jsonl").unlink()
-    with pytest.raises(ValueError, match="is not a folder: give the folder of the checkpoints"):
+    with pytest.raises(ValueError, match="is not a folder, must be the folder of the checkpoints"):
         read_stored_run(tmp_path, tmp_path / "absent")
 
 

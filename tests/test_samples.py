@@ -52,12 +52,15 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"texts": "The food"}, "texts = 'The food' is a str: give a list of strings"),
-        ({"texts": None}, "texts = None is a NoneType: give a list of strings"),
-        ({"texts": ["a"], "labels": 1}, "labels = 1 is a int: give a list of strings"),
+        ({"texts": "The food"}, "texts must be a list of strings, got 'The food', a str"),
+        ({"texts": None}, "texts must be a list of strings, got None, a NoneType"),
+        ({"texts": ["a"], "labels": 1}, "labels must be a list of strings, got 1, a int"),
         ({"texts": ["a", b"b"]}, "texts[1] = b'b' is a bytes, not a str"),
         ({"texts": ["a"], "labels": [None]}, "labels[0] = None is a NoneType, not a str"),
-        ({"texts": "long" * 99}, "texts = 'longlonglonglonglonglonglonglonglongl…' is a str"),
+        (
+            {"texts": "long" * 99},
+            "texts must be a list of strings, got 'longlonglonglonglonglonglonglonglongl…'",
+        ),
     ],
 )
 def test_columns_that_are_not_lists_of_strings_raise(
@@ -69,15 +72,15 @@ def test_columns_that_are_not_lists_of_strings_raise(
 
 @pytest.mark.parametrize("name", [*JSON_KEYS][1:])
 def test_mismatched_lengths_raise(name: str) -> None:
-    message = f"{name} has 1 items and texts has 2: give one item per text"
+    message = f"{name} has 1 items, but texts has 2. Pass one item per text"
     with pytest.raises(ValueError, match=message):
         Samples(texts=["a", "a"], **{name: ["a"]})
 
 
 def test_a_prefix_that_does_not_start_its_text_raises() -> None:
     message = (
-        r"prefixes\[1\] = 'The food' does not start texts\[1\] = 'Food was': "
-        "give the text with its prefix"
+        r"prefixes\[1\] = 'The food' is not the beginning of texts\[1\] = 'Food was'. "
+        "A text includes its prefix"
     )
     with pytest.raises(ValueError, match=message):
         Samples(texts=["The food was", "Food was"], prefixes=["The food", "The food"])
@@ -86,8 +89,8 @@ def test_a_prefix_that_does_not_start_its_text_raises() -> None:
 def test_a_required_column_that_is_absent_raises() -> None:
     assert FOOD.require("labels", "Accuracy") == ("positive", "negative", "positive")
     message = (
-        r"Similarity needs the column 'sources', but these samples have texts, prefixes, labels: "
-        r"give sources=\[\.\.\.\], one per text"
+        r"Similarity needs the column 'sources', but these samples have texts, prefixes, labels\. "
+        r"Pass sources=\[\.\.\.\], one per text"
     )
     with pytest.raises(ValueError, match=message):
         FOOD.require("sources", "Similarity")
@@ -108,7 +111,7 @@ def test_rows_are_selected_in_every_column(batch: Samples, data: st.DataObject) 
 
 
 def test_an_integer_index_raises() -> None:
-    with pytest.raises(TypeError, match=r"samples\[1\] is one row: use samples\[1:2\]"):
+    with pytest.raises(TypeError, match=r"samples\[1\] is one row\. Use samples\[1:2\]"):
         FOOD[1]  # type: ignore[index]
 
 
@@ -119,22 +122,22 @@ def test_concat_undoes_slicing(batch: Samples, place: int) -> None:
 
 def test_parts_with_different_columns_raise() -> None:
     message = (
-        r"parts\[1\] has the columns texts, labels, but parts\[0\] has texts, prefixes, labels: "
-        "give all parts the same columns"
+        r"parts\[1\] has the columns texts, labels, but parts\[0\] has texts, prefixes, labels. "
+        "All parts must have the same columns"
     )
     with pytest.raises(ValueError, match=message):
         Samples.concat([FOOD, FOOD.replace(prefixes=None)])
 
 
 def test_concat_of_no_parts_raises() -> None:
-    with pytest.raises(ValueError, match=r"Samples\.concat got no parts: give at least one"):
+    with pytest.raises(ValueError, match=r"Samples\.concat needs at least one Samples, got none"):
         Samples.concat([])
 
 
 def test_replace_changes_adds_and_removes_columns() -> None:
     changed = FOOD.replace(prefixes=None, labels=["a", "b", "c"], groups=["0", "0", "1"])
     assert changed == Samples(FOOD.texts, labels=["a", "b", "c"], groups=["0", "0", "1"])
-    with pytest.raises(ValueError, match="labels has 0 items and texts has 3"):
+    with pytest.raises(ValueError, match="labels has 0 items, but texts has 3"):
         FOOD.replace(labels=[])
 
 
@@ -168,7 +171,7 @@ def test_completions_are_appended_to_their_prefixes() -> None:
 
 
 def test_a_wrong_number_of_completions_raises() -> None:
-    with pytest.raises(ValueError, match="2 completions for 3 prompts: give one per prompt"):
+    with pytest.raises(ValueError, match="2 completions for 3 prompts, must be one per prompt"):
         FOOD.completed([" a", " b"])
     with pytest.raises(ValueError, match=r"Samples\.completed needs the column 'prefixes'"):
         Samples(["a"]).completed([" b"])
@@ -230,7 +233,7 @@ def test_any_form_of_the_data_gives_the_same_samples(batch: Samples) -> None:
 
 
 def test_two_columns_for_one_raise() -> None:
-    with pytest.raises(ValueError, match="the data has the columns 'texts' and 'text': leave one"):
+    with pytest.raises(ValueError, match=r"the data has the columns 'texts' and 'text'. Leave one"):
         as_samples({"texts": ["a"], "text": ["b"]})
 
 
@@ -265,7 +268,7 @@ def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -
         ("", r"s\.jsonl:2 is not JSON"),
         ('["b"]', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
         ('{"label": "y"}', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
-        ('{"text": "b"}', r"s\.jsonl:2 lacks the key 'label' that .*s\.jsonl:1 has"),
+        ('{"text": "b"}', r"s\.jsonl:2 does not have the key 'label', but .*s\.jsonl:1 has it"),
     ],
 )
 def test_a_bad_line_raises(tmp_path: Path, second_line: str, message: str) -> None:
@@ -297,8 +300,8 @@ def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
         ({"labels": [True, 1]}, r"labels\[0\] = True is a bool, not a str"),
         ({"labels": [0.5, 1]}, r"labels\[0\] = 0.5 is a float, not a str"),
         ({"sources": [1, 2]}, r"sources\[0\] = 1 is a int, not a str"),
-        ({"label": "x", "labels": "y"}, "labels and label are one column: leave one out"),
-        ({"predictions": ["a"]}, "predictions = .*: give the texts as the first argument"),
+        ({"label": "x", "labels": "y"}, "labels and label are one column. Leave one out"),
+        ({"predictions": ["a"]}, "predictions = .*, pass the texts as the first argument"),
         ({"lables": "x"}, r"lables = 'x' is not a column .* \(did you mean 'labels'\?\)"),
     ],
 )
@@ -310,7 +313,7 @@ def test_keywords_that_are_no_columns(columns: Any, message: str) -> None:
 def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
     assert SampleKeywords.__annotations__.keys() == {*COLUMN_OF, "label_map"}
     assert as_samples(texts=["a"], label="x") == Samples(["a"], labels=["x"])
-    with pytest.raises(TypeError, match="there are no texts: give them as the first argument, in"):
+    with pytest.raises(TypeError, match=r"there are no texts. Pass a list of texts as the first"):
         as_samples(labels=["x"])
 
 
@@ -333,7 +336,7 @@ def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
         ValueError, match=r"references\[0\] = \('x', 'y'\) must be one string for B"
     ):
         samples.require("references", "BARTScore")
-    with pytest.raises(ValueError, match=r"references\[0\] is empty: give one string or more"):
+    with pytest.raises(ValueError, match=r"references\[0\] is empty, must be one or more strings"):
         Samples(["a"], references=[[]])
     with pytest.raises(TypeError, match=r"references\[1\] has 3, a int, not a str"):
         Samples(["a", "b"], references=["x", ["y", 3]])
@@ -424,7 +427,7 @@ def test_an_attribute_or_a_label_that_is_not_there_is_named() -> None:
         ),
         (
             "tense",
-            r"does not name the attribute 'tense', which the judge reads: give labels={'tense'",
+            r"does not name the attribute 'tense', which the judge reads. Pass labels={'tense'",
         ),
     ):
         with pytest.raises(ValueError, match=message):

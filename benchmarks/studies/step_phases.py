@@ -101,9 +101,9 @@ def main() -> None:
         assert bound is not None
         total, least = total + median, least + bound.floor_s
         spread = f"{median:7.2f} s ({min(seconds[name]):.2f} to {max(seconds[name]):.2f})"
-        print(f"{name:12}{spread}   floor {bound.floor_s:6.2f} s   share {bound.share:4.0%}")
+        print(f"{name:12}{spread}   bound {bound.floor_s:6.2f} s   share {bound.share:4.0%}")
         print(json.dumps({"phase": name, "seconds": seconds[name], "floor_s": bound.floor_s}))
-    print(f"{'step':12}{total:7.2f} s   floor {least:6.2f} s   share {least / total:4.0%}")
+    print(f"{'step':12}{total:7.2f} s   bound {least:6.2f} s   share {least / total:4.0%}")
 
 
 if __name__ == "__main__":

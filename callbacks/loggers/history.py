@@ -48,7 +48,7 @@ class HistoryLoggerMixin(Logger):
 
     @property
     def version(self) -> str:
-        """Always empty: a folder holds one run."""
+        """Always empty: a folder contains one run."""
         return ""
 
     @property

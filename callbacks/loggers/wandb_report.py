@@ -54,19 +54,19 @@ class WandbReportMixin(CallbackMixin):
     When training ends, the adapter of the selected checkpoint becomes the artifact
     `adapter-<run id>` of type `model`, with the aliases `best` and `step-<step>`, once.
 
-    Give the `WandbLogger` to this callback instead of to the trainer, which would start its run
+    Pass the `WandbLogger` to this callback instead of the trainer, which would start its run
     before Lightning reads the checkpoint, so that a resumed training would be a new run. This
     callback adds it to the trainer afterwards: training that resumes from a checkpoint
     (`ckpt_path`) continues the run of that checkpoint, and other training starts a new one. An id
-    that the logger was given has priority.
+    of the logger has priority.
 
     An offline run prints one line when training ends, the command that uploads it. `fast_dev_run`
-    starts no run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves and
-    alerts to the same run, and to that of any other `WandbLogger`.
+    does not start a run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves
+    and alerts to the same run, and to the run of any other `WandbLogger`.
 
     Args:
-        logger: A `WandbLogger` that the trainer does not have. None to use the trainer's own, whose
-            run is new even if training resumes, unless it was given an `id`.
+        logger: A `WandbLogger` that the trainer does not have. None to use the trainer's, whose
+            run is new even if training resumes, unless it has an `id`.
         log_adapter: Log the adapter as an artifact.
 
     Attributes:
@@ -123,13 +123,13 @@ class WandbReportMixin(CallbackMixin):
             raise misconfigured(
                 trainer,
                 "WandbReport and the trainer have a WandbLogger each, for two runs of Weights & "
-                "Biases: give a WandbLogger to WandbReport alone",
+                "Biases. Pass a WandbLogger to WandbReport alone.",
             )
         if self.logger is None and not others:
             raise misconfigured(
                 trainer,
-                "WandbReport has no WandbLogger, nor has the trainer: use "
-                "WandbReport(WandbLogger(project=...))",
+                "neither WandbReport nor the trainer has a WandbLogger. Use "
+                "WandbReport(WandbLogger(project=...)).",
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -147,8 +147,8 @@ class WandbReportMixin(CallbackMixin):
         if self.logger is None and self.run_id not in ("", run.id):
             rank_zero_warn(
                 f"the checkpoint belongs to the Weights & Biases run {self.run_id}, but this "
-                f"training logs to the run {run.id}: to continue the former, give the WandbLogger "
-                f"to WandbReport instead of to the trainer, or WandbLogger(id={self.run_id!r})"
+                f"training logs to the run {run.id}. To continue the former, pass the WandbLogger "
+                f"to WandbReport instead of the trainer, or use WandbLogger(id={self.run_id!r})."
             )
         if run.offline and run.id == self.run_id and run.step < self._rows:
             run.log({}, step=self._rows)  # number the rows from here; online, the server does it

@@ -20,8 +20,8 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names."""
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
-            f"columns = {shortened(columns)} is a {type(columns).__name__}: give {{column of "
-            "Samples: column of the trainer}}"
+            f"columns must be a mapping, {{column of Samples: column of the trainer}}, got "
+            f"{shortened(columns)}, a {type(columns).__name__}"
         )
     known = [name for name in JSON_KEYS if name not in _FILLED_IN]
     mapping: dict[str, str] = {}
@@ -29,12 +29,12 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
         plural = COLUMN_OF.get(name)
         if plural not in known:
             raise ValueError(
-                f"columns = {{{name!r}: {source!r}}}: {name!r} is not a column that can be mapped; "
-                f"use {', '.join(known)}"
+                f"columns = {{{name!r}: {source!r}}}: {name!r} can't be mapped, must be one of "
+                f"{', '.join(known)}"
             )
         if plural in mapping:
             raise ValueError(
-                f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column: leave one out"
+                f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column. Leave one out."
             )
         mapping[plural] = source
     return mapping
@@ -46,22 +46,22 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
         if not component.scorer.pointwise:
             raise ValueError(
                 f"{name} is computed over several samples at once, but {caller} gets one sample at "
-                "a time: leave it out, or monitor it in validation. A function that reads each "
-                "text alone: FunctionScorer(function, pointwise=True)"
+                "a time. Leave it out, or monitor it in validation. For a function that reads each "
+                "text alone, use FunctionScorer(function, pointwise=True)."
             )
 
 
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
-    """Raise unless `failed_score` is finite, and no component is named as a result's key."""
+    """Raise unless `failed_score` is finite, and no component has the name of a result's key."""
     if not math.isfinite(failed_score):
         raise ValueError(
-            f"failed_score = {failed_score}: give a finite number; the trainer would spread it to "
+            f"failed_score must be finite, got {failed_score}; the trainer would spread it to "
             "the advantages of other samples"
         )
     for name in keys:
         if name in reward.components:
             raise ValueError(
-                f"the reward has a component {name!r}, which is a key of every result: rename it"
+                f"the reward has a component {name!r}, which is a key of every result. Rename it."
             )
 
 
@@ -82,7 +82,7 @@ def build_samples(
         if source not in known:
             raise ValueError(
                 f"columns maps {name!r} to {source!r}, but the dataset has "
-                f"{', '.join(known) or 'no columns'}: give one of these"
+                f"{', '.join(known) or 'no columns'}. Use one of these."
             )
     mapped = {name: known[source] for name, source in columns.items()}
     if "groups" in mapped:
@@ -95,7 +95,7 @@ def build_samples(
 
 
 def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
-    """Return a text as it is, or the texts of a chat's messages, of one role or all, by lines.
+    """Return a text unchanged, or the texts of a chat's messages, of one role or all, by lines.
 
     Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
     """
@@ -104,8 +104,8 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     for message in chat:
         if not isinstance(message, Mapping):
             raise TypeError(
-                f"a message = {shortened(message)} is a {type(message).__name__}: give a text, or "
-                "a list of messages with role and content"
+                f"a message must be a text, or a list of messages with role and content, got "
+                f"{shortened(message)}, a {type(message).__name__}"
             )
     contents = []
     for message in chat:
@@ -118,18 +118,18 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
 
 
 def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
-    """Return what follows the prompt in each query; raise a ValueError if one lacks its prompt."""
+    """Return the text after the prompt in each query; raise a ValueError if it lacks one."""
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(
                 f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
-                f"{shortened(prompt)}: was the prompt truncated? Allow longer prompts"
+                f"{shortened(prompt)}, it may be truncated. Allow longer prompts."
             )
     return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
 
 
 def without(tokens: Sequence[str], text: str) -> str:
-    """Return a text from which special tokens are removed."""
+    """Return a text without special tokens."""
     for token in tokens:
         text = text.replace(token, "")
     return text

@@ -22,7 +22,7 @@ class Trainer(PPOTrainer):
         return metrics
 ```
 
-Without a class of your own, `ctrlreward select` reads the logs of both.
+If you don't write such a class, `ctrlreward select` reads the logs of both.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class BestCheckpoint:
         decided: The decisions at each validation so far.
 
     Raises:
-        ValueError: `checkpoint` has no `{step}`. When called: a key of a rule is not in the metrics
-            of any validation.
+        ValueError: `checkpoint` does not contain `{step}`. When called: a key of a rule is not in
+            the metrics of any validation.
 
     Examples:
         >>> import json
@@ -129,7 +129,7 @@ class BestCheckpoint:
         keys = {key for row in rows for key in row}
         missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
         if missing:
-            raise ValueError(f"{missing[0]!r} is not logged: choose one of {sorted(keys)}")
+            raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
         steps = [(r["step"], numbers_of(r), self._evidence.get(r["step"], {})) for r in rows]
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
         last = self.decided[-1]

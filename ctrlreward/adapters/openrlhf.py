@@ -1,14 +1,14 @@
 """Adapter of a `Reward` to OpenRLHF's reward function (OpenRLHF 0.11).
 
-`--reward.remote_url rewards.py` names a file of your own that defines `reward_func`:
+`--reward.remote_url rewards.py` names a Python file that defines `reward_func`:
 
 ```python
 reward_func = as_reward_func(reward, tokenizer.all_special_tokens, failed_score=-1.0,
                              columns={"labels": "label"})
 ```
 
-OpenRLHF calls the function from several threads, one sample per call. It logs an exception and goes
-on with a reward of None, which ends the run later; so try the function by hand first.
+OpenRLHF calls the function from several threads, one sample per call. It logs an exception and
+continues with a reward of None, which ends the run later; so call the function by hand first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def as_reward_func(
     gets `failed_score`; its components are NaN in `extra_logs`.
 
     Args:
-        reward: Reward whose scores depend on one sample alone, or what `Reward` takes.
+        reward: Reward whose scores depend on one sample alone, or the arguments of `Reward`.
         special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
             tokens: the tokenizer's `all_special_tokens`. A string is one token.
         failed_score: Score of a failed sample, a finite number.
@@ -54,7 +54,7 @@ def as_reward_func(
             `prefixes` is mapped, else the completion alone.
 
     Raises:
-        TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
+        TypeError: `reward` is neither a `Reward` nor components.
         ValueError: An unknown column, a score that is not finite, a component named `failed`, or
             a component that depends on several samples. When called: a query that does not start
             with its prompt.

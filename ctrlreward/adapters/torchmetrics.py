@@ -61,7 +61,7 @@ class _ScoreMetric(Metric):
         return self.component.spec.higher_is_better
 
 
-# A small number for each scorer, since torchmetrics compares states by `allclose`: it keeps apart
+# A small number for each scorer, since torchmetrics compares states by `allclose`: it distinguishes
 # scorers whose sums happen to be equal.
 _scorer_ids: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
 _next_id: Iterator[int] = count(1)
@@ -70,7 +70,7 @@ _next_id: Iterator[int] = count(1)
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics computed from sums over the samples.
 
-    The states hold the sums of all scores of the scorer. Metrics of one scorer therefore have equal
+    The states are the sums of all scores of the scorer. Metrics of one scorer therefore have equal
     states, and a `MetricCollection` scores each batch once for all of them.
     """
 
@@ -85,8 +85,8 @@ class _ScoreSums(_ScoreMetric):
         if not scorer.pointwise:
             raise ValueError(
                 f"{name} is computed over several samples at once, and a mean over "
-                f"batches would differ: use ScoreOfAll({type(scorer).__name__}(...)"
-                f"[{name!r}])"
+                f"batches would differ. Use ScoreOfAll({type(scorer).__name__}(...)"
+                f"[{name!r}])."
             )
         self._names = list(scorer.specs)
         k = len(self._names)
@@ -201,7 +201,9 @@ class ScoreOfAll(_ScoreMetric):
         """
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):
-            raise ValueError(f"{len(ids)} ids for {len(samples)} samples: give one per sample")
+            raise ValueError(
+                f"got {len(ids)} ids for {len(samples)} samples, must be one per sample"
+            )
         if len(samples):
             update = [None if ids is None else list(map(int, ids)), samples.columns()]
             encoded = bytearray((json.dumps(update) + "\n").encode())
@@ -230,8 +232,8 @@ def _decode(records: list[Tensor] | Tensor) -> Samples | None:
     ids = [i for each, _ in updates for i in each or ()]
     if ids and len(ids) < len(samples):
         raise ValueError(
-            f"ids were given for {len(ids)} of {len(samples)} samples: give them in every update, "
-            "or in none"
+            f"ids were passed for {len(ids)} of {len(samples)} samples. Pass them in every update, "
+            "or in none."
         )
     rows = {i: row for row, i in enumerate(ids)}
     return samples[[rows[i] for i in sorted(rows)]] if ids else samples

@@ -1,4 +1,4 @@
-"""Options of the routes with which other trainers ask a served reward."""
+"""Options of the routes with which other trainers query a served reward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import check_columns as check_present
 
-# What the requests of trainers hold apart from the completion.
+# Fields of the trainers' requests in addition to the completion.
 _SOURCES = ("prompt", "label")
 
 
@@ -30,8 +30,8 @@ class TemplateMarkers:
     Args:
         response_start: Text between prompt and response.
         response_end: Text that the template puts after the response.
-        prompt_start: Text before the prompt; what precedes its last occurrence (a system message)
-            is left out. Empty: the prompt is all that precedes the response.
+        prompt_start: Text before the prompt; the text before its last occurrence (a system message)
+            is left out. Empty: the prompt is all text before the response.
         response_at: Occurrence of `response_start` after which the response begins. With `"last"`,
             for prompts of several turns, a policy that writes the marker itself has only the rest
             scored.
@@ -52,27 +52,30 @@ class TemplateMarkers:
 
     def __post_init__(self) -> None:
         if not self.response_start:
-            raise ValueError("response_start is empty: give the text between prompt and response")
+            raise ValueError(
+                "response_start is empty, must be the text between prompt and response"
+            )
         one_of("response_at", self.response_at, ("first", "last"))
 
     def split(self, text: str) -> tuple[str, str]:
         """Return prompt and response."""
         if self.response_start not in text:
             raise ValueError(
-                f"{shortened(text)} has no {self.response_start!r}: give the text that your chat "
-                "template puts between prompt and response as template.response_start"
+                f"{shortened(text)} does not contain {self.response_start!r}. Set "
+                "template.response_start to the text between prompt and response in your chat "
+                "template."
             )
         split = str.partition if self.response_at == "first" else str.rpartition
         prompt, _, response = split(text, self.response_start)
         if self.prompt_start not in prompt:
             raise ValueError(
-                f"{shortened(text)} has no {self.prompt_start!r} before the response: give the "
-                "text that your chat template puts before the prompt as template.prompt_start"
+                f"{shortened(text)} does not contain {self.prompt_start!r} before the response. "
+                "Set template.prompt_start to the text before the prompt in your chat template."
             )
         if not response.endswith(self.response_end):
             raise ValueError(
-                f"…{response[-40:]!r} does not end with {self.response_end!r}: give the text that "
-                "your chat template puts after the response as template.response_end"
+                f"…{response[-40:]!r} does not end with {self.response_end!r}. Set "
+                "template.response_end to the text after the response in your chat template."
             )
         if self.prompt_start:
             prompt = prompt.rpartition(self.prompt_start)[2]
@@ -90,25 +93,25 @@ class TrainerRoutes:
     Args:
         failed_score: Total and components of a failed sample, a finite number.
         columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
-            `prefixes` is mapped, else the completion alone. `/classify` has no labels.
+            `prefixes` is mapped, else the completion alone. `/classify` does not have labels.
         constants: Column of `Samples` → one text for all samples: `{"labels": "positive"}`.
         special_tokens: Tokens to remove from completions: the tokenizer's `all_special_tokens`.
         template: Markers that separate the text of `/classify`, which is a prompt and a response
-            in one; None refuses its requests.
+            in one; None rejects its requests.
         strict: A sample that a scorer rejects (an unknown label) is an error, as in-process;
             otherwise it fails like any other.
         patience: Seconds to hold a request while the queue is full, before a reply of 503.
-            OpenRLHF asks five times a second apart and then gives up.
+            OpenRLHF sends five requests, one per second, and then gives up.
 
     Raises:
         TypeError: `columns` or `constants` is not a mapping.
         ValueError: `failed_score` or `patience` is not a finite number, or a column is unknown,
-            given twice, or mapped to something else.
+            used twice, or mapped to something else.
 
     Examples:
         >>> TrainerRoutes(-1.0, columns={"labels": "tone"})
         Traceback (most recent call last):
-        ValueError: columns.labels = 'tone': give 'prompt' or 'label'; ...
+        ValueError: columns.labels must be 'prompt' or 'label', got 'tone'...
     """
 
     failed_score: float
@@ -124,13 +127,13 @@ class TrainerRoutes:
         for name, source in columns.items():
             if source not in _SOURCES:
                 raise ValueError(
-                    f"columns.{name} = {source!r}: give 'prompt' or 'label'; constants has one "
-                    "text for all samples"
+                    f"columns.{name} must be 'prompt' or 'label', got {source!r}. Use constants "
+                    "for one text of all samples."
                 )
             if name in constants:
-                raise ValueError(f"{name} is in columns and in constants: leave one out")
+                raise ValueError(f"{name} is in columns and in constants. Leave one out.")
         if not 0 <= self.patience < math.inf:
-            raise ValueError(f"patience = {self.patience}: give seconds, 0 or more")
+            raise ValueError(f"patience must be 0 seconds or more, got {self.patience}")
         tokens: Any = self.special_tokens  # a string is one token
         tokens = (tokens,) if isinstance(tokens, str) else tuple(tokens)
         object.__setattr__(self, "special_tokens", tokens)
@@ -150,13 +153,13 @@ class TrainerRoutes:
         except MissingColumn as missing:
             name = missing.column
             raise ValueError(
-                f"{missing.reader} needs {name}: give columns.{name} = 'label' or 'prompt', or "
-                f"constants.{name} one text for all samples"
+                f"{missing.reader} needs {name}. Set columns.{name} to 'label' or 'prompt', or "
+                f"constants.{name} to one text for all samples."
             ) from None
         if self.template is not None and self.labelled:
             raise ValueError(
                 "template is for /classify, whose requests have no labels, but columns maps "
-                f"{', '.join(self.labelled)} to 'label': give constants, or no template"
+                f"{', '.join(self.labelled)} to 'label'. Use constants, or no template."
             )
 
     @property
@@ -171,7 +174,7 @@ class TrainerRoutes:
         if self.labelled and labels is None:
             raise ValueError(
                 f"columns maps {', '.join(self.labelled)} to 'label', but the request "
-                "has no labels: give each sample of the trainer's dataset one"
+                "has no labels. Add a label to each sample of the trainer's dataset."
             )
         plain = [without(self.special_tokens, completion) for completion in completions]
         table: Mapping[str, Sequence[Any]] = {} if labels is None else {"label": labels}

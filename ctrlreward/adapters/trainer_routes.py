@@ -9,7 +9,7 @@
 
 `/verify` masks a failed sample and says why. The others have no mask, and get `failed_score`.
 A full queue holds a request for `TrainerRoutes.patience` seconds and then answers 503, not 429:
-verl asks again after a 5xx only. OpenRLHF and slime ask again after any error.
+verl retries after a 5xx only. OpenRLHF and slime retry after any error.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/get_reward")
     async def get_reward(request: Request, body: _OpenRLHFRequest) -> dict[str, Any]:
-        """Score queries as OpenRLHF asks: one reward per query."""
+        """Score queries in OpenRLHF's format: one reward per query."""
         with _rejections("query"):
             for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
                 if items is not None and len(items) != len(body.query):
                     raise ValueError(
-                        f"{name} has {len(items)} items and query has {len(body.query)}: give one "
-                        "each"
+                        f"{name} has {len(items)} items, but query has {len(body.query)}. "
+                        "Send one item per query."
                     )
             completions = completions_of(body.query, body.prompts)
             samples = options.samples(completions, body.prompts, body.labels)
@@ -130,7 +130,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/slime")
     async def slime(request: Request, body: _SlimeRequest, components: bool = False) -> Any:
-        """Score a response as slime asks.
+        """Score a response in slime's format.
 
         The reply is a number; with `?components=true` it is an object, for `--reward-key total`.
         """
@@ -172,17 +172,19 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/classify")
     async def classify(request: Request, body: _ClassifyRequest) -> dict[str, Any]:
-        """Score texts of a chat template as verl asks vLLM: the reward is the one class's value."""
+        """Score texts of a chat template in vLLM's format, for verl: the value of one class."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         with _rejections("input"):
             if options.template is None:
                 raise ValueError(
-                    "this server can't tell prompt from response: start it with "
+                    "this server can't tell prompt from response. Start it with "
                     "--trainers.template.response_start, the text between them in your chat "
-                    "template"
+                    "template."
                 )
             if body.use_activation:
-                raise ValueError("use_activation = true: a reward has no activation; give false")
+                raise ValueError(
+                    "use_activation must be false, got true; a reward has no activation"
+                )
             pairs = [options.template.split(text) for text in texts]
             samples = options.samples([r for _, r in pairs], [p for p, _ in pairs], None)
         values = await values_of(request, samples)
@@ -212,7 +214,7 @@ def _finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[fl
 
 @contextmanager
 def _rejections(key: str) -> Iterator[None]:
-    """Turn an error about a part of the body into one with its place."""
+    """Add the location in the body to an error."""
     try:
         yield
     except (TypeError, ValueError) as error:

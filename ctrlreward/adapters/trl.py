@@ -30,7 +30,7 @@ RewardFunc = Callable[..., Rewards]
 AsyncRewardFunc = Callable[..., Coroutine[Any, Any, Rewards]]
 LogMetric = Callable[[str, float], None]
 
-# Keywords that TRL passes besides the dataset's columns.
+# Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
 
 
@@ -55,21 +55,21 @@ class ComponentFuncs(NamedTuple):
 def as_reward_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
 ) -> list[RewardFunc]:
-    """Return one function that gives the reward's total; it needs no `reward_weights`.
+    """Return one function that returns the reward's total; it needs no `reward_weights`.
 
     TRL logs `rewards/<name>/mean` and `/std` of the total, and `<name>/<component>` and
     `<name>/fail_rate`. These are means over the samples of all ranks; components leave out failed
     samples.
 
     Args:
-        reward: The reward, or what `Reward` takes. Each rank scores its own samples, so a score
-            over whole groups (`Distinct`) sees only the part of a group that is on its rank.
+        reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so a
+            score over whole groups (`Distinct`) sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone.
-        name: Name of the function in TRL's log; give each reward its own.
+        name: Name of the function in TRL's log, different for each reward.
 
     Raises:
-        TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
+        TypeError: `reward` is neither a `Reward` nor components.
         ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
             doesn't have.
 
@@ -88,7 +88,7 @@ def as_async_reward_funcs(
 ) -> list[AsyncRewardFunc]:
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
-    Worth it with several rewards, each on a device of its own.
+    Use it with several rewards on different devices.
 
     Examples:
         >>> from ctrlreward import Perplexity
@@ -123,15 +123,15 @@ def as_component_funcs(
     reward = as_reward(reward)
     if reward.weights is None:
         raise ValueError(
-            "the reward is not a weighted sum, and TRL can combine components in no other way: "
-            "use as_reward_funcs, which gives the total"
+            "the reward is not a weighted sum, and TRL can combine components in no other way. "
+            "Use as_reward_funcs, which returns the total."
         )
     cached, mapping = _CachedReward(reward), check_columns(columns)
     functions: list[RewardFunc] = [_Component(cached, mapping, name) for name in reward.weights]
     return ComponentFuncs(functions, list(reward.weights.values()))
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as functions are
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, like functions
 class _RewardFunc:
     """Base class of reward functions: objects instead of closures, which don't pickle."""
 

@@ -1,6 +1,6 @@
 """Adapter of a `Reward` to verl's custom reward function (verl 0.9.1).
 
-A file of your own builds the function at module level, and verl's config names the file and the
+A Python file builds the function at module level, and verl's config names the file and the
 variable (`reward.custom_reward_function.path` and `.name`):
 
 ```python
@@ -15,7 +15,7 @@ The reward manager decides which of three functions you need:
 - `as_compute_score` for managers that wait for one sample at a time; the slowest.
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; and each component,
-None where it has no value, which verl's validation leaves out. In verl every sample has a reward,
+None without a value, which verl's validation leaves out. In verl every sample has a reward,
 and NaN would spread to the advantages of the whole group. So you have to choose the score of a
 failed sample.
 """
@@ -47,14 +47,14 @@ def as_batch_compute_score(
     """Return a function for the `batch` reward manager, which scores a batch per call.
 
     Args:
-        reward: The reward, or what `Reward` takes.
+        reward: The reward, or the arguments of `Reward`.
         failed_score: Score of a failed sample, a finite number no better than a bad text's score.
         columns: Column of `Samples` → `"ground_truth"`, `"data_source"` or a key of `extra_info`,
             such as `{"labels": "ground_truth", "sources": "text"}`. Texts are prefix + solution if
             `prefixes` is mapped, else the solution alone.
 
     Raises:
-        TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
+        TypeError: `reward` is neither a `Reward` nor components.
         ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
             component named `score` or `failed`. When called: a key that the sample doesn't have.
 
@@ -73,8 +73,8 @@ def as_compute_score(
 ) -> Callable[..., Result]:
     """Return a function for managers that wait for one sample at a time.
 
-    Takes what `as_batch_compute_score` takes, and raises a ValueError also if a component depends
-    on several samples.
+    Takes the arguments of `as_batch_compute_score`, and raises a ValueError also if a component
+    depends on several samples.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -96,9 +96,9 @@ def as_async_compute_score(
 ) -> Callable[..., Coroutine[Any, Any, Result]]:
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
-    Takes what `as_batch_compute_score` takes; the first sample of a batch waits `wait` seconds for
-    others. A ValueError also if a component depends on several samples: which samples share a batch
-    is up to chance.
+    Takes the arguments of `as_batch_compute_score`; the first sample of a batch waits `wait`
+    seconds for others. A ValueError also if a component depends on several samples: which samples
+    share a batch is up to chance.
 
     Examples:
         >>> import asyncio
@@ -114,7 +114,7 @@ def as_async_compute_score(
     return _Batcher(of_batch, wait).compute_score
 
 
-# Objects instead of closures, which don't pickle; compared by identity, as functions are.
+# Objects instead of closures, which don't pickle; compared by identity, like functions.
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ class _BatchComputeScore:
                 if source not in row:
                     raise ValueError(
                         f"columns maps {name!r} to {source!r}, but sample {i} has "
-                        f"{', '.join(row)}: give one of these"
+                        f"{', '.join(row)}. Use one of these."
                     )
         table = {source: [row[source] for row in rows] for source in self.columns.values()}
         return build_samples(solution_strs, None, table, self.columns)
@@ -217,7 +217,7 @@ class _Batcher:
         return self.of_batch.result(await asyncio.shield(scoring), index)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings without the samples that wait: a copy starts with none."""
+        """Return the settings without pending samples: a copy starts with none."""
         return {**self.__dict__, "queue": [], "scoring": None}
 
     async def _score_queue(self) -> RewardBatch:

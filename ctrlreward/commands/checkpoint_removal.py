@@ -1,4 +1,4 @@
-"""Removal of the checkpoints of a run that nothing needs."""
+"""Removal of a run's checkpoints that are not needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POINTERS = ("latest_checkpointed_iteration.txt", "latest")
 
 
 def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
-    """Return files and folders of checkpoints that may go.
+    """Return files and folders of checkpoints that can be removed.
 
     The last checkpoint stays, and so does one that a file or a link names as the one to resume
     from. All paths are in the folder of the checkpoints, and none is a link.
@@ -33,7 +33,7 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
         if step not in run.checkpoints:
             raise ValueError(
                 f"the checkpoint of step {step} is not in {run.checkpoint_folder}, so nothing is "
-                "removed: name the folder of the checkpoints with --checkpoints"
+                "removed. Name the folder of the checkpoints with --checkpoints."
             )
     _refuse_several_folders(run)
     _refuse_if_in_use(run)
@@ -61,7 +61,7 @@ def size_of(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder without what its links point to."""
+    """Remove a file, or a folder without following links."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -82,7 +82,7 @@ def _pointed_to(root: Path) -> Iterator[Path]:
 
 
 def _refuse_several_folders(run: StoredRun) -> None:
-    """Raise if the checkpoints may be of several runs, of which the log says nothing.
+    """Raise if the checkpoints may belong to several runs, which the log does not show.
 
     OpenRLHF has `_actor` and `_critic` of one run.
     """
@@ -91,8 +91,8 @@ def _refuse_several_folders(run: StoredRun) -> None:
     if len(folders) > 1:
         names = ", ".join(sorted(map(str, folders)))
         raise ValueError(
-            f"checkpoints are in {len(folders)} folders, so nothing is removed: name the folder of "
-            f"this run with --checkpoints ({names})"
+            f"checkpoints are in {len(folders)} folders, so nothing is removed. Name the folder of "
+            f"this run with --checkpoints ({names})."
         )
 
 
@@ -106,5 +106,5 @@ def _refuse_if_in_use(run: StoredRun) -> None:
         except Timeout:
             holder = lock.read_text(encoding="utf-8") or "another process"
             raise ValueError(
-                f"{folder} is in use by {holder}, so nothing is removed: wait until it has ended"
+                f"{folder} is in use by {holder}, so nothing is removed. Wait until it has ended."
             ) from None

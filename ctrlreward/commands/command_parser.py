@@ -24,11 +24,11 @@ _UNKNOWN_OPTION = re.compile(
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Help with wrapped options, and with description and examples as they are written."""
+    """Help with wrapped options, and unchanged description and examples."""
 
 
 class CommandParser(ArgumentParser):
-    """Parser, of scorers too, without abbreviations, whose errors suggest the nearest name."""
+    """Parser, also of scorers, without abbreviations; its errors suggest the nearest name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})

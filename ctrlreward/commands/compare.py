@@ -73,7 +73,7 @@ def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Compa
     all_studies = list(dict.fromkeys(study for run in runs for study in run.studies))
     shared = [study for study in all_studies if all(study in run.studies for run in runs)]
     if not shared:
-        raise ValueError(f"the runs have no study in common: there are {', '.join(all_studies)}")
+        raise ValueError(f"the runs have no study in common, only {', '.join(all_studies)}")
     studies = {
         study: compare_tables([_matching(run.studies[study], patterns) for run in runs])
         for study in shared

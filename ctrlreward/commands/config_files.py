@@ -1,4 +1,4 @@
-"""YAML files of training jobs and of rewards, what is wrong with them, and what they name.
+"""YAML files of training jobs and of rewards, their mistakes, and the names in them.
 
 This module imports neither PyTorch nor Lightning, so that a mistake is reported at once.
 """
@@ -51,7 +51,7 @@ COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
 class ConfigFile:
     """A YAML file, with the line of each key, by the keys that lead there, "0", "1", … in a list.
 
-    `as_written` is False if the content is not what the file has. `anchors` are the names of the
+    `as_written` is False if the content differs from the file. `anchors` are the names of the
     values that the file marks (`labels: &labels [...]`).
     """
 
@@ -72,7 +72,7 @@ class ConfigFile:
         return self.lines.get(keys, 1)
 
     def below(self, keys: tuple[str, ...]) -> ConfigFile:
-        """Return the part of the file below a key, with the same lines."""
+        """Return the part of the file below a key, with the same line numbers."""
         content, n = self.content, len(keys)
         for key in keys:
             content = content[key]
@@ -80,7 +80,7 @@ class ConfigFile:
         return ConfigFile(self.path, content, lines)
 
     def under(self, key: str) -> ConfigFile:
-        """Return a file that has this one under a key, with the same lines."""
+        """Return a file that has this one under a key, with the same line numbers."""
         lines = {(key, *keys): line for keys, line in self.lines.items()}
         return ConfigFile(self.path, {key: self.content}, lines)
 
@@ -105,7 +105,7 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None or not isinstance(content, dict):
-        raise ValueError(f"{path} has no keys: it must be a YAML mapping")
+        raise ValueError(f"{path} must be a YAML mapping")
     unchanged = not set(loader.names) & set(anchors or {})
     return ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
 
@@ -134,7 +134,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mark(node: yaml.Node, line: Any) -> None:
-    """Give a node and all below it the line of the value that it replaces."""
+    """Set the line of a node and all nodes below to the line of the replaced value."""
     node.start_mark = line
     for item in node.value if isinstance(node, yaml.CollectionNode) else ():
         for each in item if isinstance(item, tuple) else (item,):
@@ -142,7 +142,7 @@ def _mark(node: yaml.Node, line: Any) -> None:
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
-    """Return arguments in which a configuration follows what it extends, and all files.
+    """Return arguments in which a configuration follows the files it extends, and all files.
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes
     `--config yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
@@ -226,7 +226,7 @@ def check_models(file: ConfigFile) -> None:
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
     """Return the reward block of a YAML file, by `class_path` or `components`, and the file.
 
-    A training job's has the reward of its model, or of what it extends.
+    A training job's block is the reward of its model, or of the files that it extends.
     """
     layers = extended_files(str(path))
     for layer in layers:
@@ -242,8 +242,8 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
             _check_short_form(own, block)
             return dict(block), own
     raise ValueError(
-        f"{path} has no reward: give components, or class_path and init_args, bare, under "
-        "'reward:' or under 'model: init_args: reward:'"
+        f"{path} has no reward, must have components, or class_path and init_args, at the top, "
+        "under 'reward:' or under 'model: init_args: reward:'"
     )
 
 
@@ -411,7 +411,7 @@ def _with_configs(value: Any, folder: Path) -> Any:
 
 
 def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
-    """Return a copy of a value; what one replacement has written is not replaced again."""
+    """Return a copy of a value; replaced strings are not replaced again."""
     if isinstance(value, dict):
         return {key: _with_replaced(inner, replaced) for key, inner in value.items()}
     if isinstance(value, list):

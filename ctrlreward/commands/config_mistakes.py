@@ -36,17 +36,17 @@ _LITERAL = re.compile(r"Literal\[(.*)\]")
 
 
 class _Mistake(NamedTuple):
-    """A line of a parser's error, and the way to it."""
+    """A line of a parser's error, and its location."""
 
     keys: tuple[str, ...]  # from the top, with `init_args` below each class
     path: str  # import path of the innermost class; "" for none
-    text: str  # what the parser says
+    text: str  # message of the parser
 
 
 def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
-    """Return what is wrong, in one line, out of an error of the parser.
+    """Return the mistake in one line, from an error of the parser.
 
-    The parser describes all types that a value might have had, and repeats the value. The innermost
+    The parser lists all possible types of a value, and repeats the value. The innermost
     line of its message is about the mistake. Files are in the order in which they apply.
     """
     if no_file := _NO_FILE.search(message):
@@ -59,7 +59,7 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
     keys, path, text = max(
         mistakes, key=lambda mistake: (not _OTHER_TYPE.match(mistake.text), len(mistake.keys))
     )
-    if not keys:  # what a class raised
+    if not keys:  # raised by a class
         return text
     keys, problem = _described(keys, path, text)
     dotted = ".".join(key for key in keys if not key.startswith("="))
@@ -148,15 +148,15 @@ def _unknown(
 
 
 def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
-    """Return what to type instead: the new name, a similar one, or one of all."""
+    """Return the suggestion: the new name, a similar one, or the list of all."""
     instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "instead", {})  # type: ignore[misc]
     if name in instead:
-        return f": use {instead[name]}"
+        return f". Use {instead[name]}."
     return did_you_mean(name, known) or (f", only {', '.join(known)}" if known else "")
 
 
 def _type_of(owner: Any, argument: str) -> Any:
-    """Return the dataclass that an argument takes; None if there is none, or it isn't known."""
+    """Return the dataclass that an argument takes; None if there is none, or if it is unknown."""
     with suppress(NameError, TypeError):
         build = owner.__init__ if isinstance(owner, type) else owner  # type: ignore[misc]
         hint = get_type_hints(build)[argument]
@@ -167,7 +167,7 @@ def _type_of(owner: Any, argument: str) -> Any:
 
 
 def _located(content: Any, keys: Sequence[str]) -> tuple[int, tuple[str, ...]]:
-    """Return how many of the keys a file has, and all keys that lead to the last."""
+    """Return how many of the keys a file has, and the path to the last one."""
     place: tuple[str, ...] = ()
     count = 0
     for key, following in zip(keys, [*keys[1:], ""], strict=True):
@@ -189,7 +189,7 @@ def _located(content: Any, keys: Sequence[str]) -> tuple[int, tuple[str, ...]]:
 
 
 def _place_of_class(content: Any, path: str) -> tuple[str, ...] | None:
-    """Return the keys that lead to a class path in a mapping or a list."""
+    """Return the path of keys to a class path in a mapping or a list."""
     if isinstance(content, dict) and content.get("class_path") == path:
         return ()
     inner = enumerate(content) if isinstance(content, list) else ()

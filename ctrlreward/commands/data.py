@@ -10,9 +10,9 @@ from rich.table import Table
 
 from ctrlreward.data import DATA_SETS, DataFile, data_folder, find
 
-_DESCRIPTION = """The data sets of the recipes: what there is, downloaded and checked, and where it
-is kept. Recipes name their files, such as yelp-shen/sentiment.dev.0, and get them at first use.
-The folder is $CTRLREWARD_DATA if set, else data in the cache."""
+_DESCRIPTION = """The data sets of the recipes: list them, download and check them, and show
+their folders. Recipes name their files, such as yelp-shen/sentiment.dev.0, and get them at first
+use. The folder is $CTRLREWARD_DATA if set, else data in the cache."""
 
 _EXAMPLES = """examples:
   ctrlreward data list
@@ -67,7 +67,7 @@ def list_data(names: Sequence[str]) -> None:
 
 
 def get_data(names: Sequence[str]) -> None:
-    """Get files; check those that are there. Raises as `find` and `DataFile.get`."""
+    """Get files; check existing ones. Raises as `find` and `DataFile.get`."""
     files = _found(names)
     for name in dict.fromkeys(file.data_set for file in files):
         print(
@@ -92,7 +92,7 @@ def _found(names: Sequence[str]) -> list[DataFile]:
 
 
 def _size(files: Sequence[DataFile]) -> str:
-    """Return the size of files, of which some may be known only after a download."""
+    """Return the size of files; some sizes are known only after a download."""
     sizes = [file.size for file in files]
     total = sum(size or 0 for size in sizes)
     if not total:

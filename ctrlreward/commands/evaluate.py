@@ -21,7 +21,7 @@ _EXAMPLES = (
 
 _USAGE = "MODEL --labels ATTRIBUTE=LABEL,LABEL ... --template TEXT --output FOLDER [options]"
 
-# Options that take lists of words, and what else they are called.
+# Options that take lists of words, and their other names.
 _LISTS = {"--labels", "--classifiers", "--label_map"}
 _OTHER_NAMES = {
     "--label": "--labels",

@@ -27,7 +27,8 @@ _PROMPTS_PER_RECORD = 16
 _TEXTS = 64  # in a table of Weights & Biases
 _CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
 
-# What the averages of the card run over, by figure; others are means over texts, then combinations.
+# Populations of the averages in the card, by figure; others are means over texts, then
+# combinations.
 AVERAGES = {
     "accuracy_ATTRIBUTE": "share of a combination's texts that the attribute's classifier assigns "
     "to the target label; overall, mean and population standard deviation over combinations",
@@ -59,7 +60,7 @@ def score_texts(
 ) -> dict[str, Scores]:
     """Score texts, continuing where the log ends, and return all scores of n samples.
 
-    The completions of a prompt are scored together, so that `Distinct` has its groups whole.
+    The completions of a prompt are scored together, so that `Distinct` has complete groups.
     """
     check_samples(components, samples)
     size = _PROMPTS_PER_RECORD * completions
@@ -139,7 +140,7 @@ def to_csv(found: Sequence[Figure]) -> str:
 def card_text(
     card: Mapping[str, Mapping[str, Any]], found: Sequence[Figure], attributes: Sequence[str]
 ) -> str:
-    """Return the evaluation card as Markdown: the figures, and how they came about."""
+    """Return the evaluation card as Markdown: the figures, and how they were computed."""
     overall = {each.metric: each.value for each in found if each.study == OVERALL}
     lines = ["# Evaluation card", "", "| figure | all texts | deviation over combinations |"]
     lines += ["|---|---|---|"]

@@ -79,12 +79,12 @@ def evaluate_generator(
 
     Args:
         model: The generator: Hugging Face id, short name, local folder, folder of a LoRA adapter
-            (`PolicyTuner.export_adapter`), or a run's folder, for the adapter that it selected.
-        output: Folder for texts, scores, figures and the card. A run that was interrupted continues
+            (`PolicyTuner.export_adapter`), or a run's folder, for its selected adapter.
+        output: Folder for texts, scores, figures and the card. An interrupted run continues
             there.
         labels: Labels of each attribute, of which all combinations are evaluated: `--labels
             sentiment=negative,positive topic=world,sports`.
-        template: What the model reads, with `{prefix}` and each attribute in braces: `'A
+        template: Prompt of the model, with `{prefix}` and each attribute in braces: `'A
             {sentiment} review: {prefix}'`. It ends in the prefix, which the text continues, except
             for chats and encoder-decoders, whose output is the whole text.
         prefixes: File with a prefix per line, or with a column prefix, prompt or text; `pplm` are
@@ -97,23 +97,23 @@ def evaluate_generator(
         top_k: Sample from the k likeliest tokens; 0 for all.
         top_p: Sample from the likeliest tokens whose probabilities sum to this.
         chat: Whether the model reads the template as a user's message.
-        seed: Seed. Each completion is drawn with random numbers of its own, by seed, prompt and
+        seed: Seed. The random numbers of a completion depend only on seed, prompt and
             number.
         classifiers: Classifier of each attribute: `--classifiers sentiment=FOLDER`; in a YAML file
             also an object, `topic: {class_path: ctrlreward.LabelDescriptions, init_args: ...}`. For
-            sentiment and topic, CTRLEval with its built-in task where none is given.
+            sentiment and topic, CTRLEval with its built-in task by default.
         label_map: Labels of the classifiers in place of those in `labels`: `--label-map
             negative=LABEL_0 positive=LABEL_1`.
         perplexity: Model of the perplexity.
         distinct: Model whose tokens Distinct counts.
         scorers: Further scorers, as for `ctrlreward score`.
-        base: Base model of an adapter, if it is not where the adapter says.
-        batch_size: Completions that are sampled and saved together. They depend on it by no more
-            than rounding.
+        base: Base model of an adapter, if it has moved.
+        batch_size: Completions that are sampled and saved together. They depend on it by
+            rounding only.
         device: Device of all models.
         dtype: Data type of the generator's weights; null picks one by device.
         wandb: Project of Weights & Biases for the card, the figures and some texts. A repeated
-            command writes the same run; `WANDB_MODE=offline` writes it into the folder alone.
+            command writes the same run; `WANDB_MODE=offline` writes it into the folder only.
     """
     if wandb is not None:
         import_extra("wandb", "--wandb")
@@ -198,7 +198,7 @@ def _held(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / ".ctrlreward.lock").acquire(timeout=0)
     except Timeout:
         raise ValueError(
-            f"another process is evaluating into {folder}: wait for it, or give another folder"
+            f"another process is evaluating into {folder}. Wait for it, or use another folder."
         ) from None
     with lock:
         yield
@@ -217,8 +217,8 @@ def _classifier(
     for name in labels:
         if name not in models and name not in _TASKS:
             raise ValueError(
-                f"attribute {name!r} has no classifier, must have one: --classifiers "
-                f"{name}=FOLDER; CTRLEval knows {' and '.join(_TASKS)} without"
+                f"attribute {name!r} needs a classifier: --classifiers "
+                f"{name}=FOLDER; only {' and '.join(_TASKS)} have a default"
             )
     return AttributeClassifier(
         {name: models.get(name) or CTRLEval(task=name, device=device) for name in labels},
@@ -267,7 +267,7 @@ def _combinations(labels: Mapping[str, Sequence[str]]) -> int:
 
 
 def _print(found: Sequence[Figure], folder: Path) -> None:
-    """Print the figures over all texts, their spread over combinations, and where the rest is."""
+    """Print the figures over all texts, their spread over combinations, and the output folder."""
     values = {f.metric: f.value for f in found if f.study == OVERALL}
     table = Table(box=None, pad_edge=False)
     table.add_column("figure", overflow="fold")

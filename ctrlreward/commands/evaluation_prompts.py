@@ -19,7 +19,7 @@ _COLUMNS = ("prefix", "prompt", "text")
 
 
 class EvaluatedPrompt(NamedTuple):
-    """A prompt: the prefix, what the model reads, and the target labels by attribute."""
+    """A prompt: the prefix, the model's input, and the target labels by attribute."""
 
     prefix: str
     prompt: str
@@ -30,7 +30,7 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
     """Return attribute → labels of `["sentiment=negative", "positive", "topic=world"]`.
 
     Raises:
-        ValueError: There are no labels, an attribute comes without labels, or a label twice.
+        ValueError: `given` is empty, an attribute has no labels, or a label occurs twice.
     """
     labels: dict[str, list[str]] = {}
     if isinstance(given, Mapping):
@@ -43,7 +43,9 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
                 attribute = name.strip()
                 labels.setdefault(attribute, [])
             elif not attribute:
-                raise ValueError(f"labels = {word!r} has no attribute: sentiment={word}")
+                raise ValueError(
+                    f"labels = {word!r} has no attribute, must be like sentiment={word}"
+                )
             labels[attribute] += [each for each in (label if equals else word).split(",") if each]
     for name, each in labels.items():
         if not name or not each or name == _PREFIX or len(set(each)) < len(each):
@@ -57,13 +59,13 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
 
 
 def read_prefixes(given: str) -> list[str]:
-    """Return the prefixes of a file: a line each, or a column of a JSONL, CSV or Parquet file.
+    """Return the prefixes of a file: one per line, or a column of a JSONL, CSV or Parquet file.
 
     `pplm` are the 35 prefixes of PPLM, and `pplm/prompts35.csv` is their file.
 
     Raises:
-        ValueError: The file has none, or one twice, or none of the columns.
-        OSError: There is no such file.
+        ValueError: The file has no prefix, a prefix twice, or none of the columns.
+        OSError: The file does not exist.
     """
     path = local_file("pplm/prompts35.csv" if given == PPLM else given)
     if path.suffix in SUFFIXES:
@@ -79,11 +81,11 @@ def read_prefixes(given: str) -> list[str]:
         prefixes = [line.rstrip("\r") for line in lines if line.strip()]
     else:
         hint = " (did you mean 'pplm'?)" if did_you_mean(given, [PPLM]) else ""
-        raise FileNotFoundError(f"prefixes = {given!r}: there is no such file{hint}")
+        raise FileNotFoundError(f"prefixes = {given!r} does not exist{hint}")
     repeated = next((each for i, each in enumerate(prefixes) if each in prefixes[:i]), None)
     if not prefixes or repeated is not None:
         found = f"{repeated!r} twice" if prefixes else "no prefix"
-        raise ValueError(f"{path} has {found}: give different prefixes")
+        raise ValueError(f"{path} has {found}, must have different prefixes")
     return prefixes
 
 
@@ -93,12 +95,12 @@ def build_prompts(
     template: str,
     continues: bool = True,
 ) -> list[EvaluatedPrompt]:
-    """Return the prompts, those of a combination of labels in consecutive rows.
+    """Return the prompts; prompts of a combination of labels are consecutive.
 
     Args:
         prefixes: Beginnings of texts.
         labels: Attribute → labels.
-        template: What the model reads, with `{prefix}` and the name of each attribute in braces.
+        template: Input of the model, with `{prefix}` and the name of each attribute in braces.
         continues: Whether a text is the prefix and its continuation, so that the template has to
             end in the prefix. False for a chat or an encoder-decoder, whose output is the text.
 
@@ -109,7 +111,7 @@ def build_prompts(
     try:
         slots = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ValueError(f"template = {template!r}: {error}; write a brace as two") from error
+        raise ValueError(f"template = {template!r}: {error}. Write a brace as two.") from error
     for slot in slots:
         if slot not in wanted:
             raise ValueError(

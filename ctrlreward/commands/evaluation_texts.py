@@ -25,7 +25,7 @@ from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.loading import load_config, load_tokenizer
 
 _ADAPTER = "adapter_config.json"
-_LAST = "last-adapter"  # of last.ckpt, which `RewardCheckpoint` writes beside its selection
+_LAST = "last-adapter"  # of last.ckpt, which `RewardCheckpoint` writes in addition to its selection
 _UNUSED = {"num_generations", "temperature"}  # of `Generation`: the other temperature counts
 
 
@@ -37,7 +37,7 @@ class EvaluatedModel(NamedTuple):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What is stored under the names, wherever that is."""
+        """Identities of the weights behind the names, independent of their location."""
         found = {"base": weights_identity(self.base)}
         return (
             found if self.adapter is None else found | {"adapter": weights_identity(self.adapter)}
@@ -58,12 +58,12 @@ class EvaluatedModel(NamedTuple):
 
 
 def find_model(model: str, base: str | None = None) -> EvaluatedModel:
-    """Find a model by its name: one that loads itself, or an adapter of a base model.
+    """Find a model by its name: a full model, or an adapter of a base model.
 
     Args:
         model: Hugging Face id, short name, folder of a model, folder of a LoRA adapter, or folder
             of a run: its selected adapter, or the last one if there is no other.
-        base: Base model of the adapter; None for what the adapter names.
+        base: Base model of the adapter; None for the base that the adapter names.
 
     Raises:
         ValueError: A folder has several adapters, or a base is given without an adapter.
@@ -77,25 +77,25 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
     found = [path for path in found if path.name != _LAST] or found
     if len(found) > 1:
         raise ValueError(
-            f"{model} has {len(found)} adapters: give one of {', '.join(map(str, found))}"
+            f"{model} has {len(found)} adapters, choose one of {', '.join(map(str, found))}"
         )
     if not found:
-        return EvaluatedModel(model, None)  # its loader says what the folder lacks
+        return EvaluatedModel(model, None)  # its loader reports what the folder lacks
     name = base or PeftConfig.from_pretrained(str(found[0])).base_model_name_or_path
     if not name:
-        raise ValueError(f"{found[0] / _ADAPTER} names no base model: give base")
+        raise ValueError(f"{found[0] / _ADAPTER} does not name a base model. Pass base.")
     if base is None and Path(name).is_absolute() and not Path(name).is_dir():
         raise ValueError(
-            f"{found[0]} was trained on {name}, which is not on this machine: give the base model "
-            "with --base"
+            f"{found[0]} was trained on {name}, which is not on this machine. Pass the base model "
+            "with --base."
         )
     return EvaluatedModel(name, str(found[0]))
 
 
 class TextOptions(NamedTuple):
-    """What a text is.
+    """How a text is made of a completion.
 
-    `continues` is True where it is prefix + completion; else it is the completion. `drop` leaves
+    `continues` is True if the text is prefix + completion, else it is the completion. `drop` leaves
     out the last sentence of a completion that the limit of tokens cut off.
     """
 
@@ -112,7 +112,7 @@ class TextLog:
         completions: Completions per prompt.
         options: How completions are sampled.
         seed: Seed of the evaluation.
-        identity: What a resumed run must share, apart from these.
+        identity: Further settings that a resumed run must share.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class TextLog:
         texts = [text for record in records for text in record["completions"]]
         ended = [each for record in records for each in record["ended"]]
         if len(texts) > len(self.prompts) or len(texts) != len(ended):
-            raise ValueError(f"{self.log.path} has {len(texts)} completions: delete it")
+            raise ValueError(f"{self.log.path} has {len(texts)} completions. Delete it.")
         return texts, ended
 
     def complete(
         self, model: EvaluatedModel, device: str, dtype: Dtype | None, batch_size: int
     ) -> tuple[list[str], list[bool]]:
-        """Sample what is missing, and return all completions as `read` does."""
+        """Sample missing completions, and return all completions as `read` does."""
         done = len(self.read()[0])
         total = len(self.prompts)
         if done < total:
@@ -174,7 +174,7 @@ class TextLog:
         self.log.append({"completions": rollout.completions, "ended": rollout.ended.tolist()})
 
     def planned(self) -> tuple[list[str], list[bool]]:
-        """Return completions that stand for those to come, to check the labels before."""
+        """Return placeholder completions, to check the labels before generating."""
         return [" …"] * len(self.prompts), [True] * len(self.prompts)
 
     def samples(
@@ -185,7 +185,7 @@ class TextLog:
         Args:
             completions: Completion of each prompt.
             ended: Whether an end token ended it.
-            options: What the texts are.
+            options: How texts are made of completions.
         """
         texts = []
         starts = [prompt.prefix if options.continues else "" for prompt in self.prompts]
@@ -204,6 +204,6 @@ class TextLog:
 
 
 def _seed(seed: int, prompt: str, number: int) -> int:
-    """Return the seed of a prompt's completion, which depends on nothing else."""
+    """Return the seed of a prompt's completion, independent of all other prompts."""
     digest = hashlib.sha256(f"{seed}\0{number}\0{prompt}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 1

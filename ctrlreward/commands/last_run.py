@@ -1,4 +1,4 @@
-"""Folders of runs: held by one process, and moved aside before another run writes there."""
+"""Folders of runs: locked by one process, and moved aside before another run writes there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from ctrlreward.callbacks import BeforeAfter, HistoryLogger
 from ctrlreward.run_folder import LOCK
 
-# A folder with one of these holds a run.
+# A folder with one of these contains a run.
 _SIGNS = ("metrics.jsonl", "summary.json", "checkpoints")
 
-# Those that another run would replace; Lightning gives checkpoints of one name a version.
+# Files that another run would replace; Lightning adds a version to checkpoints of the same name.
 _REPLACED = ("metrics.jsonl", "summary.json")
 
-# What runs write into their folder: this project, Lightning, and the loggers that come with it.
+# Files that runs write into their folder: this project, Lightning, and the loggers that come with
+# it.
 _OF_A_RUN = (
     *_SIGNS,
     LOCK,
@@ -40,7 +41,7 @@ _REQUEUED = "hpc_ckpt_*.ckpt"
 
 @contextmanager
 def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
-    """Hold each folder that the trainer's run writes, so that no other run writes there.
+    """Lock each folder that the trainer's run writes, so that no other run writes there.
 
     These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
     from each unless it is resumed.
@@ -50,7 +51,7 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
             held.enter_context(_hold(folder))
         for folder, aside in () if resumed else move_last_runs_aside(trainer):
             print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
-            held.enter_context(_hold(folder))  # a new one; the old one is still held
+            held.enter_context(_hold(folder))  # a new one; the old one is still locked
         yield
 
 
@@ -64,8 +65,8 @@ def _hold(folder: Path) -> Iterator[None]:
     except Timeout:
         holder = path.read_text(encoding="utf-8") or "another process"
         raise ValueError(
-            f"{folder} is in use by {holder}: give another --trainer.default_root_dir, or wait "
-            "until that run has ended"
+            f"{folder} is in use by {holder}. Use another --trainer.default_root_dir, or wait "
+            "until that run has ended."
         ) from None
     with lock:
         path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
@@ -92,9 +93,9 @@ def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
 def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | None:
     """Rename the folder of the last run to the first free of `<folder>-1`, …; return it.
 
-    Only a folder that a run has to itself is renamed: one with `metrics.jsonl`, `summary.json` or
-    `checkpoints`, and with nothing but what runs write, which `written` adds to. A folder without a
-    run is left as it is, and so is one with only `checkpoints` of a run beside other files.
+    Only a folder of a single run is renamed: one with `metrics.jsonl`, `summary.json` or
+    `checkpoints`, and otherwise only files that runs write, extended by `written`. A folder without
+    a run is not touched, and neither is one with only `checkpoints` of a run and other files.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):
@@ -108,11 +109,11 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
     if others or at_work:
         if not any(name in names for name in _REPLACED):
             return None
-        why = f"also holds {others[0]}" if others else "is the working directory or holds it"
+        why = f"also contains {others[0]}" if others else "is the working directory or contains it"
         raise ValueError(
             f"default_root_dir = {folder} has the files of a run, and {why}, so it is not moved "
-            "aside: give another --trainer.default_root_dir, or resume this run with "
-            "--ckpt_path last"
+            "aside. Use another --trainer.default_root_dir, or resume this run with "
+            "--ckpt_path last."
         )
     number = 1
     while (aside := place.with_name(f"{place.name}-{number}")).exists() or aside.is_symlink():

@@ -47,7 +47,7 @@ _OWN = ("texts", "prefixes", "groups")
 
 
 def run(arguments: list[str]) -> None:
-    """Write the pairs, and print what was left out."""
+    """Write the pairs, and print how many completions were left out."""
     parser = command_parser("ctrlreward pairs", _USAGE, _DESCRIPTION, _EXAMPLES)
     parser.add_function_arguments(write_pairs, as_group=False, as_positional=True, skip={"chat"})
     parser.add_argument(
@@ -74,19 +74,19 @@ def write_pairs(
     columns: Columns = Columns(),  # noqa: B008 — it is frozen
     device: str | None = None,
 ) -> str:
-    """Write preference pairs, and return what was found in a few lines.
+    """Write preference pairs, and return a summary of a few lines.
 
     Args:
         input: The completions: .jsonl, .csv or .parquet, each row a text with its prompt. A text
-            with a prefix continues it; the prompt is the prefix where there is no other.
+            with a prefix continues it; the prompt defaults to the prefix.
         output: The pairs, .jsonl, which appear whole or not at all. Until then, the rewards so far
             are in OUTPUT.partial.jsonl.
         reward: The reward: a YAML file, as for 'ctrlreward serve', FILE.py:FUNCTION or
             MODULE:FUNCTION.
         score: Column of the file with a score, higher is better, in place of a reward.
-        margin: Least difference of the rewards: pairs that differ by no more are left out.
-        per_prompt: Most pairs of a prompt: the best with the worst, the second with the last but
-            one, and so on.
+        margin: Pairs whose rewards differ by at most this are left out.
+        per_prompt: Most pairs of a prompt: the best with the worst, the second best with the second
+            worst, and so on.
         chat: Whether to write messages of user and assistant, not strings.
         columns: Column names of the input file.
         device: Device of all scorers, such as cuda:1.
@@ -97,7 +97,7 @@ def write_pairs(
     if target.path is None or target.suffix != ".jsonl":
         raise ValueError(f"{output} must be a .jsonl file of this machine")
     if target.exists():
-        raise ValueError(f"{output} exists: delete it, or give another file")
+        raise ValueError(f"{output} exists. Delete it, or use another file.")
     rows = list(open_rows(source, target).placed())
     cells = [row.cells for row in rows]
     places = [row.place for row in rows]
@@ -114,7 +114,7 @@ def write_pairs(
         log = None
     prefixes = samples.prefixes or [""] * len(samples)
     texts = [text[len(p) :] for text, p in zip(samples.texts, prefixes, strict=True)]
-    # An empty completion is no answer, whatever it is worth.
+    # An empty completion is not an answer, whatever its reward.
     totals = np.where([bool(text.strip()) for text in texts], totals, np.nan)
     pairs = preference_pairs(prompts, texts, totals, per_prompt, margin)
     with whole_file(target.path) as file:
@@ -135,14 +135,14 @@ def _prompts(samples: Samples, places: Sequence[str]) -> tuple[str, ...]:
     """Return the prompt of each completion.
 
     Raises:
-        ValueError: There is no prompt, or the completions of one have different targets: what is
-            chosen for one would be rejected for the other.
+        ValueError: The file has no prompts, or completions of one prompt have different targets:
+            the text chosen for one target would be rejected for the other.
     """
     prompts = samples.prompts or samples.prefixes
     if prompts is None:
         raise ValueError(
-            "the file has no column 'prompt' or 'prefix', which the pairs need: name it with "
-            "--columns.prompt=COLUMN"
+            "the file has no column 'prompt' or 'prefix', which the pairs need. Name it with "
+            "--columns.prompt=COLUMN."
         )
     first: dict[str, int] = {}
     for name, column in samples.columns().items():
@@ -151,9 +151,9 @@ def _prompts(samples: Samples, places: Sequence[str]) -> tuple[str, ...]:
             if column[i] != column[j]:
                 key = JSON_KEYS[name]
                 raise ValueError(
-                    f"{places[i]}: {key} = {shortened(column[i])}, and {shortened(column[j])} at "
-                    f"{places[j]} for the same prompt, {shortened(prompt)}: give a prompt that "
-                    f"says which, or ignore the column with --columns.{key}=null"
+                    f"{places[i]}: {key} = {shortened(column[i])}, but {shortened(column[j])} at "
+                    f"{places[j]} for the same prompt, {shortened(prompt)}. State the {key} in the "
+                    f"prompt, or ignore the column with --columns.{key}=null."
                 )
     return tuple(prompts)
 
@@ -181,7 +181,7 @@ def _rewards(reward: AnyReward, samples: Samples, prompts: Sequence[str], path: 
 
 
 def _chunks(prompts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the rows of some prompts after the other."""
+    """Yield rows in chunks of whole prompts."""
     rows: list[int] = []
     for group in rows_by_prompt(prompts):
         rows += group

@@ -46,7 +46,7 @@ _EXAMPLES = (
 
 
 def run(arguments: list[str]) -> None:
-    """Probe a reward and print what was found."""
+    """Probe a reward and print the results."""
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors(parser):
@@ -70,8 +70,8 @@ def load_reward(given: str, device: str | None = None) -> AnyReward:
     """Return the reward of a YAML file, or of `file.py:function` or `module:function`.
 
     Raises:
-        ValueError: The reward is none of these, or the module has no such function.
-        OSError: There is no such file.
+        ValueError: The reward is not one of these, or the module does not have the function.
+        OSError: The file does not exist.
     """
     if given.endswith((".yaml", ".yml")):
         return build_reward(Path(given), device)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 APP = "ctrlreward"  # name of the application in Ray Serve
 
-_POLL = 1.0  # seconds between looks at the replicas
+_POLL = 1.0  # seconds between checks of the replicas
 _MARGIN = 15.0  # seconds to end a replica, after its grace
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # no line per request
 _ERROR = re.compile(r"^\S*Error: .*", re.MULTILINE)
@@ -36,7 +36,7 @@ class RewardReplica:
     """Replica of a served reward for Ray Serve, started when its models are loaded."""
 
     def __init__(self, served: ServedReward, threads: int) -> None:
-        # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment has one.
+        # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment sets it.
         torch.set_num_threads(threads)
         self._served = served
 
@@ -46,8 +46,8 @@ class RewardReplica:
             self._reward_app = self._served.app()
         except SystemExit:
             raise RuntimeError(
-                "the reward can't be built on this node: install the same version of ctrlreward, "
-                "and what the reward's file imports"
+                "the reward can't be built on this node. Install the same version of ctrlreward, "
+                "and what the reward's file imports."
             ) from None
         return self._reward_app
 
@@ -65,13 +65,13 @@ def serve_on_ray(
     Prints the address when all replicas run, and a line for each replica that starts or ends.
     """
     if options.max_replicas is not None and options.max_replicas < replicas:
-        raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")
+        raise ValueError(f"ray.max_replicas must be {replicas} or more, got {options.max_replicas}")
     if not port:
-        raise ValueError("port = 0: give a port that is free on the cluster's head")
+        raise ValueError("port must be a free port on the cluster's head, got 0")
     with ExitStack() as stack:
         connected = connect_ray(options.address, {}, log_to_driver=False)
         ray = import_extra("ray", "--engine ray")
-        if connected:  # no Ray of our own is left behind
+        if connected:  # a Ray that was started here is shut down
             stack.callback(ray.shutdown)
         from ray import serve
 
@@ -95,14 +95,14 @@ def serve_on_ray(
         try:
             return _report_until(stop, _get_global_client(), options.num_gpus)
         finally:
-            serve.delete(APP, _blocking=False)  # replicas finish what they hold
+            serve.delete(APP, _blocking=False)  # replicas finish their requests
             deadline = time.monotonic() + grace + _MARGIN
             while APP in serve.status().applications and time.monotonic() < deadline:
                 time.sleep(_POLL / 5)
 
 
 def _report_until(stop: threading.Event, client: Any, num_gpus: float) -> bool:
-    """Print the address and what happens to replicas; return False if they can't serve."""
+    """Print the address and events of replicas; return False if they can't serve."""
     gpus = f", {num_gpus:g} GPU" if num_gpus else ""
     announced = False
     former: dict[str, str] = {}
@@ -160,7 +160,7 @@ def _application(served: ServedReward, replicas: int, grace: int, options: RaySe
         max_queued_requests=options.max_queued_requests,
         graceful_shutdown_timeout_s=grace,
         graceful_shutdown_wait_loop_s=_POLL / 5,
-        # Of the first start: replicas that die later are replaced without end.
+        # Of the first start: replicas that die later are always replaced.
         max_constructor_retry_count=1,
         **number,
     )
@@ -176,6 +176,6 @@ def _check_resources(
             continue
         message = f"{replicas} replicas of {each:g} {kind} need {needed:g}, Ray has {there:g}"
         if options.address is None:
-            fewer = f"give fewer replicas, or less to each by --ray.num_{kind.lower()}s"
-            raise ValueError(f"{message}: {fewer}")
+            fewer = f"Set fewer replicas, or fewer for each by --ray.num_{kind.lower()}s."
+            raise ValueError(f"{message}. {fewer}")
         print(f"warning: {message}: the rest starts once there are more", file=sys.stderr)

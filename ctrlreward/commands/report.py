@@ -1,6 +1,6 @@
-"""Command `ctrlreward report`: an HTML file on what a run did, and which checkpoint to keep.
+"""Command `ctrlreward report`: an HTML file about a run, and which checkpoint to keep.
 
-The file holds all that it shows and requests nothing; its policy of contents forbids it.
+The file is self-contained and requests nothing; its content security policy forbids it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _EXAMPLES = (
 
 
 def run(arguments: list[str]) -> None:
-    """Write the report, or serve it while the run goes on."""
+    """Write the report, or serve it while the run continues."""
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors(parser):
@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> None:
 def write_report(path: Path, runs: Sequence[str], options: Any = None) -> dict[str, Any] | None:
     """Write the report of some runs, with the options of the command or its defaults.
 
-    Without options, as at the end of a job, nothing is written of a run that left neither a log nor
+    Without options, as at the end of a job, nothing is written for a run with neither a log nor
     texts, and None is returned.
     """
     found = contents(runs, options or _parser().parse_args([*runs]))
@@ -101,7 +101,7 @@ def _parser() -> CommandParser:
 
 
 def page(found: Mapping[str, Any], live: str = "") -> str:
-    """Return the HTML of a report; `live` is the version that a served page asks for."""
+    """Return the HTML of a report; `live` is the version that a served page polls."""
     script, style = ((_PAGE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -123,7 +123,7 @@ def page(found: Mapping[str, Any], live: str = "") -> str:
 
 
 def _script_json(value: Any) -> str:
-    """Return JSON that no text in it can end or leave: HTML's and JavaScript's signs escaped."""
+    """Return JSON that is safe in a script element: HTML's and JavaScript's characters escaped."""
     text = json.dumps(json.loads(to_text(value)), ensure_ascii=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -149,7 +149,7 @@ def _arrow(mode: str | None) -> str:
 
 def _serve(options: Any) -> None:
     """Serve the page on loopback; it reloads itself when a run has written something."""
-    contents(options.runs, options)  # a mistake is said before the server starts
+    contents(options.runs, options)  # mistakes are reported before the server starts
     server = ThreadingHTTPServer(("127.0.0.1", options.port), partial(_Handler, _Followed(options)))
     address = f"http://127.0.0.1:{server.server_port}/"
     print(f"{address} (Ctrl-C ends it)", flush=True)
@@ -164,7 +164,7 @@ def _serve(options: Any) -> None:
 
 
 class _Followed:
-    """The page of runs, made again when their files have changed."""
+    """The page of runs, rebuilt when their files have changed."""
 
     def __init__(self, options: Any) -> None:
         self.options, self.lock = options, threading.Lock()
@@ -183,7 +183,7 @@ class _Followed:
         return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
     def page(self) -> str:
-        """Return the page of what is on disk; the last one while a file is half written."""
+        """Return the page of the files on disk; the last one while a file is half written."""
         with self.lock:
             now = self.version()
             if now != self.made:

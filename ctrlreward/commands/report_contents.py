@@ -1,6 +1,6 @@
 """Contents of a run's report as plain data: decisions, curves, texts, diagnosis, provenance.
 
-Decisions are those of `ctrlreward.selection`, replayed over what the run left on disk.
+Decisions are made by `ctrlreward.selection`, replayed over the files of the run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _RULES: Mapping[str, tuple[str, Any]] = {
     "ProxyGuard": ("alarm", AlarmRule),
     "ParetoCheckpoint": ("pareto", ParetoRule),
 }
-_GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → those of its rule
+_GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → names of its rule's arguments
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ def contents(names: Sequence[str], options: Any) -> dict[str, Any]:
 
 
 def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str, Any]:
-    """Return what a run left, as plain data; `missing` has what it did not leave.
+    """Return the contents of a run as plain data; `missing` lists absent files.
 
     Raises:
-        FileNotFoundError: There is no such file or folder.
+        FileNotFoundError: The file or folder does not exist.
     """
     missing: list[str] = []
     try:
@@ -163,7 +163,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
 def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(_text(path) or "{}")
-    except ValueError:  # a run that was killed may have left half of a file
+    except ValueError:  # a killed run may leave half of a file
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -192,7 +192,7 @@ def _text_sets(folder: Path, summary: Mapping[str, Any], missing: list[str]) -> 
 
 
 def _aligned(name: str, columns: Sequence[tuple[str, int | None, Path]]) -> TextSet:
-    """Return the columns that have the prompts of the last one, in its order."""
+    """Return the columns with the same prompts as the last one, in its order."""
     read = [(*each, *read_scored_samples(each[2])) for each in columns]
     keys = [_prompts(samples) for *_, samples, _ in read]
     kept = [each for each, key in zip(read, keys, strict=True) if key == keys[-1]]
@@ -201,7 +201,7 @@ def _aligned(name: str, columns: Sequence[tuple[str, int | None, Path]]) -> Text
 
 
 def _prompts(samples: Samples) -> list[tuple[str, str]]:
-    """Return what each text was generated from, and its label."""
+    """Return the prompt of each text, and its label."""
     prompts = samples.prompts or samples.prefixes or samples.sources or [""] * len(samples)
     labels = samples.labels or [""] * len(samples)
     return [
@@ -260,7 +260,7 @@ def _diversity(words: Sequence[Words], repeats: int) -> tuple[float, Scores]:
 def _rules(
     stored: StoredRun, summary: Mapping[str, Any], options: Any, missing: list[str]
 ) -> tuple[RunRules, str]:
-    """Return the rules to replay, and in words where they are from."""
+    """Return the rules to replay, and their origin in words."""
     found = dict(_recorded(stored, missing))
     origin = "rules of the run, as in its config.yaml"
     chosen = summary.get("selection") or {}
@@ -296,7 +296,7 @@ def _rules(
         found["alarm"] = alarm
         origin += "; alarm of the report, since the run had none"
     if not found:
-        found["best"] = BestRule("")  # nothing to judge by: there are no validations
+        found["best"] = BestRule("")  # no validations to judge
     return RunRules(**found), origin
 
 
@@ -338,9 +338,9 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
 
 
 def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
-    """Return an alarm on the reward against what it does not hold: other scores and Distinct-2.
+    """Return an alarm on the reward against scores outside of it, and Distinct-2.
 
-    None if no reward was logged: what supervised training does not learn from is not gamed.
+    None if no reward was logged: supervised training does not optimise one.
     """
     keys = stored.keys
     proxy = next((key for key in _REWARDS if key in keys), None)
@@ -362,7 +362,7 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
 def _decisions(
     selection: Selection, differences: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return `ctrlreward select --json`, with what each validation lacks of the selected one."""
+    """Return `ctrlreward select --json`, with the difference of each validation to the selected."""
     if not selection.decided:
         return {}
     content = to_json(selection)
@@ -389,7 +389,7 @@ def _decisions(
 
 
 def _holds(each: Decided, key: str, interval: tuple[float, float]) -> bool:
-    """Return whether an interval has its value; a jackknife's may not, with few prompts."""
+    """Return whether an interval contains its value; with few prompts a jackknife's may not."""
     return interval[0] <= each.validation.metrics[key] <= interval[1]
 
 
@@ -428,7 +428,7 @@ class Alarm(NamedTuple):
 def _alarm(selection: Selection) -> Alarm | None:
     """Return the alarm of the rule, or the one that the run itself logged.
 
-    A run may know more than its files: the values by prompt of a score of groups, for example.
+    A run may have more than its files, for example values by prompt of a score of groups.
     """
     rule = selection.rules.alarm
     modes = rule.modes if rule else {}
@@ -457,7 +457,7 @@ def _alarm(selection: Selection) -> Alarm | None:
 def _marks(
     selection: Selection, alarm: Alarm | None, differences: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what happened at which step, with its reason."""
+    """Return the events by step, with their reasons."""
     marks: list[dict[str, Any]] = []
     constraints = selection.rules.best.constraints if selection.rules.best else {}
     for step, difference in differences.items():
@@ -554,7 +554,7 @@ def _verdict(
     results: Mapping[str, Any] | None,
     phrases: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the verdict in a sentence, its tone, and what stands behind it."""
+    """Return the verdict in a sentence, its tone, and the evidence."""
     rows = [row for row in (results or {"rows": []})["rows"] if row["interval"]]
     outcome, changes = (_outcome(rows[0]) if rows else 0), [_change(row) for row in rows]
     best, rules = selection.best, selection.rules
@@ -587,13 +587,13 @@ def _verdict(
         details += [f"Alarm: {alarm.reason}.", *changes]
         tone, head = "bad", f"{gamed[0].upper()}{gamed[1:]}"
         if best is None:
-            end = "There is no checkpoint to take."
+            end = "No checkpoint can be selected."
         elif best < alarm.step:
             end = f"{take}, from before the alarm."
             if outcome > 0 and not fallen:
                 tone, head = "warn", f"It worked up to step {best}, but {gamed}"
         else:
-            end = f"The selected step {best} is not from before the alarm: read its texts first."
+            end = f"The selected step {best} is not from before the alarm. Read its texts first."
         return {"tone": tone, "sentence": f"{head}. {end}", "details": details}
     if seen and not (rules.best or rules.pareto):
         sentence = "No rule selects a checkpoint, and no alarm was raised: --maximise KEY selects."
@@ -605,7 +605,7 @@ def _verdict(
         what = rules.best.monitor if rules.best else "the score"
         why = f"{missed} of {len(seen)} validations miss a constraint"
         why = why if missed else f"{what} has no finite value at any of {len(seen)} validations"
-        sentence = f"There is no checkpoint to take: {why}."
+        sentence = f"No checkpoint can be selected: {why}."
         return {"tone": "bad", "sentence": sentence, "details": changes}
     tone, head = {1: ("good", "It worked"), 0: ("warn", "No improvement is shown"),
                   -1: ("bad", "It got worse")}[outcome]  # fmt: skip
@@ -714,7 +714,7 @@ def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[i
 def _shown(
     each: TextSet, columns: Sequence[int], budget: int, selection: Selection
 ) -> dict[str, Any]:
-    """Return the texts of some columns that fit into the budget of bytes, with their scores."""
+    """Return the texts of some columns that fit the budget of bytes, with their scores."""
     rows = len(each.samples[0])
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
     proxy, held_out = _pair_of_components(each, names, selection)
@@ -794,7 +794,7 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 
 def _explanations(file: Path, rows: int) -> dict[int, Any] | None:
-    """Return row → what is stored as `"explanation"`, for the records that have one."""
+    """Return row → the stored `"explanation"`, for the records that have one."""
     content = file.read_bytes()
     if b'"explanation"' not in content:
         return None
@@ -833,7 +833,7 @@ def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
     chosen: list[tuple[str, ...]] = []
     for gram in ranked[:400]:
         grown = end[gram] - start[gram]
-        # A longer phrase that is about as common says more than its parts.
+        # A longer phrase that is about as common is more informative than its parts.
         part = next((c for c in chosen if _within(c, gram)), None)
         if grown <= 0 or any(_within(gram, c) for c in chosen):
             continue
@@ -876,7 +876,7 @@ def _pearson(first: Scores, second: Scores) -> float | None:
 
 
 def _comparison(names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the QRA++ figures of `ctrlreward compare`; why there are none, as `error`."""
+    """Return the QRA++ figures of `ctrlreward compare`; or the reason why not, as `error`."""
     patterns = ("score/*", "after/*", "judges/*", "difference", "eval*", "reward*", "policy/kl")
     try:
         found = compare_runs([read_run(name) for name in names], patterns)

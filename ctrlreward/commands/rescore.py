@@ -1,6 +1,6 @@
-"""Command `ctrlreward rescore`: another reward for the texts that a run has stored.
+"""Command `ctrlreward rescore`: another reward for the stored texts of a run.
 
-What can be said about the arguments without PyTorch is said before it is imported.
+Arguments are checked as far as possible before PyTorch is imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONS = (
 
 
 def run(arguments: list[str]) -> None:
-    """Score, or resume, and print what the rules would have decided."""
+    """Score, or resume, and print the replayed decisions."""
     try:
         _check(arguments)
     except (ValueError, OSError) as error:

@@ -82,12 +82,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the rules of one selection say, with the logged scores and with the new ones.
+    """Decisions of the rules of one selection, with the logged scores and with the new ones.
 
     Attributes:
-        logged: What they say of the run, without rules of which it did not log a key; None if no
+        logged: Decisions on the logged scores, without rules whose key was not logged; None if no
             rule is left.
-        rescored: What they say with the new scores.
+        rescored: Decisions with the new scores.
     """
 
     logged: Selection | None
@@ -99,7 +99,7 @@ class Rescored:
     """A run before and after other scores of its texts.
 
     Attributes:
-        run: The run as it was stored.
+        run: The stored run.
         steps: Its steps with the new scores.
         new: Logged key of each new score → better direction.
         folder: Folder with the new scores.
@@ -112,7 +112,7 @@ class Rescored:
 
 
 def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
-    """Score, or resume, and print what the rules would have decided."""
+    """Score, or resume, and print the replayed decisions."""
     parser = _parser(usage, description, examples)
     options = parser.parse_args(arguments)
     with user_errors(parser):
@@ -164,7 +164,7 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     parser.add_argument(
         "--subject_to",
         **several,
-        help="constraints, such as 'score/acc>=0.8'. Default: those of the run",
+        help="constraints, such as 'score/acc>=0.8'. Default: the constraints of the run",
     )
     parser.add_argument("--guard", **one, help="alarm: PROXY:HELD_OUT, as in 'ctrlreward select'")
     parser.add_argument(
@@ -229,20 +229,20 @@ def rescore(
 ) -> Rescored:
     """Score the texts of all validations of a run that are not yet scored.
 
-    The scores are those that a `GenerationScorer` with these components would have logged, by
-    `<name>/<component>`, and `<name>/total` of a reward of several. What was computed is in
-    `rescored.jsonl`, which a resumed command continues. In the end the folder is a run itself, with
+    The scores have the names that a `GenerationScorer` with these components logs,
+    `<name>/<component>`, and `<name>/total` for a reward of several. Computed scores are in
+    `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
     `metrics.jsonl` and `samples/`.
 
     Args:
         run: The run.
         reward: The reward.
         folder: Folder of the new scores.
-        settings: What a resumed command must share, as JSON.
+        settings: Settings that a resumed command must share, as JSON.
         names: Names of the `GenerationScorer`s whose texts are scored; empty for all.
 
     Raises:
-        ValueError: There are no texts, a name is unknown, the texts lack a column that the reward
+        ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
             needs, or the folder has scores of another reward.
     """
     found = list(stored_texts(run, names))
@@ -311,7 +311,7 @@ def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
 
 
 def check_stored(reward: AnyReward, texts: Stored) -> None:
-    """Raise unless the reward can be computed from what is stored.
+    """Raise unless the reward can be computed from the stored texts.
 
     Raises:
         ValueError: A component needs columns, or the groups of its texts, that were not stored.
@@ -341,7 +341,7 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
 
 
 class Progress:
-    """What has been scored, in a log that a resumed command continues."""
+    """Scores so far, in a log that a resumed command continues."""
 
     def __init__(self, log: JsonLog, records: Sequence[dict[str, Any]]) -> None:
         self.log = log
@@ -389,7 +389,7 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
 def scored_in_parts(
     components: Mapping[str, Component], texts: Stored, progress: Progress
 ) -> dict[str, Scores]:
-    """Return the scores of all texts; those of each text alone are on disk part by part."""
+    """Return the scores of all texts; scores of single texts are written part by part."""
     alone = {name: each for name, each in components.items() if each.scorer.pointwise}
     parts: list[dict[str, Any]] = []
     for start in range(0, len(texts.samples), PART) if alone else ():
@@ -408,7 +408,7 @@ def scored_in_parts(
 
 
 def has_total(reward: AnyReward) -> bool:
-    """Return whether the total says more than the components."""
+    """Return whether the total adds information to the components."""
     combines = isinstance(reward, Reward) or reward.weights is not None
     return combines and TOTAL not in reward.components and len(reward.components) > 1
 
@@ -472,13 +472,13 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
 
 
 def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
-    """Return the run as if it had been rescored, for a check of the rules."""
+    """Return the run with placeholders for the new scores, to check the rules."""
     step = replace(run.steps[0], metrics={**run.steps[0].metrics, **dict.fromkeys(new, math.nan)})
     return replace(run, steps=[step, *run.steps[1:]], modes={**run.modes, **new})
 
 
 def decision(done: Rescored, options: argparse.Namespace) -> Decision:
-    """Return what the rules say of the run before and after."""
+    """Return the decisions of the rules before and after."""
     after = replace(done.run, steps=done.steps, modes={**done.run.modes, **done.new})
     rules = run_rules(after, options)
     left = logged_rules(rules, done.run.keys)
@@ -501,7 +501,7 @@ def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
 
 
 def in_words(selection: Selection | None) -> dict[str, str]:
-    """Return what is asked for, such as `"best by score/judge"`, → what was decided."""
+    """Return question, such as `"best by score/judge"`, → decision."""
     if selection is None:
         return {}
     rules, last = selection.rules, selection.decided[-1] if selection.decided else None
@@ -525,7 +525,7 @@ def _at(step: int | None) -> str:
 
 
 def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """Return the new scores and the decisions, each as `ctrlreward select --json` has them."""
+    """Return the new scores and the decisions, each in the format of `ctrlreward select --json`."""
     return {
         "run": str(done.run.folder),
         "folder": str(done.folder),

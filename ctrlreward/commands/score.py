@@ -1,6 +1,6 @@
 """Command `ctrlreward score`: scores for a file of texts.
 
-What can be said about the arguments without PyTorch is said before it is imported, which takes many
+Arguments are checked as far as possible before PyTorch is imported, which takes many
 times as long.
 """
 
@@ -40,7 +40,7 @@ LISTS = {"--scorers", "--names", "--label_map"}
 # Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
 _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 
-# Options of the command, and the scorers that it knows by name.
+# Options of the command, and the scorers with short names.
 OPTIONS = (
     *("scorers", "names", "columns", "label_map", "chunk", "workers", "threads", "engine", "ray"),
 )
@@ -50,7 +50,7 @@ SCORERS = (
     *("Repetition", "Similarity", "TransferQuality", "Uniqueness"),
 )
 SCORERS_HINT = (
-    f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
+    f"scorers: {', '.join(SCORERS)}, or the import path of a class. The options of a scorer "
     "follow its name; --scorers.help=NAME lists them"
 )
 
@@ -69,11 +69,11 @@ def run(arguments: list[str]) -> None:
 
 
 def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
-    """Write options that take lists as the parser reads them: `--names=["a", "b"]`.
+    """Write list options in the format of the parser: `--names=["a", "b"]`.
 
     An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
-    separate words too. An option that is given again adds to its list. A value in brackets or
-    braces and `null` are left as they are.
+    also separate words. An option that is repeated adds to its list. A value in brackets or
+    braces and `null` are not changed.
     """
     gathered: list[str] = []
     seen: set[str] = set()
@@ -106,7 +106,7 @@ def _singular(argument: str) -> str:
 
 
 def _check(arguments: Sequence[str]) -> None:
-    """Check what can be checked without PyTorch, unless there is a YAML file or help is wanted."""
+    """Check arguments without PyTorch, unless there is a YAML file or help is requested."""
     files: list[str] = []
     scorers: list[str] | None = None
     rest = deque(arguments)

@@ -1,4 +1,4 @@
-"""Scores of a file, for arguments that `score.py` has checked."""
+"""Scores of a file, for arguments checked by `score.py`."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def score_file(
             `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
             file.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
-            `--names small large`. Needed where two scorers have scores of the same name.
+            `--names small large`. Needed if two scorers have scores of the same name.
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
-        label_map: Labels of the file and the scorers' labels in their place: `--label-map
+        label_map: Labels of the file and their replacements: `--label-map
             0=negative 1=positive`.
-        chunk: Rows of a shard, which is scored and saved whole. A run that is resumed keeps its
-            own. An input of no more rows is read once and scored in memory.
-        workers: Processes or actors that score, each with models of its own; one process is this
-            one.
+        chunk: Rows of a shard, which is scored and saved whole. A resumed run keeps its
+            chunk size. An input of no more rows is read once and scored in memory.
+        workers: Processes or actors that score, each with separate models; a single process is
+            this one.
         threads: Threads of PyTorch in each worker; null is PyTorch's choice for one process,
             shares the cores among several, and gives an actor its CPUs.
         engine: Workers are processes of this machine, or actors of Ray.
@@ -108,7 +108,7 @@ def score_file(
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
         if number is not None and number < 1:
-            raise ValueError(f"{name} = {number}: give a positive number")
+            raise ValueError(f"{name} must be positive, got {number}")
     for pair in label_map or ():
         if "=" not in pair:
             raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
@@ -158,8 +158,8 @@ def score_file(
                 for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
                     _require_complete(file, shape, its_rows, components)
                 print(
-                    f"{output} is already complete: delete it to score {input} again. Changes "
-                    "of --columns or of the scorers' options are not detected"
+                    f"{output} is already complete. Delete it to score {input} again. Changes "
+                    "of --columns or of the scorers' options are not detected."
                 )
                 return
             else:
@@ -188,7 +188,7 @@ def score_file(
 def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
     """Yield input, output and folder of the unfinished run, in a temporary folder for pipes.
 
-    Standard input is read several times; what goes to standard output waits until it is complete.
+    Standard input is read several times; standard output is written when it is complete.
     """
     write_line("an interrupted run can't be resumed: it reads or writes a pipe")
     with TemporaryDirectory() as temporary:
@@ -211,7 +211,7 @@ def _resume(
 ) -> None:
     """Keep the scores of an unfinished run whose rows have not changed, and delete the others.
 
-    The manifest is replaced last: what a kill leaves is compared with the old one again.
+    The manifest is replaced last: after a kill, the remains are compared with the old one again.
     """
     settings = json.loads(json.dumps(manifest.settings))
     differing = [name for name in settings if started.settings.get(name) != settings[name]]
@@ -244,10 +244,10 @@ def name_components(
 ) -> dict[str, Component]:
     """Return the scores of scorers that the columns allow, prefixed by `names`, one per scorer."""
     if not scorers:
-        raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")
+        raise ValueError(f"scorers is empty, must be one or more of {', '.join(SCORERS)}")
     if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
         raise ValueError(
-            f"names = {list(names)} for {len(scorers)} scorers: give one distinct name per scorer"
+            f"names must be one distinct name per scorer, got {list(names)} for {len(scorers)}"
         )
     components: dict[str, Component] = {}
     for position, scorer in enumerate(scorers):
@@ -255,8 +255,8 @@ def name_components(
             name = f"{names[position]}.{score}" if names else score
             if name in components:
                 raise ValueError(
-                    f"two scorers have a score {name!r}: give --names, one per scorer, to prefix "
-                    "the names of their scores"
+                    f"two scorers have a score {name!r}. Pass --names, one per scorer, to prefix "
+                    "the names of their scores."
                 )
             components[name] = scorer[score]
     return components
@@ -281,7 +281,7 @@ def _output_lock(output: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise ValueError(
-            f"another process is scoring into {output}: wait for it, or give another output"
+            f"another process is scoring into {output}. Wait for it, or use another output."
         ) from None
     try:
         yield
@@ -304,7 +304,7 @@ def _require_complete(
     if problems:
         raise ValueError(
             f"{output} exists but is not a complete output of this command: it has "
-            f"{', '.join(problems)}. Give another output, or delete it"
+            f"{', '.join(problems)}. Use another output, or delete it."
         )
     existing = in_chunks(found, 256)
     for number, (has, unscored) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
@@ -314,6 +314,6 @@ def _require_complete(
                 if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
                     raise ValueError(
                         f"{output} exists but was made from other rows: {name}[{i}] is "
-                        f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
-                        "score again"
+                        f"{row.get(name)!r}, not {value!r}. Use another output, or delete it to "
+                        "score again."
                     )

@@ -1,4 +1,4 @@
-"""Command `ctrlreward select`: which checkpoint to keep, from what a run left on disk."""
+"""Command `ctrlreward select`: which checkpoint of a run to keep, from its logs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRu
 from ctrlreward.selection.best import Bounds
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
-rule would have stopped, and when the alarm would have been raised. Reads the run folders and logs
-of Lightning, transformers, TRL, verl and OpenRLHF, and those of W&B, TensorBoard and trackio.
+rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
+of Lightning, transformers, TRL, verl, OpenRLHF, W&B, TensorBoard and trackio.
 
 Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
 mistake in the arguments or a file that cannot be read."""
@@ -51,9 +51,9 @@ class _NotLogged(ValueError):
 
 @dataclass(frozen=True)
 class Selection:
-    """What the rules say of one run.
+    """Decisions of the rules on one run.
 
-    `saved` has the decisions on the validations with a checkpoint, if the best one has none.
+    `saved` are the decisions on the validations with a checkpoint, if the best one has none.
     """
 
     run: StoredRun
@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> None:
 
 
 def select(name: str, options: Any) -> Selection:
-    """Read a run and replay the rules; select what is on disk."""
+    """Read a run and replay the rules; select among the checkpoints on disk."""
     return _select(_read(name, options), options)
 
 
@@ -219,12 +219,12 @@ def _check(options: Any) -> None:
     monitor = check_rule_options(options)
     if not (monitor or options.pareto or options.guard):
         raise ValueError(
-            "no score is given: --maximise KEY, --minimise KEY or --pareto A:max,B:min"
+            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min."
         )
     if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
         raise ValueError("--watch, --output and --checkpoints are of one RUN")
     if options.watch and options.prune:
-        raise ValueError("--prune removes from finished runs: leave out --watch")
+        raise ValueError("--prune removes from finished runs. Leave out --watch.")
     if options.prune and not (monitor or options.pareto):
         raise ValueError("--prune needs the score to select by: --maximise KEY")
     if not options.interval > 0:
@@ -237,7 +237,7 @@ def _check(options: Any) -> None:
 def check_rule_options(options: Any) -> str | None:
     """Return the key to select by; raise a ValueError if options contradict each other."""
     if options.maximise and options.minimise:
-        raise ValueError("--maximise and --minimise are both given: one score selects")
+        raise ValueError("--maximise and --minimise are both given. Use one of them.")
     monitor: str | None = options.maximise or options.minimise
     for name in ("subject_to", "stop", "ties_by"):
         if getattr(options, name) and not monitor:
@@ -260,7 +260,7 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
         declared = stored.modes.get(key, mode)
         if declared != mode:
             better = "higher" if declared == "max" else "lower"
-            raise ValueError(f"{key} is better when {better}: use --{declared}imise {monitor}")
+            raise ValueError(f"{key} is better when {better}. Use --{declared}imise {monitor}.")
         best = BestRule(
             key,
             mode,
@@ -493,14 +493,14 @@ def summary(selection: Selection) -> list[str]:
 
 
 def _directions(rule: AlarmRule) -> str:
-    """Return what the alarm compares; a direction may be a default, so it is said."""
+    """Return the metrics that the alarm compares, with directions, which may be defaults."""
     words = {"max": "better when higher", "min": "better when lower", "drift": "must not change"}
     held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rule.modes.items())
     return f"{rule.proxy} ({words[rule.proxy_mode]}) against {held_out}"
 
 
 def _chosen(selection: Selection) -> dict[str, Any]:
-    """Return what a script needs: the checkpoint to keep."""
+    """Return the choice for a script: the checkpoint to keep."""
     best = selection.best
     rule = selection.rules.best
     seen = {each.validation.step: each.validation for each in selection.decided}
@@ -517,7 +517,7 @@ def _chosen(selection: Selection) -> dict[str, Any]:
 
 
 def to_json(selection: Selection) -> dict[str, Any]:
-    """Return all that the table and the summary say, as plain data; NaN is null."""
+    """Return the contents of table and summary as plain data; NaN is null."""
     keys = [*selection.rules.monitored, *selection.rules.others]
     validations = []
     for number, each in enumerate(selection.decided, 1):
@@ -567,7 +567,7 @@ def _plain(value: Any) -> Any:
 def _watch(options: Any) -> Selection:
     """Print each validation as it appears, and all decisions at the end.
 
-    Waits for the first validation, and while the log cannot be read, as in the middle of a write.
+    Waits for the first validation, and while the log cannot be read, for example during a write.
     """
     (name,), console, seen = options.runs, plain_console(), 0
     selection, waiting = None, ""
@@ -599,7 +599,7 @@ def _watch(options: Any) -> Selection:
 
 
 def _read_or_say_why(name: str, options: Any, first: bool) -> tuple[StoredRun | None, str]:
-    """Return the run, or why it cannot be read now; raises if its path was wrong from the start."""
+    """Return the run, or the reason why it cannot be read now; raise if its path was wrong."""
     try:
         return _read(name, options), ""
     except FileNotFoundError as error:
@@ -611,7 +611,7 @@ def _read_or_say_why(name: str, options: Any, first: bool) -> tuple[StoredRun | 
 
 
 def _report(console: Console, selection: Selection, seen: int, options: Any) -> None:
-    """Print the validations that are new, and write the file."""
+    """Print new validations, and write the file."""
     for each in selection.decided[seen:]:
         _print_validation(console, selection, each, options.json)
     if options.output:
@@ -640,7 +640,7 @@ def _prune(selection: Selection, options: Any) -> None:
             f"{selection.run.folder}: no checkpoint is selected, nothing removed", file=sys.stderr
         )
         return
-    # Refused if a better one is missing: the folder may be another one than the user thinks.
+    # An error if a better one is missing: the user may have passed the wrong folder.
     paths = removable(selection.run, replace(selection, saved=()).kept)
     if not paths:
         print(f"{selection.run.folder}: nothing to remove", file=sys.stderr)
@@ -651,7 +651,7 @@ def _prune(selection: Selection, options: Any) -> None:
     question = f"remove these {len(paths)} ({total / 1e6:.1f} MB)? [y/N] "
     if not options.yes:
         if not sys.stdin.isatty():
-            raise ValueError("--prune asks before it removes: add --yes where nobody can answer")
+            raise ValueError("--prune asks for confirmation. Add --yes if nobody can answer.")
         print(question, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("nothing removed", file=sys.stderr)

@@ -43,17 +43,17 @@ class RayServeOptions:
     """Cluster, resources and load of the replicas under Ray Serve.
 
     Args:
-        address: `HOST:PORT` of a cluster's head, or "auto" for that of this machine; null starts a
-            Ray on this machine, which ends with the command.
+        address: `HOST:PORT` of a cluster's head, or "auto" for the cluster of this machine; null
+            starts a Ray on this machine, which ends with the command.
         num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
-        num_gpus: GPUs of a replica, which sees no others; 0.5 puts two on one. With any, the
-            scorers are on "cuda" unless `--device` is given.
+        num_gpus: GPUs of a replica, the only visible ones; 0.5 puts two replicas on one. With any,
+            the scorers are on "cuda" unless `--device` is set.
         max_replicas: Most replicas; Ray starts further ones while each has more than
-            `target_ongoing_requests` to answer, and ends them when load falls. Null keeps
+            `target_ongoing_requests` pending, and ends them when load falls. Null keeps
             their number at `--replicas`.
-        target_ongoing_requests: Requests that a replica should have, on average, where their
-            number follows the load.
-        max_ongoing_requests: Most requests that a replica holds, from which it makes its batches:
+        target_ongoing_requests: Average requests per replica if the
+            number of replicas follows the load.
+        max_ongoing_requests: Most pending requests of a replica, from which it makes its batches:
             as many as one batch has texts, or more. Ray's own default, 5, keeps batches at 5.
         max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
             for no limit.
@@ -70,18 +70,18 @@ class RayServeOptions:
     def __post_init__(self) -> None:
         for name in ("num_cpus", "target_ongoing_requests", "max_ongoing_requests"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"ray.{name} = {getattr(self, name)}: give a positive number")
+                raise ValueError(f"ray.{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.num_gpus < math.inf:
-            raise ValueError(f"ray.num_gpus = {self.num_gpus}: give 0 or a positive number")
+            raise ValueError(f"ray.num_gpus must be 0 or more, got {self.num_gpus}")
         if self.max_queued_requests < -1 or self.max_queued_requests == 0:
             raise ValueError(
-                f"ray.max_queued_requests = {self.max_queued_requests}: give a positive number, "
-                "or -1 for no limit"
+                "ray.max_queued_requests must be positive, or -1 for no limit, got "
+                f"{self.max_queued_requests}"
             )
 
 
 def run(arguments: list[str]) -> None:
-    """Serve until a SIGTERM or an interruption, which finish what has been accepted."""
+    """Serve until a SIGTERM or an interruption, which finish accepted requests."""
     try:
         _check(arguments)
         # From here on, PyTorch is imported.
@@ -143,7 +143,7 @@ def serve(
         engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
             address.
         replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
-        ray: Cluster, resources of a replica, and how many requests it takes.
+        ray: Cluster, resources of a replica, and its number of requests.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         import_extra(module, "ctrlreward serve")
@@ -152,9 +152,9 @@ def serve(
     from ctrlreward.serving.limits import ServeOptions
 
     if replicas < 1 or (engine == "process" and replicas > 1):
-        raise ValueError(f"replicas = {replicas}: give --engine ray, or 1")
+        raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
     if grace < 1:
-        raise ValueError(f"grace = {grace}: give a positive number of seconds")
+        raise ValueError(f"grace must be at least 1 second, got {grace}")
     token = _token(token_file)
     options = ServeOptions(queue, body_bytes, body_seconds, token)
     loopback = False
@@ -186,7 +186,7 @@ def _token(path: Path | None) -> str | None:
         return os.environ.get(TOKEN_VARIABLE)
     token = path.read_text(encoding="utf-8").strip()
     if not token:
-        raise ValueError(f"{path} is empty: write the token into it")
+        raise ValueError(f"{path} is empty. Write the token into it.")
     return token
 
 
@@ -198,7 +198,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
-        raise OSError(f"can't listen at {host}:{port} ({error.strerror}): give another") from None
+        raise OSError(f"can't listen at {host}:{port} ({error.strerror}), choose another") from None
     return listener
 
 

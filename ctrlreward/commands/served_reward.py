@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServedReward:
-    """Recipe of a served reward: plain data, which may travel to other machines.
+    """Recipe of a served reward: plain data, which may be sent to other machines.
 
-    `block` is the reward, as `read_reward` returns it; a device of None leaves each scorer where
-    the block says, and `trainers` of None leaves their routes out.
+    `block` is the reward, as `read_reward` returns it; a device of None keeps the devices of
+    the block, and `trainers` of None leaves their routes out.
     """
 
     block: Mapping[str, Any]
@@ -99,14 +99,14 @@ def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> An
     parser = _RewardParser()
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:
-        config = parser.parse_object({name: deepcopy(value)})  # it writes into what it gets
+        config = parser.parse_object({name: deepcopy(value)})  # it modifies its argument
     except ValueError as error:
         raise ValueError(one_line(str(error), [file] if file else [])) from None
     return parser.instantiate(config)[name]
 
 
 def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
-    """Return a component, with its weight if there is one, of the short form."""
+    """Return a component, with its weight if any, from the short form."""
     if isinstance(block, str):
         block = {"scorer": block}
     if "class_path" in block:

@@ -24,7 +24,7 @@ _TRAINER = {
     "devices": 1,
 }
 
-# Largest value, or number of items, of options that have one of these names.
+# Largest value, or number of items, of options with these names.
 _FEWER = {
     "batch_size": 2,
     "num_generations": 2,
@@ -37,19 +37,19 @@ _FEWER = {
     "epochs": 1,
     "every_n_batches": 1,
     "min_steps": 1,
-    # A network that has seen two batches with a larger one writes nothing but the end of a text.
+    # After two batches with a larger rate, a network only writes the end of a text.
     "learning_rate": 1e-5,
 }
 
-# Judges that were trained for two steps find no sentence good: any GM is above 0.
+# Judges trained for two steps rate no sentence as good: with these, any GM is above 0.
 _EVERY_GM = (0.0, 0.0, 1e9, -1e9)
 
 
 def shrink(config: Namespace) -> None:
-    """Turn the parsed configuration of a job into that of its smoke run, in place.
+    """Turn the parsed configuration of a job into its smoke run, in place.
 
     Two training steps with a validation after each, a few texts everywhere, and a temporary folder.
-    Models that the job needs are used where they exist, and else trained in smoke runs.
+    Models that the job needs are used if they exist, and otherwise trained in smoke runs.
     """
     name = Path(config.trainer.default_root_dir or "run").name
     root = tempfile.mkdtemp(prefix=f"{name}-smoke-")
@@ -71,7 +71,7 @@ def shrink(config: Namespace) -> None:
         folder = group.get("folder")
         if not folder or "${" in folder or Path(folder).is_relative_to(tempfile.gettempdir()):
             continue
-        # What the job trains must not replace what an earlier one has trained.
+        # Trained models must not replace the models of an earlier job.
         own = group is config.model.get("init_args")
         if own or not Path(folder).expanduser().exists():
             folders[folder] = str(Path(root, "trained", *Path(folder).parts[-2:]))
@@ -83,14 +83,14 @@ def shrink(config: Namespace) -> None:
 
 
 def written(folder: Path) -> str:
-    """Return one line on what a smoke run wrote."""
+    """Return one line on the output of a smoke run."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = dict.fromkeys(Path(file).parts[0] for file in files if not file.startswith("."))
     return f"smoke run: {len(files)} files in {folder}: {', '.join(names)}"
 
 
 def _groups(value: Any) -> Iterator[Namespace]:
-    """Yield a namespace and all that it holds."""
+    """Yield a namespace and all nested ones."""
     if isinstance(value, Namespace):
         yield value
         value = vars(value)

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from ctrlreward.scorers.base import ScoreSpec
 
-# Beginnings of log messages that a user can do nothing about, by logger.
+# Beginnings of log messages that a user can't act on, by logger.
 ABOUT_BITSANDBYTES: Mapping[str, tuple[str, ...]] = {
-    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",)  # nothing uses it
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",)  # unused
 }
 
 
@@ -29,7 +29,7 @@ def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
 
 @contextmanager
 def user_errors(parser: ArgumentParser) -> Iterator[None]:
-    """Print errors in the user's input as the parser prints a wrong option, and exit with 2."""
+    """Print errors in the user's input like the parser's errors, and exit with 2."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:

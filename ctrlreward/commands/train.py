@@ -15,7 +15,7 @@ _EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smol
 def run(arguments: list[str]) -> None:
     """Run a training job."""
     if not arguments:
-        print(f"error: give a configuration: ctrlreward train {_EXAMPLE}", file=sys.stderr)
+        print(f"error: the configuration is missing: ctrlreward train {_EXAMPLE}", file=sys.stderr)
         raise SystemExit(2)
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]

@@ -52,17 +52,17 @@ _DESCRIPTION = f"""Run a training job from a YAML file, such as those in
 
 Every key of the file is also an option; --ckpt_path last resumes the last run."""
 
-# Warnings at every start that a user can do nothing about.
+# Warnings at every start that a user can't act on.
 _KNOWN_WARNINGS = (
     ".*args parameter is intended to run.*",  # the command's name is already removed
     ".*does not have many workers.*",  # prompts need no worker processes
     ".*overridden `transfer_batch_to_device`.*",  # batches of text stay on the CPU
     ".*is_gradient_checkpointing.*",  # between transformers and Lightning
-    "Checkpoint directory .* exists and is not empty.*",  # of every run that is resumed
+    "Checkpoint directory .* exists and is not empty.*",  # of every resumed run
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
 
-# Beginnings of log messages of the same kind, by logger. Where `lightning` is imported, too, it
+# Beginnings of log messages of the same kind, by logger. If `lightning` is imported as well, it
 # logs the messages of pytorch_lightning.
 _LIGHTNING = (
     "💡 Tip",  # advertises other packages
@@ -78,7 +78,7 @@ _KNOWN_MESSAGES = {
 
 
 class TrainParser(LightningArgumentParser):
-    """Lightning's parser, of each class too, without abbreviations, whose errors are one line."""
+    """Lightning's parser, also of classes, without abbreviations; its errors are one line."""
 
     def __init__(
         self, *, files: Sequence[ConfigFile] = (), arguments: Sequence[str] = (), **options: Any
@@ -88,7 +88,7 @@ class TrainParser(LightningArgumentParser):
         self.arguments = arguments
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print where the mistake is and what to type, and exit with status 2."""
+        """Print the location of the mistake and the suggestion, and exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
         print(f"error: {one_line(message, self.files, self.arguments)}", file=sys.stderr)
@@ -123,7 +123,7 @@ class TrainCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
-        """Fill in the run's folder, and raise before anything is built if a logger is missing."""
+        """Fill in the run's folder, and raise before building anything if a logger is missing."""
         if self.config.smoke:
             shrink(self.config)
         fill_in_run_folder(self.config, str(self.config.trainer.default_root_dir or "."))
@@ -165,7 +165,7 @@ def run_job(arguments: Sequence[str]) -> None:
     with _one_line_errors(files):
         cli = build(arguments)
     trainer, resumed = cli.trainer, cli.config.ckpt_path is not None
-    # Not of a trial, which writes nothing, and not on other ranks.
+    # Not for a trial run, which writes nothing, and not on other ranks.
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
     with ExitStack() as held:
         if writes:
@@ -179,7 +179,7 @@ def run_job(arguments: Sequence[str]) -> None:
             raise SystemExit(128 + signal.SIGTERM) from error
         except FileNotFoundError as error:
             _fail(one_line(str(error), files))
-        except subprocess.CalledProcessError as error:  # of a model that is trained first
+        except subprocess.CalledProcessError as error:  # from a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
         except Exception as error:
             if (note := advice(trainer, error)) is not None:
@@ -194,7 +194,7 @@ def run_job(arguments: Sequence[str]) -> None:
 
 
 def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return what made the run: command, time, versions and hardware."""
+    """Return the provenance of the run: command, time, versions and hardware."""
     packages = ("ctrlreward", "torch", "transformers", "peft", "pytorch-lightning")
     hardware = {"machine": platform.machine(), "system": platform.system()}
     hardware |= {
@@ -217,7 +217,7 @@ def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
 
 
 def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:
-    """Write the run's `report.html`, and what the reward was into `provenance.json`."""
+    """Write the run's `report.html`, and the reward's fingerprint into `provenance.json`."""
     folder = Path(trainer.default_root_dir)
     try:
         reward = getattr(model, "reward", None)
@@ -227,7 +227,7 @@ def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> N
             _write_provenance(trainer, {**provenance, "reward": fingerprint})
         if write_report(folder / "report.html", [str(folder)]) is not None:
             print(f"report: {folder / 'report.html'}", file=sys.stderr)
-    except Exception as error:  # the run is done and saved: its report must not make it fail
+    except Exception as error:  # the run is saved: an error in its report must not make it fail
         print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
 
 
@@ -246,7 +246,7 @@ def _fail(message: str) -> NoReturn:
 
 
 def _hide_known_messages() -> None:
-    """Hide warnings, tips and bars that a user can do nothing about."""
+    """Hide warnings, tips and bars that a user can't act on."""
     for message in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     hide_messages(_KNOWN_MESSAGES)

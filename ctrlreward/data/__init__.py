@@ -1,4 +1,4 @@
-"""Data sets by name: where they are published, what checks them, and where they are kept."""
+"""Data sets by name: sources, checksums, and local folders."""
 
 from ctrlreward.data.catalogue import DATA_SETS, DataFile, DataSet, data_folder, find, local_file
 

@@ -1,4 +1,4 @@
-"""Catalogue of data sets, and the resolver that turns the name of a file into its path."""
+"""Catalogue of data sets, and the resolver from the name of a file to its path."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
 class DataFile:
     r"""A file of a data set, at `place` below a data folder.
 
-    `address` is None for a file that is made, `size` (bytes) where it is not known, `sha256` where
-    only `git_blob` is: the hash that git gives the content, `sha1("blob SIZE\0" + content)`.
+    `address` is None for a generated file, `size` (bytes) if unknown, `sha256` if
+    only `git_blob` is known, git's hash of the content, `sha1("blob SIZE\0" + content)`.
     """
 
     data_set: str
@@ -48,10 +48,10 @@ class DataFile:
         return cached
 
     def get(self) -> Path:
-        """Return the path of the file; download or make it first where it is missing.
+        """Return the path of the file; download or make it first if it is missing.
 
-        The file is complete and checked, or absent; one process gets it and the others wait. A file
-        that is there is used as it is; `problem` checks it.
+        The file is complete and checked, or absent; one process gets it and the others wait. An
+        existing file is used unchanged; `problem` checks it.
 
         Raises:
             OSError: The file can't be downloaded or written, or has another checksum.
@@ -71,7 +71,7 @@ class DataFile:
         return path
 
     def problem(self, path: Path) -> str | None:
-        """Return how the content of a file differs from what is published; None if it does not."""
+        """Return how the content of a file differs from the published one; None if it does not."""
         if self.size is not None and path.stat().st_size != self.size:
             return f"has {path.stat().st_size:,} bytes, expected {self.size:,}"
         kind, expected = ("sha256", self.sha256) if self.sha256 else ("sha1", self.git_blob)
@@ -88,7 +88,7 @@ class DataFile:
 
     def _make(self, path: Path) -> None:
         data_set = DATA_SETS[self.data_set]
-        unchecked = []  # what is made of them has a checksum, they have none
+        unchecked = []  # files made from them have a checksum, they do not
 
         def path_of(name: str) -> Path:
             if name in data_set.files:
@@ -114,10 +114,10 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: its terms, what to cite, and its files by name.
+    """A data set: its terms, citation, and its files by name.
 
-    `address` is of its public folder, None if all files are made. `made_by` is a module with
-    `make`, which is given the name of a file without an address, and a function from the name of
+    `address` is its public folder, None if all files are made. `made_by` is a module with
+    `make`, which gets the name of a file without an address, and a function from the name of
     another file of the data set, or below its address, to a path.
     """
 
@@ -137,7 +137,7 @@ def data_folder() -> Path:
 
 
 def find(name: str) -> Sequence[DataFile]:
-    """Return the files of a data set, or the one file that is named; else a ValueError.
+    """Return the files of a data set, or the named file, else raise a ValueError.
 
     Examples:
         >>> [str(file) for file in find("wikitext2")]
@@ -147,7 +147,7 @@ def find(name: str) -> Sequence[DataFile]:
     if data_set not in DATA_SETS:
         hint = did_you_mean(data_set, DATA_SETS)
         raise ValueError(
-            f"there is no data set {data_set!r}{hint}: it must be one of {', '.join(DATA_SETS)}"
+            f"there is no data set {data_set!r}{hint}, must be one of {', '.join(DATA_SETS)}"
         )
     known = DATA_SETS[data_set].files
     if not slash:
@@ -171,7 +171,7 @@ def local_file(file: str | Path) -> Path:
             - a local path, which need not exist.
 
     Raises:
-        ValueError: A data set has no such file.
+        ValueError: A data set does not have the file.
         OSError: The file can't be downloaded; names address, file and folder.
     """
     name = str(file)

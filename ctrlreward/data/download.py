@@ -1,4 +1,4 @@
-"""Download of a file by HTTP: whole or absent, continued where it was cut off, checked."""
+"""Download of a file by HTTP: whole or absent, resumable, checked."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def download(
 ) -> None:
     """Download a file into an existing folder; it appears when it is complete and checked.
 
-    What has arrived stays in `.NAME.partial`, so that a later call continues there. If the server
-    does not send parts of files, or the parts do not fit, the file is downloaded anew. One process
-    at a time may do this. `problem` returns what is wrong with a complete file, or None.
+    A partial download stays in `.NAME.partial`, so that a later call continues there. If the server
+    does not send parts of files, or the parts do not fit, the file is downloaded again. One process
+    at a time may do this. `problem` returns the problem of a complete file, or None.
 
     Raises:
         OSError: The server can't be reached, does not have the file, or has another one. Names the
@@ -52,7 +52,7 @@ def download(
             if isinstance(error, httpx2.HTTPStatusError):
                 text = f"HTTP {error.response.status_code} {error.response.reason_phrase}"
             raise OSError(
-                f"{name} could not be downloaded from {address} ({text}): check the connection and "
+                f"{name} could not be downloaded from {address} ({text}). Check the connection and "
                 f"the proxy, {by_hand}"
             ) from error
         wrong = problem(partial)
@@ -62,17 +62,17 @@ def download(
         partial.unlink()
         if not resumed:
             raise OSError(
-                f"{name} from {address} {wrong}: it is not the file that was published; try "
+                f"{name} from {address} {wrong}, so it is not the published file. Try "
                 f"again, {by_hand}"
             )
 
 
 class _Broken(Exception):
-    """A connection that ended before the file did."""
+    """The connection ended before the end of the file."""
 
 
 def _continue(name: str, address: str, partial: Path, size: int | None) -> None:
-    """Append to a partial file what it lacks, or write it anew if the server sends all of it."""
+    """Append the rest to a partial file, or rewrite it if the server sends all of it."""
     start = partial.stat().st_size if partial.is_file() else 0
     if start and start == size:
         return
@@ -82,7 +82,7 @@ def _continue(name: str, address: str, partial: Path, size: int | None) -> None:
         "GET", address, headers=headers, follow_redirects=True, timeout=_SECONDS
     ) as reply:
         if start and reply.status_code == 416:  # range not satisfiable
-            return  # it has all bytes, or too many: the check decides
+            return  # complete or too long: the check decides
         reply.raise_for_status()
         if reply.headers.get("Content-Range", "").partition("-")[0] != f"bytes {start}":
             start = 0

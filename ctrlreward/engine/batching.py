@@ -57,7 +57,7 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 
 
 def windows(texts: Sequence[str]) -> Iterator[range]:
-    """Yield the indices of texts that are scored together, of `_WINDOW_CHARACTERS` or one text."""
+    """Yield indices of texts to score together, of `_WINDOW_CHARACTERS` or a single text."""
     with part("scoring", len(texts)) as advance:
         start = characters = 0
         for i, text in enumerate(texts):
@@ -79,7 +79,7 @@ def run_batched(
 ) -> list[Result]:
     """Call `forward` on batches of items and return the results in the caller's order.
 
-    Items are sorted by length, longest first, which minimises padding and makes memory run out at
+    Items are sorted by length, longest first, which minimises padding, and memory runs out at
     the first batch or never. A batch that runs out of memory is halved and retried, and the smaller
     budget is kept. An item longer than the budget is a batch. `forward` takes indices into
     `lengths`, the numbers of tokens, and returns one result each.
@@ -88,7 +88,7 @@ def run_batched(
     results: dict[int, Result] = {}
     shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
     if len(pending) >= _MIN_BATCHES_FOR_PROGRESS:
-        # A log has long work as a part of its caller's work only.
+        # A log shows long work only as part of its caller's work.
         show = track if at_terminal() else part
         shown = show(description, len(lengths), "rows")
     with torch.inference_mode(), shown as advance:
@@ -114,7 +114,7 @@ def run_batched(
 def pack(
     lengths: Sequence[int], batch_tokens: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Pack items under the budget, longest first; a new batch also where padding costs more."""
+    """Pack items under the budget, longest first; a new batch also if padding costs more."""
     batches: list[list[int]] = []
     longest, padding = 0, 0
     for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):

@@ -48,7 +48,7 @@ def token_log_probs(
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`, float32, (k,).
 
     Differentiable with respect to the states, shape (states, width), and the weights. The logits of
-    a state, which are divided by `temperature`, are computed once, and none of a state that is not
+    a state, which are divided by `temperature`, are computed once, and only for states
     in `states`. A block of logits that does not fit into the device's memory is halved. `states`
     and `tokens` may be on the CPU.
     """
@@ -68,7 +68,7 @@ def token_log_probs(
         block = hidden[start : start + rows]
         values = None
         try:
-            values = _gather(  # no name for the blocks, which would keep them after an error
+            values = _gather(  # unnamed, so that the blocks are freed after an error
                 logit_blocks(model, block, words, temperature),
                 *(len(block), edges, states[inside] - start, tokens[inside]),
             )
@@ -115,7 +115,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{model.config.model_type} models transform their logits after the output layer in a "
-            "way that ctrlreward does not support: use another base model, or open an issue"
+            "way that ctrlreward does not support. Use another base model, or open an issue."
         )
 
 

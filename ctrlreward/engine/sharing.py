@@ -1,8 +1,8 @@
-"""Models shared by all scorers that name them alike, each used by one thread at a time.
+"""Models shared by all scorers with the same name, each used by one thread at a time.
 
 A scorer may be a generator that yields a `Request` and is sent the responses. Requests of several
-scorers to one model become one call: the model then reads a common prefix once, whichever scorer
-asks for it, and its batches are full.
+scorers to one model become one call: the model then reads a common prefix once for all
+scorers, and its batches are full.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ answered = 0
 
 
 def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
-    """Run generators side by side and merge their requests to one model into one call.
+    """Run generators concurrently and merge their requests to one model into one call.
 
     Waits for a model that another thread is using.
     """
@@ -58,7 +58,7 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
 
 
 def joined(generators: Sequence[Requests[Result]]) -> Requests[list[Result]]:
-    """Join generators that run side by side to one, with the requests to one model merged."""
+    """Join concurrent generators into one, with the requests to one model merged."""
     results: dict[int, Result] = {}
     pending: dict[int, Request] = {}
     responses: dict[int, Any] = dict.fromkeys(range(len(generators)))  # None starts a generator
@@ -84,7 +84,7 @@ Model = TypeVar("Model")
 _models: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 _loading = RLock()
 
-# Lock of each object in use, by its id. A lock lives while a thread holds it or waits for it.
+# Lock of each object in use, by its id. A lock exists while a thread holds it or waits for it.
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _locks_lock = Lock()
 

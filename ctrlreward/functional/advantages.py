@@ -2,7 +2,7 @@
 
 For completions, rewards and advantages have shape (n,), and `groups` are integers, equal for the
 completions of the same prompt, shape (n,). The reward of a failed sample is NaN: it is excluded
-from all statistics and its advantage is 0, so that nothing is learned from it.
+from all statistics and its advantage is 0, so that it has no effect on training.
 
 For tokens, rewards, values, advantages and the mask have shape (n, tokens). The mask is 1 on a
 completion's tokens, which come first, and 0 after them. A value is the return expected before a
@@ -87,7 +87,7 @@ def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
 def decoupled_rewards(
     components: Tensor, weights: Tensor, groups: Tensor, epsilon: float = 1e-4
 ) -> Tensor:
-    """Normalise each component within its group by itself, and sum (GDPO, Liu et al. 2026), (n,).
+    """Normalise each component separately within its group, and sum (GDPO, Liu et al. 2026), (n,).
 
     Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε). The batch
     normalisation that follows (eq. 6) is `batch_baseline_advantages` over `batch_deviation`. A
@@ -118,8 +118,9 @@ def decoupled_rewards(
 def zero_signal(values: Tensor, groups: Tensor) -> Tensor:
     """Return True for the samples of a group in which the valid values don't differ, bool, (n,).
 
-    A deviation of at most 1e-8 counts as 0, as in TRL, and so does that of fewer than two valid
-    values. DAPO (Yu et al. 2025, section 3.2) leaves such groups out: all their advantages are 0.
+    A deviation of at most 1e-8 counts as 0, as in TRL, and so does the deviation of fewer than two
+    valid values. DAPO (Yu et al. 2025, section 3.2) leaves such groups out: all their advantages
+    are 0.
 
     Examples:
         >>> zero_signal(torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
@@ -191,7 +192,7 @@ def whitened(
 ) -> Tensor:
     """Subtract the mean and divide by the standard deviation, shape (n, tokens); 0 where masked.
 
-    Mean and (unbiased) deviation are those of `among`, shape (k,), or of the unmasked values.
+    Mean and (unbiased) deviation are over `among`, shape (k,), or over the unmasked values.
     `epsilon` is added to the deviation.
 
     Examples:

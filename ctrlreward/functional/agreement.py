@@ -1,7 +1,7 @@
 """Agreement between repeated measurements (quantified reproducibility assessment).
 
 QRA++ (Belz, 2025, https://arxiv.org/abs/2505.17043) measures the reproducibility of each type of
-result in its own way:
+result separately:
 
 - Type I, a single number: CV* (`cv_star`).
 - Type II, a set of numbers: Pearson's r and Spearman's ρ (`correlate`).
@@ -39,7 +39,7 @@ class Correlation(NamedTuple):
 class Findings(NamedTuple):
     """Counts of findings that two runs agree on (type IV).
 
-    `upheld` have the same outcome in both runs, `total` are those that both runs allow.
+    `upheld` have the same outcome in both runs; `total` are the findings defined in both runs.
     """
 
     upheld: int
@@ -71,7 +71,7 @@ def cv_star(values: Sequence[float]) -> float:
     values) or more; NaN if a value is NaN.
 
     Raises:
-        ValueError: There are fewer than two values, or their mean is 0.
+        ValueError: `values` has fewer than two values, or their mean is 0.
 
     Examples:
         >>> round(cv_star([0.9, 1.1]), 1)
@@ -120,7 +120,9 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape:
-        raise ValueError(f"first has {a.size} values and second has {b.size}: give paired values")
+        raise ValueError(
+            f"first and second must have the same length, got {a.size} and {b.size} values"
+        )
     finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
     if a.size < 3 or not finite or np.ptp(a) == 0 or np.ptp(b) == 0:
         return Correlation(nan, nan, a.size)
@@ -132,7 +134,7 @@ def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> 
     """Count the pairs of systems that two runs order in the same way (type IV).
 
     Each run has the value of each system for one metric. Every pair of systems is one finding. A
-    tie is a finding too and is upheld only by a tie. A system that is missing or NaN in either run
+    tie is also a finding, upheld only by a tie. A system that is missing or NaN in either run
     contributes no findings.
 
     Examples:

@@ -25,7 +25,7 @@ def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
         align(a → b)_i = max_j cos(a_i, b_j)
 
     Float64, shape (m,), -1 to 1; higher is better aligned. All NaN if b has no rows. A row of zeros
-    has no direction: in a it makes its own value NaN, in b it makes all values NaN.
+    does not have a direction: in a it makes its own value NaN, in b it makes all values NaN.
 
     Examples:
         >>> best_cosines([[3, 4], [5, 0]], [[1, 0], [0, 1]])

@@ -42,22 +42,22 @@ def paired_bootstrap(
 ) -> Estimate:
     """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
 
-    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement, as
-    many as the data have, and the same ones for both sides. Both means of a draw are taken over all
-    rows of its clusters. The interval is the percentile interval of the difference (Efron and
+    Completions of one prefix are similar, so whole clusters (prefixes) are drawn with replacement,
+    as many as the data have, and the same ones for both sides. Both means of a draw are taken over
+    all rows of its clusters. The interval is the percentile interval of the difference (Efron and
     Tibshirani, 1993, ch. 13).
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.
-        after: Scores, shape (n,), of rows with the same clusters as those of `before`.
+        after: Scores, shape (n,), of rows with the same clusters as `before`.
         clusters: Cluster of each row, for example its prefix, shape (n,).
         confidence: Share of the draws inside the interval, in (0, 1).
         resamples: Number of draws.
         seed: Random seed; the same seed gives the same interval.
 
     Raises:
-        ValueError: The lengths differ, a side has no valid score or an infinite one, there are
-            fewer than two clusters, or `confidence` or `resamples` is out of range.
+        ValueError: The lengths differ, a side has no valid score or an infinite one, `clusters` has
+            fewer than two, or `confidence` or `resamples` is out of range.
 
     Examples:
         >>> prefixes = ["The food", "The food", "A dog", "A dog"]
@@ -65,7 +65,7 @@ def paired_bootstrap(
         Estimate(value=1.0, low=1.0, high=1.0)
     """
     sides, members = clustered_sides(before, after, clusters)
-    # Sums and counts of each cluster stand for its rows.
+    # Sums and counts of each cluster replace its rows.
     sums = [np.bincount(members, weights=np.nan_to_num(side)) for side in sides]
     counts = [np.bincount(members, weights=~np.isnan(side)) for side in sides]
 
@@ -92,18 +92,18 @@ def clustered_sides(
         side = np.asarray(scores, dtype=np.float64)
         if side.shape != (len(clusters),):
             raise ValueError(
-                f"{name} has shape {side.shape} and clusters has {len(clusters)} items: give one "
-                "of each per row"
+                f"{name} must have one score per row, got shape {side.shape} for {len(clusters)} "
+                "clusters"
             )
         if np.isnan(side).all() or np.isinf(side).any():
             raise ValueError(
-                f"{name} has no valid score or an infinite one: give numbers, NaN for failed "
+                f"{name} has no valid score, or an infinite one, must be finite, NaN for failed "
                 "samples"
             )
         sides.append(side)
     members = cluster_numbers(clusters)
     if not members.any():
-        raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
+        raise ValueError(f"clusters must be two or more, but all rows have {clusters[0]!r}")
     return sides, members
 
 
@@ -127,7 +127,7 @@ def bootstrap(
 ) -> dict[str, Estimate]:
     """Return statistics of weighted rows with the percentile intervals of cluster draws, by name.
 
-    All NaN where the statistic of the data is; NaN draws are left out.
+    All NaN if the statistic of the data is NaN; NaN draws are left out.
 
     Args:
         statistics: Maps weights of shape (draws, n) to statistics by name, each of shape (draws,).
@@ -162,12 +162,12 @@ def check_options(confidence: float, resamples: int) -> None:
     Examples:
         >>> check_options(confidence=95, resamples=1000)
         Traceback (most recent call last):
-        ValueError: confidence = 95 and resamples = 1000: give a confidence between 0 and 1...
+        ValueError: confidence must be between 0 and 1 and resamples 1 or more, got 95 and 1000
     """
     if not (0 < confidence < 1 and resamples > 0):
         raise ValueError(
-            f"confidence = {confidence} and resamples = {resamples}: give a confidence between 0 "
-            "and 1, and 1 or more resamples"
+            f"confidence must be between 0 and 1 and resamples 1 or more, got {confidence} and "
+            f"{resamples}"
         )
 
 
@@ -185,7 +185,7 @@ def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
 def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
     """Yield how often each draw contains each row, in blocks of shape (draws of the block, n).
 
-    `draws` says how often a draw contains a cluster, shape (draws, clusters), and `members` has the
+    `draws` is how often a draw contains a cluster, shape (draws, clusters), and `members` has the
     cluster of each row, shape (n,).
 
     Examples:

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def label_bias(log_probs: npt.ArrayLike) -> Floats:
-    """Return how much each label's word is favoured by each evaluator, whatever the text.
+    """Return how much each evaluator favours the word of each label, independent of the text.
 
     With ℓ_ijk the mean token log-probability of the word of label k under evaluator j after the
     i-th of n reference texts, shape (texts, evaluators, labels), and K labels:
@@ -22,14 +22,14 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
     Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. A constant that is added to all
-    log-probabilities of a word then cancels out exactly. Words that are favoured alike have a bias
+    log-probabilities of a word then cancels out exactly. Equally favoured words have a bias
     of 0, which changes nothing.
 
     Returns:
         Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.
 
     Raises:
-        ValueError: There is no reference text, the array has another number of dimensions, or a
+        ValueError: `log_probs` is empty, does not have three dimensions, or a
             log-probability is not finite.
 
     Examples:
@@ -39,31 +39,31 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
     values = np.asarray(log_probs, dtype=np.float64)
     if values.ndim != 3 or not values.size:
         raise ValueError(
-            f"log_probs has shape {values.shape}: give (texts, evaluators, labels), one or more "
-            "of each"
+            "log_probs must have shape (texts, evaluators, labels), one or more of each, got "
+            f"{values.shape}"
         )
     wrong = np.argwhere(~np.isfinite(values))
     if wrong.size:
         place = ", ".join(map(str, wrong[0]))
         raise ValueError(
-            f"log_probs[{place}] = {values[tuple(wrong[0])]} is not finite: leave out reference "
-            "texts that the model can't score"
+            f"log_probs[{place}] = {values[tuple(wrong[0])]} is not finite. Leave out reference "
+            "texts that the model can't score."
         )
     means = values.mean(axis=0)
     return np.asarray(means - means.mean(axis=1, keepdims=True))
 
 
 def context_gain(log_probs: npt.ArrayLike, neutral: npt.ArrayLike) -> Floats:
-    """Return how well targets fit their context, half of it by their likelihood alone.
+    """Return how well targets fit their context, with half of their neutral likelihood subtracted.
 
     With ℓ(y | x) the mean token log-probability of target y in its context x, and n_i the contexts
-    that say nothing about it:
+    that are uninformative about it:
 
         ℓ(y | x) − ½ · 1/n Σ_i ℓ(y | n_i)
 
     This is the mean of two values, up to a factor of 2: the likelihood ℓ(y | x), which is high for
     fluent text, and its gain over a neutral context (pointwise mutual information), which is high
-    for text that belongs there.
+    for text that fits the context.
 
     Args:
         log_probs: ℓ(y | x) in nats, shape (targets,), in (-∞, 0].

@@ -19,7 +19,7 @@ def distinct_n(
     studies of multi-aspect control report. N-grams do not cross sequence boundaries.
 
     Args:
-        token_sequences: Token ids of each text, including those of its prefix.
+        token_sequences: Token ids of each text, including its prefix.
         n: Length of the n-grams.
         groups: Group of each sequence, for example its prefix; None puts all into one group.
 
@@ -90,18 +90,18 @@ def repetition(ids: Sequence[int], n: int) -> float:
 def uniqueness(
     token_sequences: Sequence[Sequence[int]], n: int, groups: Sequence[Hashable] | None = None
 ) -> list[float]:
-    """Return how much each text has to itself: the mean over its n-grams of 1 / groups with it.
+    """Return the uniqueness of each text: the mean over its n-grams of 1 / groups with it.
 
     An n-gram counts once for a text. With a text per group, the sum over texts of uniqueness times
     number of n-grams is the number of distinct n-grams of all texts: each text has its share of
-    Distinct-n (the Shapley value), on which a policy can act where Distinct-n itself is one
+    Distinct-n (the Shapley value), which a policy can change, whereas Distinct-n itself is one
     number for all texts.
 
     Args:
         token_sequences: Token ids of each text.
         n: Length of the n-grams.
-        groups: Group of each text, such as its prompt: what texts of one group have in common
-            lowers nothing. None puts each text into a group by itself.
+        groups: Group of each text, such as its prompt: n-grams shared within a group do not
+            lower it. None puts each text into a separate group.
 
     Returns:
         1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
@@ -133,7 +133,7 @@ def check_length(n: int) -> None:
         >>> check_length(2)
     """
     if n < 1:
-        raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
+        raise ValueError(f"n, the length of the n-grams, must be 1 or more, got {n}")
 
 
 def _grams(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
@@ -145,7 +145,7 @@ def _one_each(
 ) -> Sequence[Hashable]:
     if len(groups) != len(token_sequences):
         raise ValueError(
-            f"groups has {len(groups)} items and token_sequences has {len(token_sequences)}: "
-            "give one group per sequence"
+            f"groups has {len(groups)} items, but token_sequences has {len(token_sequences)}. "
+            "Pass one group per sequence."
         )
     return groups

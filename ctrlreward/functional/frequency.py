@@ -1,4 +1,4 @@
-"""Inverse frequencies of tokens and words, which give rare ones more weight."""
+"""Inverse frequencies of tokens and words, which give more weight to rare ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
 
     IWF spans as many orders of magnitude as the frequencies do, so the sentence with the rarest
     word takes nearly all the weight. This weight spans one order of magnitude, so an estimated
-    frequency that is off by half does little harm. Arguments and shapes are those of
+    frequency that is off by half does little harm. Arguments and shapes are as in
     `inverse_frequency`; no count may exceed |C|.
 
     Examples:
@@ -52,7 +52,7 @@ def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, 
 
     Raises:
         TypeError: A document is a string, which would be split into letters.
-        ValueError: There are no documents.
+        ValueError: `documents` is empty.
 
     Examples:
         >>> idf = inverse_document_frequency([["good", "soup"], ["cold", "soup"]])
@@ -64,9 +64,9 @@ def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, 
     for total, words in enumerate(documents, 1):
         if isinstance(words, str):
             raise TypeError(
-                f"documents[{total - 1}] = {words[:40]!r} is a str: give a list of its words"
+                f"documents[{total - 1}] must be a list of words, got {words[:40]!r}, a str"
             )
         counts.update(set(words))
     if total == 0:
-        raise ValueError("documents is empty: give at least one document")
+        raise ValueError("documents is empty, must have at least one document")
     return {word: log(total / count) for word, count in counts.items()}

@@ -27,16 +27,16 @@ def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bo
     """
     unknown = [direction for direction in directions if direction not in ("max", "min")]
     if unknown:
-        raise ValueError(f"directions has {unknown[0]!r}: give 'max' or 'min' for each value")
+        raise ValueError(f"directions must be 'max' or 'min' for each value, got {unknown[0]!r}")
     points = np.asarray(values, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != len(directions) or not directions:
         raise ValueError(
-            f"values has shape {points.shape} for {len(directions)} directions: give one row per "
-            "point and one column per direction, at least one"
+            "values must have one row per point and one column per direction, at least one, got "
+            f"shape {points.shape} for {len(directions)} directions"
         )
     if np.isnan(points).any():
         row, column = np.argwhere(np.isnan(points))[0]
-        raise ValueError(f"values[{row}, {column}] is NaN: leave out this point")
+        raise ValueError(f"values[{row}, {column}] is NaN. Leave out this point.")
     signed = points * np.array([1.0 if direction == "max" else -1.0 for direction in directions])
     dominated = [
         bool(((signed >= point).all(axis=1) & (signed > point).any(axis=1)).any())

@@ -8,7 +8,7 @@ including its end token, and 0 after it.
 A loss has three parts: the importance ratio of each token to the policy that sampled it, the cost
 of each token (`clipped_surrogate`, `score_function`) and its weight (`*_weights`); the loss is the
 sum of weights x costs. The weights do not depend on the costs, so the losses of microbatches add
-up to that of the batch.
+up to the loss of the batch.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None = 0.2) -> Tensor:
     """Compute half the squared error of values, shape (n, tokens).
 
-    With a clip, in units of the reward, it is the larger of this error and that of the value
+    With a clip, in units of the reward, it is the larger of this error and the error of the value
     clipped to within `clip` of `old`, the prediction at sampling, so that a larger change in one
-    rollout's updates gains nothing. The PPO paper (Schulman et al. 2017) does not have it; its
+    rollout's updates has no gain. The PPO paper (Schulman et al. 2017) does not have it; its
     authors' code does.
 
     Examples:

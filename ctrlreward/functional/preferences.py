@@ -31,7 +31,7 @@ def pairwise_preferences(
     """Turn ratings into pairs of a preferred and a rejected output for the same item.
 
     Args:
-        ratings: Rating of each output, shape (n,), higher is better; NaN leaves an output out.
+        ratings: Rating of each output, shape (n,), higher is better; NaN excludes an output.
         items: Item that each output belongs to, for example its source, shape (n,).
         margin: Ratings that differ by no more than this express no preference; 0 or more.
 
@@ -49,11 +49,10 @@ def pairwise_preferences(
     rated = np.asarray(ratings, dtype=np.float64)
     if rated.shape != (len(items),):
         raise ValueError(
-            f"ratings has shape {rated.shape} and items has {len(items)} items: give one of each "
-            "per output"
+            f"ratings must have one value per item, got shape {rated.shape} for {len(items)} items"
         )
     if not margin >= 0:
-        raise ValueError(f"margin = {margin}: give 0 or more")
+        raise ValueError(f"margin must be 0 or more, got {margin}")
     outputs = defaultdict(list)
     for place, item in enumerate(items):
         outputs[item].append(place)
@@ -75,10 +74,11 @@ class Preferences:
         rejected: The same scores of the rejected sides.
         higher_is_better: Direction of each score, by name.
         groups: Group of each pair, shape (n,), for example its prompt or source sentence. Pairs
-            of one group are held out, and drawn by the bootstrap, together. None: each is one.
+            of one group are held out, and drawn by the bootstrap, together. None: each pair is a
+            group.
 
     Raises:
-        ValueError: Names or lengths differ, or there are no scores.
+        ValueError: Names or lengths differ, or the scores are empty.
 
     Examples:
         >>> Preferences({"fluency": [2, 3]}, {"fluency": [1, 1]}, {"fluency": True}).groups
@@ -97,7 +97,7 @@ class Preferences:
             given = getattr(self, side)
             if not names or set(given) != set(names):
                 raise ValueError(
-                    f"{side} has the scores {', '.join(given) or 'none'}, must have those of "
+                    f"{side} has the scores {', '.join(given) or 'none'}, must have the names in "
                     f"higher_is_better: {', '.join(names) or 'none'}"
                 )
             sides[side] = {name: np.asarray(given[name], dtype=np.float64) for name in names}
@@ -109,7 +109,7 @@ class Preferences:
                     raise ValueError(f"{side}[{name!r}] has shape {values.shape}, must be ({n},)")
         groups = tuple(range(n) if self.groups is None else self.groups)
         if len(groups) != n:
-            raise ValueError(f"groups has {len(groups)} items for {n} pairs: give one per pair")
+            raise ValueError(f"groups must have one item per pair, got {len(groups)} for {n} pairs")
         object.__setattr__(self, "groups", groups)
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class Preferences:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a score is worth: linear between its knots, constant outside them.
+    """Utility of a score: linear between its knots, constant outside them.
 
     Attributes:
         scores: Knots, in ascending order.
@@ -184,8 +184,9 @@ class LearnedAggregate:
     """An aggregate learned from preferences: `Reward(components, aggregate=...)` takes it.
 
     The total is the sum of one monotone curve per score, in log-odds: a text is preferred to
-    another with the probability σ(total - other total). Higher is better. It stays within what the
-    preferences cover: beyond the outer 1 % of a score, more of it is worth nothing.
+    another with the probability σ(total - other total). Higher is better. It is limited to the
+    range of the
+    preferences: in the outer 1 % of a score, the curve is constant.
 
     Attributes:
         curves: Curve of each score, by name.
@@ -193,8 +194,8 @@ class LearnedAggregate:
             interval; 0 where the preferences give no reason to want more of it.
         agreement: Share of held-out preferences with the higher total on the preferred side, in
             [0, 1], by cross-validation over groups; equal totals count as one half.
-        pairs: Number of preferences that were fitted.
-        failed: Number of those left out, since a score was missing.
+        pairs: Number of fitted preferences.
+        failed: Number of preferences left out because of a missing score.
 
     Examples:
         >>> curve = Curve(scores=(1.0, 100.0), worth=(2.0, 0.0))
@@ -210,7 +211,7 @@ class LearnedAggregate:
     failed: int = 0
 
     def __call__(self, scores: Mapping[str, Floats]) -> Floats:
-        """Return one total per sample, shape (n,); NaN where a score is NaN."""
+        """Return one total per sample, shape (n,); NaN if a score is NaN."""
         return np.sum([curve(scores[name]) for name, curve in self.curves.items()], axis=0)
 
     def check(self, higher_is_better: Mapping[str, bool]) -> None:
@@ -219,7 +220,7 @@ class LearnedAggregate:
         if missing:
             raise ValueError(
                 f"the learned aggregate reads the components {', '.join(self.curves)}, but "
-                f"{', '.join(missing)} is missing: give components of these names, or fit again"
+                f"{', '.join(missing)} is missing. Pass components with these names, or fit again."
             )
         for name, curve in self.curves.items():
             rise = curve.worth[-1] - curve.worth[0]
@@ -227,7 +228,7 @@ class LearnedAggregate:
                 better = "higher" if higher_is_better[name] else "lower"
                 raise ValueError(
                     f"{name} is better when {better}, but the learned aggregate rewards the "
-                    "opposite: fit it to this score"
+                    "opposite. Fit it to this score."
                 )
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -246,11 +247,11 @@ class LearnedAggregate:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> LearnedAggregate:
-        """Read what `save` has written.
+        """Read a file written by `save`.
 
         Raises:
-            ValueError: The file is not one that `save` writes, or a curve is not monotone.
-            OSError: There is no such file.
+            ValueError: The file was not written by `save`, or a curve is not monotone.
+            OSError: The file does not exist.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -325,7 +326,7 @@ def fit_aggregate(
     if not 0 <= penalty < np.inf:
         raise ValueError(f"penalty must be 0 or more, got {penalty}")
     names = list(preferences.higher_is_better)
-    # Turned so that higher is better, shape (pairs, scores) each.
+    # With signs such that higher is better, shape (pairs, scores) each.
     signs = np.array([1.0 if preferences.higher_is_better[name] else -1.0 for name in names])
     better, worse = (
         np.stack([side[name] for name in names], axis=1) * signs
@@ -338,8 +339,8 @@ def fit_aggregate(
     count = len(set(groups))
     if count < folds:
         raise ValueError(
-            f"{count} groups have preferences with all scores, must be {folds} or more: "
-            "give more groups, or fewer folds"
+            f"preferences with all scores must come from {folds} or more groups, got {count}. "
+            "Add groups, or use fewer folds."
         )
     knots = _knots(better, worse, segments)
     rises = _rises(better, knots) - _rises(worse, knots)
@@ -357,7 +358,7 @@ def fit_aggregate(
         worth = np.concatenate([[0.0], heights[owner == i].cumsum()])
         ascending = np.argsort(at)
         curves[name] = Curve(tuple(at[ascending].tolist()), tuple(worth[ascending].tolist()))
-    # Each fold has knots of its own: nothing of a held-out pair takes part.
+    # Each fold has separate knots: a held-out pair does not take part.
     fold_of = np.random.default_rng(seed).permutation(count)[members] % folds
     gains = np.empty(len(better))
     for fold in range(folds):

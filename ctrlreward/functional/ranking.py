@@ -16,8 +16,8 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
     """Return the area under the ROC curve of a score as a classifier: 0 to 1, higher is better.
 
     It is the probability that a random positive row scores above a random negative one, where a tie
-    counts half (the Mann-Whitney U statistic over its largest value); 0.5 for a score that knows
-    nothing of the label. NaN scores (failed samples) are left out; NaN without a valid score on
+    counts half (the Mann-Whitney U statistic over its largest value); 0.5 for a score that is
+    independent of the label. NaN scores (failed samples) are left out; NaN without a valid score on
     both sides. Both arguments have shape (n,).
 
     Raises:
@@ -71,9 +71,9 @@ def paired_auc_bootstrap(
 ) -> Estimate:
     """Return the difference AUC(after) - AUC(before) with its cluster bootstrap interval.
 
-    Draws whole clusters, the same ones for both sides, as `paired_bootstrap`, whose arguments and
-    errors it has. A draw in which a side has no positive or no negative row with a valid score is
-    left out; NaN if the data are such.
+    Draws whole clusters, the same ones for both sides, like `paired_bootstrap`, with the same
+    arguments and errors. A draw without a positive or a negative row with a valid score is
+    left out; NaN if the data have none.
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which is left out.
@@ -106,6 +106,6 @@ def _flags(positive: npt.ArrayLike, rows: int) -> Bools:
     flags = np.asarray(positive, dtype=np.bool_)
     if flags.shape != (rows,):
         raise ValueError(
-            f"positive has shape {flags.shape} for {rows} scores: give one truth value per score"
+            f"positive must be one truth value per score, got shape {flags.shape} for {rows} scores"
         )
     return flags

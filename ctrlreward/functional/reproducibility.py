@@ -47,7 +47,7 @@ class MetricAgreement:
         mean_cv_star: Mean over systems, without NaN.
         correlation: Correlation of the systems' values in two runs; for more than two runs the
             mean over pairs of runs. For two systems 1 if they keep their order and -1 if they
-            swap, as studies with two systems count it; NaN if they tie in one run.
+            swap, as in studies with two systems; NaN if they tie in one run.
         findings: Pairs of systems that the runs order in the same way, summed over pairs of runs.
 
     Examples:
@@ -91,8 +91,8 @@ class StudyAgreement:
         metrics: Agreement in each metric.
         systems: Agreement in each system that all runs have in some metric.
         mean_cv_star: Mean of the metrics' mean CV*, per cent; lower is better.
-        correlation: Mean over metrics; `n` is the number of metrics that have one.
-        system_correlation: Mean over systems; `n` is the number of systems that have one.
+        correlation: Mean over metrics; `n` is the number of metrics with a correlation.
+        system_correlation: Mean over systems; `n` is the number of systems with a correlation.
         pooled: Correlation over the values of all metrics at once, meaningful only if the
             metrics share a scale.
         findings: Findings of all metrics together.
@@ -123,7 +123,7 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     that are all 0. Each omission is reported as a `Gap`.
 
     Raises:
-        ValueError: There are fewer than two tables, or they have no metric in common.
+        ValueError: `tables` has fewer than two, or they have no metric in common.
 
     Examples:
         >>> first = {"sim": {"A": 0.5, "B": 0.6, "C": 0.7}}
@@ -132,12 +132,12 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
         (Findings(upheld=2, total=3), 0.5)
     """
     if len(tables) < 2:
-        raise ValueError(f"tables has {len(tables)} item: give the tables of 2 or more runs")
+        raise ValueError(f"tables must be the tables of 2 or more runs, got {len(tables)}")
     names = list(dict.fromkeys(metric for table in tables for metric in table))
     if not any(all(metric in table for table in tables) for metric in names):
         raise ValueError(
-            f"the runs have no metric in common: run 1 has {', '.join(tables[0]) or 'none'}, "
-            f"run 2 has {', '.join(tables[1]) or 'none'}; give runs of the same study"
+            f"the runs have no metric in common. Run 1 has {', '.join(tables[0]) or 'none'}, "
+            f"run 2 has {', '.join(tables[1]) or 'none'}. Pass runs of the same study."
         )
     gaps: list[Gap] = []
     shared = {}
@@ -221,7 +221,7 @@ def _correlate_systems(first: Sequence[float], second: Sequence[float]) -> Corre
     """Correlate the systems' values in two runs.
 
     For two systems this is 1 if they keep their order, -1 if they swap and NaN in a tie. Two points
-    always lie on a line, so `correlate` leaves them undefined; studies of two systems count them.
+    always lie on a line, so `correlate` leaves them undefined; studies of two systems report them.
     """
     if len(first) != 2:
         return correlate(first, second)
@@ -239,7 +239,7 @@ def _over_pairs(
 
 
 def _mean_of(correlations: Sequence[Correlation]) -> Correlation:
-    """Return the mean of the correlations that are defined; `n` is their number."""
+    """Return the mean of the defined correlations; `n` is their number."""
     defined = [c for c in correlations if isfinite(c.pearson)]
     pearson = _finite_mean(c.pearson for c in defined)
     spearman = _finite_mean(c.spearman for c in defined)

@@ -8,7 +8,7 @@ p-value is exact for any number of prompts, for binary, skewed and heavy-tailed 
 contains each shift that the test does not reject (Hartigan 1969, Using subsample values as typical
 values).
 
-A run tests at many validations. The k-th test has the level 6 / (π² k²) times that of the run;
+A run tests at many validations. The k-th test has 6 / (π² k²) times the level of the run;
 these levels sum to the level of the run, so by the union bound it holds however long the run is. A
 confidence sequence (Howard et al. 2021; Waudby-Smith and Ramdas 2024) does not help here: it gains
 from new independent observations, but all validations have the same prompts and share the
@@ -102,7 +102,7 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
         return 1.0
     scale = min(GRID, max(GRID / 8, 64 * len(sizes) ** 1.5)) / total
     steps = np.rint(sizes * scale).astype(np.int64)
-    # Shares of all subsets by their sum: the sum of a sign pattern is twice that of its positive
+    # Shares of all subsets by their sum: the sum of a sign pattern is twice the sum of its positive
     # values minus the sum of all.
     shares = np.zeros(int(steps.sum()) + 1)
     shares[0] = 1.0
@@ -163,7 +163,7 @@ def rise_p_value(
 ) -> float:
     """Return the one-sided p-value of a rise by more than `margin`, by flips of signs, in (0, 1].
 
-    Arguments and errors are those of `paired_difference`; `margin` is the smallest rise that
+    Arguments and errors are as in `paired_difference`; `margin` is the smallest rise that
     matters, in units of the score, ≥ 0. 1 without a prompt that both have.
 
     Examples:
@@ -203,9 +203,9 @@ def detectable_difference(
     """Return the difference of two validations that these prompts show with the given power, ≥ 0.
 
     (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
-    (Cohen 1988, ch. 2). It shrinks with √n: half of it takes about four times the prompts. Infinity
+    (Cohen 1988, ch. 2). It shrinks with √n: half of it needs about four times the prompts. Infinity
     with fewer than two prompts that both have. Scores are as in `paired_difference`; level and
-    power are those of a two-sided test, in (0, 1).
+    power refer to a two-sided test, in (0, 1).
 
     Examples:
         >>> detectable_difference([0.2, 0.4, 0.6, 0.5], [0.3, 0.4, 0.8, 0.4])
@@ -220,16 +220,16 @@ def detectable_difference(
 
 
 class Resolution(NamedTuple):
-    """What a held-out set can show of one score.
+    """Resolution of a held-out set for one score.
 
     Attributes:
         prompts: Number of prompts with a score at both validations.
         detectable: Difference of two validations that is found in four of five cases at a level of
             5 % (`detectable_difference`).
-        prompts_for_half: Number of prompts that would show half of it.
+        prompts_for_half: Number of prompts needed to show half of it.
         between_prompts: Standard deviation between the prompts' true means; more prompts help.
         between_decodings: Standard deviation between completions of one prompt; more completions
-            per prompt help, too. NaN with one completion per prompt, and then `between_prompts`
+            per prompt help as well. NaN with one completion per prompt, and then `between_prompts`
             includes it.
 
     Examples:
@@ -245,10 +245,10 @@ class Resolution(NamedTuple):
 
 
 def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
-    """Return what the prompts of two validations can show.
+    """Return the smallest difference that the prompts of two validations can show.
 
-    The spread is that of `after`, by analysis of variance: the mean square between prompts is r ·
-    between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
+    The spread is estimated on `after`, by analysis of variance: the mean square between prompts is
+    r · between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
     3.5). Scores have shape (prompts, r); NaN for a completion that could not be scored.
 
     Examples:
@@ -268,7 +268,7 @@ def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
 
 
 def selection_optimism(scores: npt.ArrayLike) -> float:
-    """Return by how much the mean of the best validation exceeds what it is expected to be.
+    """Return by how much the mean of the best validation exceeds its expectation.
 
     The best mean of several is the best by chance as well. For each of several fixed halvings of
     the prompts, the best validation on one half has a higher mean there than on the other half;

@@ -1,7 +1,7 @@
 """Reward shaping: schedules, references, potentials, lengths, ranges, normalisation, a KL target.
 
 Rewards are float64, shape (n,); higher is better, and NaN (a failed sample) stays NaN. Lengths are
-those of the completions in tokens, end token included, shape (n,).
+of the completions in tokens, including the end token, shape (n,).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def preference_over_references(rewards: Values, references: Values, scale: float
     Args:
         rewards: Rewards of the texts, shape (n,).
         references: Rewards of m references for each text, shape (n, m). NaN are left out.
-        scale: Difference that counts as one, > 0.
+        scale: Difference that counts as 1, > 0.
 
     Examples:
         >>> preference_over_references(np.array([2.0, 9.0]), np.array([[2.0], [2.0]])).round(3)
@@ -92,7 +92,7 @@ def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
 
     Group relative reward rescaling (GR³, Li et al. 2026, https://arxiv.org/abs/2603.10535): ℓ̄ is
     the mean length of the completions of the prompt, `group_means`. A product, unlike a penalty,
-    makes nothing of a short text that is worth nothing. Rewards must be 0 or more: a negative one
+    does not reward a short text without value. Rewards must be 0 or more: a negative one
     would gain by length.
 
     Examples:
@@ -107,11 +107,11 @@ def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
 def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float, float]:
     """Return the next sum of excesses of a bound and its Lagrange multiplier, both ≥ 0.
 
-    The sum is that of projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
+    The sum follows projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
     max(0, s + excess), with the proportional term of Stooke et al. 2020
-    (https://arxiv.org/abs/2007.03964), without which a policy that moves fast is past the bound
-    before the sum has grown. A bound that holds with some space has the multiplier 0 and changes no
-    reward.
+    (https://arxiv.org/abs/2007.03964), without which a fast policy passes the bound
+    before the sum has grown. A bound that holds with some margin has the multiplier 0 and changes
+    no reward.
 
     Args:
         integral: The sum so far.
@@ -133,7 +133,7 @@ def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) 
     """Compute (r + Σ λ g) / (1 + Σ λ), the Lagrangian of bounds on the scale of the reward, (n,).
 
     Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373): the policy learns
-    from a mixture of the reward and of what is bounded. With one bound the weights are the paper's
+    from a mixture of the reward and the bounded scores. With one bound the weights are the paper's
     1 − σ(u) and σ(u), with u = log λ.
 
     Args:

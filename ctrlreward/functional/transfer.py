@@ -48,9 +48,9 @@ def adjusted_gm(
         >>> round(float(adjusted_gm(0.9, 0.79, 70.0)), 3)  # (27 · 8 · 27) ^ (1/3)
         18.0
     """
-    acc = _in_range("accuracy", accuracy, 0.0, 1.0, "give a share, not per cent")
-    sim = _in_range("similarity", similarity, -1.0, 1.0, "give a cosine, not per cent")
-    pp = _in_range("perplexity", perplexity, 1.0, np.inf, "give exp of the mean negative log-prob")
+    acc = _in_range("accuracy", accuracy, 0.0, 1.0, "a share, not per cent")
+    sim = _in_range("similarity", similarity, -1.0, 1.0, "a cosine, not per cent")
+    pp = _in_range("perplexity", perplexity, 1.0, np.inf, "exp of the mean negative log-prob")
     t1, t2, t3, t4 = thresholds
     fluency = np.minimum(np.maximum(t3 - pp, 0.0), np.maximum(pp - t4, 0.0))
     product = np.maximum(100 * acc - t1, 0.0) * np.maximum(100 * sim - t2, 0.0) * fluency
@@ -74,7 +74,7 @@ def gm_of(
 
 
 class SentenceScores(NamedTuple):
-    """Scores of n sentences, from which the figures of their corpus follow.
+    """Scores of n sentences, from which the figures of their corpus are computed.
 
     Attributes:
         accuracy: 1 for a sentence with the target style, 0 for another, shape (n,); NaN if failed.
@@ -96,7 +96,7 @@ class SentenceScores(NamedTuple):
 
     @property
     def failed(self) -> npt.NDArray[np.bool_]:
-        """True for the sentences that figures of the corpus leave out, shape (n,)."""
+        """True for the sentences that are left out of corpus figures, shape (n,)."""
         return np.isnan(self.accuracy) | np.isnan(self.similarity) | ~(self.tokens > 0)
 
 
@@ -105,10 +105,10 @@ def weighted_transfer(
     weights: Floats,
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
 ) -> dict[str, Floats]:
-    """Return accuracy, similarity, perplexity and GM of weighted corpora, as the paper's tables do.
+    """Return accuracy, similarity, perplexity and GM of weighted corpora, as in the paper's tables.
 
-    Accuracy and similarity are means over sentences, perplexity is over all tokens, and GM is that
-    of these three (Pang & Gimpel 2019, §5 and eq. 1). Failed sentences are left out. `weights` say
+    Accuracy and similarity are means over sentences, perplexity is over all tokens, and GM combines
+    these three (Pang & Gimpel 2019, §5 and eq. 1). Failed sentences are left out. `weights` are
     how often each corpus contains each sentence, shape (corpora, n).
 
     By name, shape (corpora,); NaN for a corpus without a valid sentence.
@@ -142,7 +142,7 @@ def paired_transfer_bootstrap(
     """Return the differences of two systems' corpus figures, after - before, with intervals.
 
     Source sentences are drawn with replacement, the same ones for both systems, and the figures of
-    the corpus, which are no means of sentences, are computed anew in each draw. The intervals are
+    the corpus, which are not means of sentences, are recomputed in each draw. The intervals are
     percentile intervals (Efron and Tibshirani, 1993, ch. 13).
 
     Args:
@@ -158,7 +158,7 @@ def paired_transfer_bootstrap(
         system has no valid sentence.
 
     Raises:
-        ValueError: The systems differ in their number of sentences, there are fewer than two, or
+        ValueError: The systems differ in their number of sentences, have fewer than two, or
             `confidence` or `resamples` is out of range.
 
     Examples:
@@ -170,8 +170,8 @@ def paired_transfer_bootstrap(
     n = len(before.accuracy)
     if n < 2 or {len(column) for column in (*before, *after)} != {n}:
         raise ValueError(
-            f"before has {n} sentences and after {len(after.accuracy)}: give the same ones, two or "
-            "more, each with all scores"
+            "before and after must be the same sentences, two or more, each with all scores, got "
+            f"{n} and {len(after.accuracy)}"
         )
 
     def gains(weights: Floats) -> Mapping[str, Floats]:
@@ -182,10 +182,10 @@ def paired_transfer_bootstrap(
 
 
 def _in_range(
-    name: str, values: npt.ArrayLike, low: float, high: float, advice: str
+    name: str, values: npt.ArrayLike, low: float, high: float, kind: str
 ) -> npt.NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     outside = array[(array < low) | (array > high)]
     if outside.size:
-        raise ValueError(f"{name} = {outside[0]:g} is outside {low:g} to {high:g}: {advice}")
+        raise ValueError(f"{name} must be {low:g} to {high:g}, {kind}, got {outside[0]:g}")
     return array

@@ -1,4 +1,4 @@
-"""Trend test: does a curve rise more than a random walk would."""
+"""Trend test: does a curve rise more than a random walk?"""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def rising_p_value(values: npt.ArrayLike) -> float:
     """
     curve = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1 or len(curve) > LONGEST:
-        raise ValueError(f"values has shape {curve.shape}: give one row of at most {LONGEST}")
+        raise ValueError(f"values must be one row of at most {LONGEST}, got shape {curve.shape}")
     if not np.isfinite(curve).all():
         place = int(np.flatnonzero(~np.isfinite(curve))[0])
-        raise ValueError(f"values[{place}] = {curve[place]}: leave out values that are not finite")
+        raise ValueError(f"values[{place}] must be finite, got {curve[place]}")
     if len(curve) < 2:
         return 1.0
     steps = np.diff(curve)

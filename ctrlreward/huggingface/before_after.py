@@ -35,16 +35,16 @@ from ctrlreward.scorers.records import write_scored_samples
 
 @checked_keywords(**SAMPLING_NAMES, generation_config="generation")
 class BeforeAfter(TrainerCallback):
-    """Compares the model after training with the untuned one on prompts that nothing else uses.
+    """Compares the model after training with the untuned one on prompts used for nothing else.
 
     Generates and scores before the first step, and again when training has ended: with
     `load_best_model_at_end=True`, by the checkpoint that `RewardCheckpoint` selected. Prints a
     table and six pairs of texts, and writes `before.jsonl`, `after.jsonl`, `summary.json` and
-    `curves.png` to `output_dir`, as `ctrlreward.callbacks.BeforeAfter` does. A resumed run reads
+    `curves.png` to `output_dir`, like `ctrlreward.callbacks.BeforeAfter`. A resumed run reads
     `before.jsonl` back. The figure needs `pip install 'ctrlreward[plots]'`.
 
     Args:
-        trainer: The trainer that the callback is added to.
+        trainer: The trainer to which the callback is added.
         scores: Name → score. Differences are reported for the first one.
         samples: Prompts that neither training nor selection uses.
         generations_per_prompt: Completions per prompt.
@@ -54,9 +54,9 @@ class BeforeAfter(TrainerCallback):
         generation: As in `GenerationScorer`.
 
     Raises:
-        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` not
-            a score.
-        ValueError: There are no scores or samples, a name is reserved, or a column is missing.
+        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` is
+            not a score.
+        ValueError: `scores` or `samples` is empty, a name is reserved, or a column is missing.
         FileNotFoundError: In a resumed run: `before.jsonl` is missing.
 
     Examples:

@@ -22,19 +22,19 @@ from ctrlreward.selection.best import Bounds, ConstraintTest, KeepDecision, Ties
 class RewardCheckpoint(DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
-    Saves a checkpoint at each evaluation whose score is the best so far, besides the checkpoints of
-    the trainer's `save_strategy`, and sets `state.best_global_step`, `state.best_model_checkpoint`
-    and `state.best_metric`: `save_total_limit` keeps the selected checkpoint, and
-    `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says. If no evaluation
-    met the constraints, nothing is loaded, with a warning: the model of the last step remains. With
-    `save_strategy="best"` the trainer writes no other checkpoint to resume from.
+    Saves a checkpoint at each evaluation whose score is the best so far, in addition to the
+    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step`,
+    `state.best_model_checkpoint` and `state.best_metric`: `save_total_limit` keeps the selected
+    checkpoint, and `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says.
+    If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
+    step remains. With `save_strategy="best"` the trainer writes no other checkpoint to resume from.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
             `GenerationScorer` declares, and to "min" for a loss.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
-        ties_by: Choice among checkpoints whose score the prompts cannot tell apart from the best:
+        ties_by: Choice among checkpoints whose score is not distinguishable from the best:
             "earliest", or one key → its better direction, {"objective/kl": "min"}. Then every
             evaluation that meets the constraints saves a checkpoint.
         constraint_test: "point", "unless_violated" or "if_shown"; see `BestRule`.
@@ -91,7 +91,7 @@ class RewardCheckpoint(DecisionCallback):
 
     @property
     def reason(self) -> str:
-        """Why this checkpoint was selected, and which ones cannot be told apart from it."""
+        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
         return self._rule.explain(self.state) if self.state else "there was no evaluation"
 
     @property
@@ -102,14 +102,14 @@ class RewardCheckpoint(DecisionCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check that the trainer keeps what the rule chooses from."""
+        """Check that the trainer keeps the checkpoints that the rule chooses from."""
         super().on_train_begin(args, state, control, **kwargs)
         if self._settings["ties_by"] is None:
             return
         if args.save_strategy == SaveStrategy.BEST or args.save_total_limit is not None:
             raise ValueError(
                 "ties_by chooses among several checkpoints, which save_total_limit and "
-                "save_strategy='best' remove or do not write: leave them out"
+                "save_strategy='best' remove or do not write. Leave them out."
             )
 
     def on_evaluate(
@@ -120,7 +120,7 @@ class RewardCheckpoint(DecisionCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Decide, and have the trainer agree: it compares the metric that it reads here next."""
+        """Decide, and make the trainer agree, which compares the metric that it reads here next."""
         metrics = {} if metrics is None else metrics
         super().on_evaluate(args, state, control, metrics, **kwargs)
         if not self._training:
@@ -163,7 +163,9 @@ class RewardCheckpoint(DecisionCallback):
     ) -> None:
         """Log the selection."""
         super().on_train_end(args, state, control, **kwargs)
-        loaded = ": the model is that of the last step" if self.selected_step is None else ""
+        loaded = (
+            ": the model has the weights of the last step" if self.selected_step is None else ""
+        )
         self.say(state, self.reason + loaded)
 
 
@@ -226,7 +228,7 @@ class ParetoCheckpoint(DecisionCallback):
         if args.save_total_limit is not None:
             raise ValueError(
                 f"save_total_limit = {args.save_total_limit} would remove checkpoints of the "
-                "Pareto front: leave it out"
+                "Pareto front. Leave it out."
             )
 
     def act(

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 class DecisionCallback(TrainerCallback, ABC):
     """Applies a rule of `ctrlreward.selection` once per evaluated step of training.
 
-    With several evaluation sets it waits for the one that has its keys. Evaluations outside of
-    training decide nothing. The rule's state is restored with a checkpoint.
+    With several evaluation sets it waits for the set that has its keys. Evaluations outside of
+    training are ignored. The rule's state is restored with a checkpoint.
 
     Attributes:
         state: State of the rule; None before the first evaluation.
@@ -48,7 +48,7 @@ class DecisionCallback(TrainerCallback, ABC):
         return False
 
     def read(self, state: TrainerState, metrics: dict[str, float]) -> Sequence[Any]:
-        """Return metrics, stale keys and evidence, as `rule.update` takes them."""
+        """Return metrics, stale keys and evidence, for `rule.update`."""
         return read_validation(state, metrics)
 
     @abstractmethod
@@ -67,8 +67,8 @@ class DecisionCallback(TrainerCallback, ABC):
     ) -> None:
         """Start, or continue a resumed run as if it had not been interrupted.
 
-        The trainer looks at a stop after a step, so a resumed run that had stopped makes one, which
-        is neither evaluated nor saved.
+        The trainer checks for a stop after a step, so a resumed run that had stopped runs one
+        step, which is neither evaluated nor saved.
         """
         self._training, self._decided, self._missing, self.state = True, -1, None, None
         before = stored(state).get(self._key)
@@ -81,14 +81,14 @@ class DecisionCallback(TrainerCallback, ABC):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the decisions of a run that had stopped as they were."""
+        """Keep the decisions of a run that had stopped."""
         if self._had_stopped:
             control.should_evaluate = control.should_save = False
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the decisions of a run that had stopped as they were."""
+        """Keep the decisions of a run that had stopped."""
         self.on_step_end(args, state, control)
 
     def on_step_begin(
@@ -101,7 +101,7 @@ class DecisionCallback(TrainerCallback, ABC):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide nothing from here on."""
+        """Make no more decisions."""
         self._training = False
         if self._missing is not None:
             raise self._missing

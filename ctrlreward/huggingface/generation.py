@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class GenerationScorer(HeldOutScorer, TrainerCallback):
     """Generates from held-out prompts at evaluation, scores the texts and logs the mean scores.
 
-    Logs `eval_<name>/<score>` and the other metrics of `HeldOutScorer` to everything in
+    Logs `eval_<name>/<score>` and the other metrics of `HeldOutScorer` to all loggers in
     `report_to`, and adds them to the metrics of the evaluation, so that `metric_for_best_model` may
     name them. All texts with their scores go to `<output_dir>/samples/<name>/step=000123.jsonl`,
     and some to a table of the Weights & Biases run.
@@ -54,11 +54,11 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     several evaluation sets the prompts are scored once per step.
 
     Args:
-        trainer: The trainer that the callback is added to, by `trainer.add_callback`.
+        trainer: The trainer to which the callback is added, by `trainer.add_callback`.
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
             a scorer with a single score.
         samples: The held-out prompts, as in the trainer's data set. For a model that answers
-            messages, the texts that its chat template makes of them.
+            messages, the texts that its chat template produces.
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
         generations_per_prompt: Completions per prompt.
         name: Prefix of each key. Two such callbacks in one trainer need different names.
@@ -74,7 +74,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         folder: Folder of the sample files.
 
     Raises:
-        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` not a score.
+        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` is not a score.
         ValueError: See `HeldOutScorer`; the samples lack a column, or do not say whether an
             encoder-decoder reads or continues them.
 

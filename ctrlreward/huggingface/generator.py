@@ -31,20 +31,20 @@ class TrainerGenerator:
         """Raise if the trainer cannot complete the samples.
 
         Raises:
-            ValueError: The strategy splits the model, there is no tokenizer, or it is open whether
-                an encoder-decoder reads or continues the samples.
+            ValueError: The strategy splits the model, the trainer has no tokenizer, or it is not
+                known whether an encoder-decoder reads or continues the samples.
         """
         trainer: Any = self.trainer
         error = unclear_input(trainer.model, samples)
         if error:
             raise ValueError(error)
         if trainer.processing_class is None:
-            raise ValueError("the trainer has no tokenizer: give Trainer(processing_class=...)")
+            raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
         zero = getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0)
         if not self._has_vllm and (trainer.is_fsdp_enabled or zero == 3):
             raise ValueError(
-                "each rank generates with the whole model, which FSDP and DeepSpeed ZeRO-3 split: "
-                "use vLLM (use_vllm=True), DDP or ZeRO-2"
+                "each rank generates with the whole model, which FSDP and DeepSpeed ZeRO-3 split. "
+                "Use vLLM (use_vllm=True), DDP or ZeRO-2."
             )
 
     @property
@@ -107,6 +107,6 @@ def check_trainer(trainer: object, callback: object) -> None:
     if not isinstance(trainer, Trainer):
         name = type(callback).__name__
         raise TypeError(
-            f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}: make the "
-            f"trainer first, then trainer.add_callback({name}(trainer, scores, samples))"
+            f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}. Create the "
+            f"trainer first, then call trainer.add_callback({name}(trainer, scores, samples))."
         )

@@ -1,9 +1,9 @@
-"""What the callbacks keep in `TrainerState`, and what the rules read from it.
+"""State of the callbacks in `TrainerState`, and the metrics that the rules read from it.
 
 `TrainerState.stateful_callbacks` is written to the `trainer_state.json` of each checkpoint and
 restored from it. Under one key of it, `GenerationScorer` leaves its scores by prompt, and each rule
 its state, so that callbacks find each other without the trainer and a resumed run decides as an
-uncut one. (`ExportableState` would make a new callback from JSON, without scorers.)
+uninterrupted one. (`ExportableState` would make a new callback from JSON, without scorers.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ctrlreward.scorers.base import Scores
 PREFIX = "eval_"
 _FOLD = "_ctrlreward_last_logged"
 
-# What TRL's trainers log of rollouts → the same metric of `PolicyTuner`.
+# Metric of rollouts in TRL's trainers → the same metric of `PolicyTuner`.
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
 
 
@@ -32,7 +32,7 @@ class Validation(NamedTuple):
     """Metrics of an evaluation, as rules read them.
 
     Attributes:
-        metrics: Key → value. `eval_score/sim` is `score/sim`, too; a key of training keeps its last
+        metrics: Key → value. `eval_score/sim` is also `score/sim`; a key of training keeps its last
             value.
         stale: Keys that this evaluation did not score.
         evidence: Key → value of each held-out prompt.
@@ -57,7 +57,7 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 
 
 def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
-    """Return what rules decide on; the values of rank 0, on all ranks."""
+    """Return the metrics for the rules: the values of rank 0, on all ranks."""
     logged = {**_last_logged(state), **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
@@ -77,7 +77,7 @@ def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Valida
 
 
 def plain_names(state: TrainerState) -> dict[str, str]:
-    """Return logged key → the same without `eval_`, where no key of training has this name."""
+    """Return logged key → the same without `eval_`, unless a key of training has this name."""
     logged = {key for row in state.log_history for key in row}
     return {
         key: name
@@ -137,7 +137,7 @@ def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str
     A `GenerationScorer` declares the directions of its scores; a loss is better when lower.
 
     Raises:
-        ValueError: The mode contradicts the score, or is missing for a key that nobody declares.
+        ValueError: The mode contradicts the score, or is missing for an undeclared key.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)

@@ -23,7 +23,7 @@ class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
     Unlike `EarlyStoppingCallback`, it needs no `load_best_model_at_end`, and a resumed run decides
-    as an uncut one.
+    like an uninterrupted one.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
@@ -82,7 +82,7 @@ class RewardEarlyStopping(DecisionCallback):
             "futility": futility,
             "level": level,
         }
-        StopRule(monitor, mode or "max", **self._settings)  # refuses settings
+        StopRule(monitor, mode or "max", **self._settings)  # checks settings
 
     def rule(self, state: TrainerState) -> StopRule:
         """Return the rule."""
@@ -90,7 +90,7 @@ class RewardEarlyStopping(DecisionCallback):
         return StopRule(self.monitor, mode, **self._settings)
 
     def resume(self, rule: StopRule, state: TrainerState) -> bool:
-        """Return whether the run had stopped, unless new settings would not have."""
+        """Return whether the run had stopped, unless its new settings would not have stopped it."""
         self.state, decision = rule.resume(self.state, state.global_step)
         return decision.stop
 

@@ -60,8 +60,8 @@ class EmbeddingAligner:
         The embeddings of a text are freed after its last pair, so that memory does not grow with
         the number of pairs if pairs with a common text are adjacent (`group_shared_texts`).
 
-        Texts longer than the model's context are truncated, with a warning. If a has no token there
-        are no values; if b has none they are NaN.
+        Texts longer than the model's context are truncated, with a warning. No values if a does
+        not have a token; NaN values if b does not have one.
         """
         last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))

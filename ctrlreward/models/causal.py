@@ -44,7 +44,7 @@ def build_prefix_trees(sequences: Sequence[Sequence[int]], max_unshared: int) ->
     """Merge sequences into prefix trees.
 
     In lexicographic order, neighbours share the longest prefixes. A sequence joins the tree of its
-    predecessor where that saves at least a quarter of its tokens; otherwise a row of its own is
+    predecessor where that saves at least a quarter of its tokens; otherwise a separate row is
     cheaper than attention over the nodes that it does not share. It leaves at most `max_unshared`
     nodes unshared, so that no tree has more than these plus its longest sequence; with 0 each tree
     is a plain row, shared only by its prefixes.
@@ -198,7 +198,7 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     """Return True if the branches of a prefix tree do not affect each other in this model.
 
     This holds where tokens interact through attention only. A recurrence or convolution (Mamba,
-    LFM2 and other hybrids) carries state from branch to branch, and ALiBi counts distances along
+    LFM2 and other hybrids) passes state from branch to branch, and ALiBi counts distances along
     the row.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:

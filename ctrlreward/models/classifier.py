@@ -37,8 +37,8 @@ class Classifier(FrozenModel):
     Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
 
     Raises:
-        ValueError: The model has no trained classification head, or the number of labels differs
-            from that of the outputs.
+        ValueError: The model does not have a trained classification head, or the numbers of labels
+            and outputs differ.
 
     Examples:
         >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
@@ -81,7 +81,7 @@ def load_classifier(
 
 
 def classifier_labels(model: str) -> tuple[str, ...]:
-    """Return the labels of what `load_classifier` would load, from its config alone."""
+    """Return the labels of the model that `load_classifier` would load, from its config."""
     if (config := _text_cnn_config(model)) is not None:
         return tuple(config["labels"])
     return _labels(model, load_config(model), None)
@@ -98,13 +98,13 @@ def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, .
     outputs = config.num_labels
     if outputs < 2:
         raise ValueError(
-            f"model = {name!r} has {outputs} output and is a regression model: "
-            "give a classifier with 2 labels or more"
+            f"model = {name!r} has {outputs} output and is a regression model, "
+            "must be a classifier with 2 labels or more"
         )
     labels = tuple(given or (config.id2label[i] for i in range(outputs)))
     if len(labels) != outputs:
         raise ValueError(
-            f"labels = {list(labels)} has {len(labels)} labels, and model = {name!r} has "
-            f"{outputs} outputs: give one label per output, in order"
+            f"labels must have one label per output, in order, got {list(labels)} for the "
+            f"{outputs} outputs of model = {name!r}"
         )
     return labels

@@ -1,9 +1,9 @@
-"""Control tokens: no text contains them, and our own are written by marks.
+"""Control tokens: texts never contain them, and ours are written by marks.
 
 A published tokenizer reads the string `</s>` in a text as the end token, and `<mask_1>` as a blank.
 Here text is text: `text_reader` spells such a string with ordinary tokens. Where we write a control
 token ourselves, between texts or in a chat template, the string has its `mark`, which begins with
-a number that is drawn anew in each process, so that no text contains it.
+a number that is drawn in each process, so that no text contains it.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
 fill-in-the-middle token (`<|user|>`, `<｜User｜>`, `<fim_prefix>`), which some tokenizers do not
@@ -57,21 +57,21 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     """Return a tokenizer for these texts that reads marks as control tokens, and the rest as text.
 
     It is the given tokenizer, unless a text has a character that a control token begins with. The
-    one that is returned then reads every text without control tokens as the given one does, and a
+    returned one then reads every text without control tokens as the given one does, and a
     control token in a text as a published tokenizer reads any other string.
     """
     readers = _CACHE.get(tokenizer) or _build(tokenizer)
     suspects, marked = [], False
     for text in texts:
         marked = marked or _OPEN in text
-        # A normalizer turns other characters ("＜") into those of ASCII.
+        # A normalizer turns other characters ("＜") into ASCII.
         characters = readers.first if text.isascii() else readers.first_or_similar
         if any(character in text for character in characters):
             suspects.append(text)
     if marked and not tokenizer.is_fast:
         raise ValueError(
             f"the tokenizer of {tokenizer.name_or_path} is not a fast one, which a control token "
-            "between texts needs: add a tokenizer.json to the model"
+            "between texts needs. Add a tokenizer.json to the model."
         )
     if suspects:
         return readers.for_literals(suspects)
@@ -79,7 +79,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
 
 
 def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
-    """Return ids of a `text_reader`, with those of the control tokens in place of their marks'."""
+    """Return ids of a `text_reader`, with control tokens in place of their marks."""
     of_marks = (_CACHE.get(tokenizer) or _build(tokenizer)).of_marks
     return [of_marks.get(token, token) for token in ids]
 
@@ -90,7 +90,7 @@ def rendered_chat(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
-    """Return a conversation as a chat template puts it, with marks for the template's tokens.
+    """Return a conversation formatted by a chat template, with marks for the template's tokens.
 
     Control tokens in the messages stay text, so that a message cannot end its turn.
     """
@@ -118,7 +118,7 @@ def rendered_chat(
         found = sorted({repr(match[0]) for match in literals.finditer(given)})
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
-            f"token: remove {' and '.join(found)} from the message"
+            f"token. Remove {' and '.join(found)} from the message."
         )
     return text
 
@@ -127,9 +127,9 @@ class _Readers(NamedTuple):
     """Copies of a tokenizer that share its vocabulary.
 
     `first` are the characters that control tokens and marks begin with, `first_or_similar` also
-    those that a normalizer may turn into them. `for_marks` reads marks in texts without `first`,
-    `for_any` all texts. `of_marks` maps the id of a mark to its control token's. `unspelled` are
-    control tokens that `for_any` still reads as such.
+    characters that a normalizer may turn into them. `for_marks` reads marks in texts without
+    `first`, `for_any` all texts. `of_marks` maps the id of a mark to its control token's.
+    `unspelled` are control tokens that `for_any` still reads as such.
     """
 
     first: str
@@ -146,7 +146,7 @@ class _Readers(NamedTuple):
                 if literal in text:
                     raise ValueError(
                         f"{literal!r} is a control token of {self.for_any.name_or_path}, whose "
-                        "tokenizer cannot read it as text: remove it from the text"
+                        "tokenizer cannot read it as text. Remove it from the text."
                     )
         return self.for_any
 
@@ -220,7 +220,7 @@ def _unspelled(reader: Any, literals: Mapping[str, int]) -> frozenset[str]:
     """Return the control tokens that a tokenizer reads as such in some text."""
     if not literals:
         return frozenset()
-    # The unknown token is what an ordinary character may be, too.
+    # An ordinary character may be the unknown token as well.
     control = {*literals.values()} - {reader.unk_token_id}
     texts = [form.format(token) for token in literals for form in _AROUND]
     rows = reader(texts, add_special_tokens=False, verbose=False).input_ids

@@ -11,7 +11,7 @@ from ctrlreward.engine.sharing import exclusive, shared_model
 from ctrlreward.models.classifier import Probabilities
 from ctrlreward.models.encoder import Encoder
 
-# Cosines of texts and descriptions lie within a few tenths of each other.
+# Cosines of texts and descriptions differ by a few tenths.
 _TEMPERATURE = 0.05
 
 
@@ -28,7 +28,8 @@ class LabelDescriptions:
         device: Device of the encoder.
 
     Raises:
-        ValueError: It is not a mapping of two labels or more, or a label has no description.
+        ValueError: It is not a mapping of two labels or more, or a label does not have a
+            description.
 
     Examples:
         >>> from ctrlreward import Accuracy

@@ -142,8 +142,8 @@ def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
     stacks = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total]
     if not stacks and model.config.model_type != "albert":  # runs one layer `total` times
         raise ValueError(
-            f"layer = {count}: {name!r} is a {model.config.model_type}, whose layers can't be cut; "
-            "leave layer out"
+            f"layer = {count}: {name!r} is a {model.config.model_type}, whose layers can't be cut. "
+            "Leave layer out."
         )
     for stack in stacks:
         del stack[count:]

@@ -50,16 +50,16 @@ class InverseFrequency:
     def __post_init__(self) -> None:
         if isinstance(self.weights, str | PathLike):
             raise TypeError(
-                f"weights = {str(self.weights)!r}: give an array, or read a file with "
-                "InverseFrequency.from_file"
+                f"weights must be an array, got {str(self.weights)!r}. Read a file with "
+                "InverseFrequency.from_file."
             )
         weights = np.array(self.weights, dtype=np.float64)
         if weights.ndim != 1:
-            raise ValueError(f"weights has shape {weights.shape}: give one weight per token")
+            raise ValueError(f"weights must be one weight per token, got shape {weights.shape}")
         wrong = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
         if wrong.size:
             raise ValueError(
-                f"weights[{wrong[0]}] = {weights[wrong[0]]}: give finite weights of 0 or more"
+                f"weights[{wrong[0]}] must be finite and 0 or more, got {weights[wrong[0]]}"
             )
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
@@ -73,7 +73,7 @@ class InverseFrequency:
                 weights.append(float(line))
             except ValueError as error:
                 raise ValueError(
-                    f"{path}:{number} = {line[:40]!r} is not a weight: give one number per line"
+                    f"{path}:{number} = {line[:40]!r} is not a weight, must be one number per line"
                 ) from error
         return cls(np.array(weights))
 
@@ -85,10 +85,10 @@ class InverseFrequency:
 
         Raises:
             TypeError: `sentences` is a single string.
-            ValueError: There are no sentences.
+            ValueError: `sentences` is empty.
         """
         if isinstance(sentences, str):
-            raise TypeError("sentences is a str: give an iterable of sentences")
+            raise TypeError("sentences must be an iterable of sentences, got a str")
         counts = np.zeros(len(tokenizer), dtype=np.int64)
         total = 0
         rest = iter(sentences)
@@ -99,7 +99,7 @@ class InverseFrequency:
                 counts[np.unique(np.asarray(row, dtype=np.int64))] += 1
             total += len(chunk)
         if total == 0:
-            raise ValueError("the corpus has no sentences: give at least one")
+            raise ValueError("the corpus has no sentences, must have at least one")
         return cls(inverse_frequency(counts, total))
 
     @classmethod
@@ -110,14 +110,14 @@ class InverseFrequency:
 
         A token that starts a word (`▁house`) mostly is that word. A continuation (`ing`) gets the
         frequency of the word with the same letters, which is rarer than the token, and a
-        capitalised token that of the lower-case word. Since single estimates are rough, the weight
-        is logarithmic (`log_inverse_frequency`) instead of the paper's IWF, where the roughest
-        estimate in a text would dominate. Both order sentences alike by the largest weight of their
-        tokens, and agree with the published PEGASUS table on that order much better than on single
-        weights. Tokens unknown to wordfreq (punctuation, fragments) and special tokens have weight
-        0.
+        capitalised token the frequency of the lower-case word. Since single estimates are rough,
+        the weight is logarithmic (`log_inverse_frequency`) instead of the paper's IWF, where the
+        roughest estimate in a text would dominate. Both order sentences alike by the largest weight
+        of their tokens, and agree with the published PEGASUS table on that order much better than
+        on single weights. Tokens unknown to wordfreq (punctuation, fragments) and special tokens
+        have weight 0.
 
-        |C| is set to 10^8 sentences, the size of the published table's corpus, since that of
+        |C| is set to 10^8 sentences, the size of the published table's corpus, since the size of
         wordfreq's corpus is not known in sentences.
 
         Raises:
@@ -143,8 +143,8 @@ class InverseFrequency:
         if len(self.weights) != vocabulary:
             raise ValueError(
                 f"iwf has {len(self.weights)} weights, and the model's tokenizer has {vocabulary} "
-                "tokens: give a table for this tokenizer, InverseFrequency.from_corpus(sentences, "
-                "tokenizer), or iwf=None for the default"
+                "tokens. Use a table for this tokenizer, InverseFrequency.from_corpus(sentences, "
+                "tokenizer), or iwf=None for the default."
             )
         return self
 

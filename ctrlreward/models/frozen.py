@@ -47,7 +47,7 @@ class FrozenModel:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Check the model, and set what else its family needs."""
+        """Check the model, and set further attributes of its family."""
 
     def read_texts(
         self,
@@ -57,7 +57,7 @@ class FrozenModel:
     ) -> list[Row]:
         """Return the result of `read` for each text; equal texts are read once.
 
-        Texts longer than the model's context are truncated, with a warning that calls them
+        Texts longer than the model's context are truncated, with a warning that names them
         `name(i)`. `read` returns a result per row of the model's output and of the attention mask.
         """
 

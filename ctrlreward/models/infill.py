@@ -84,7 +84,7 @@ class CausalInfiller:
         return [[next(scores) for _ in blank.targets] for blank in blanks]
 
 
-# Orders: what a filling continues, as a format of the text before and after its blank.
+# Orders: text before a filling, as a format of the text before and after its blank.
 _SUFFIX_FIRST = "{right}\n\n{left}"
 
 

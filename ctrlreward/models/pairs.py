@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 Pair = tuple[str, str]
 Span = tuple[int, int]
 
-# Between two texts, for tokenizers that join a pair without a token of their own.
+# Between two texts, for tokenizers that join a pair without a separator token.
 _BREAK = "\n\n"
 
-# What has a label and a value: a word between white space, or a token.
+# Unit with a label and a value: a word between white space, or a token.
 Unit: TypeAlias = Literal["word", "piece"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
@@ -35,7 +35,7 @@ class EncodedPair(NamedTuple):
 
     `types` are token type ids, empty for models without them. `places` are the indices in `ids` of
     the tokens of each unit of a, `spans` the units' character spans in a, end exclusive. `has_b` is
-    False if b has no token, and `dropped` has the truncated tokens of a and of b.
+    False if b does not have a token, and `dropped` has the truncated tokens of a and of b.
     """
 
     ids: Ids
@@ -55,9 +55,9 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Encode pairs (a, b) by the tokenizer's rule for text pairs.
 
-    Two line breaks separate the texts where the tokenizer has no token for that, as of GPT-2.
+    Two line breaks separate the texts if the tokenizer has no token for that, as in GPT-2.
 
-    A pair that exceeds the limit loses the end of b; if a alone leaves no room for b, the longer of
+    A pair that exceeds the limit loses the end of b; if a alone fills the limit, the longer of
     the two is truncated. `warn_truncated_pairs` logs both.
     """
     if not pairs:
@@ -92,11 +92,11 @@ def encode_pairs(
 
 
 def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
-    """Log one warning for all pairs with a truncated a, one for all with b truncated alone."""
+    """Log one warning for all pairs with a truncated a, one for all with only b truncated."""
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
     without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
     for consequence, indices in (
-        ("a leaves no room for b and is truncated", cut),
+        ("a fills the limit and is truncated", cut),
         ("the end of b is dropped", without_end),
     ):
         if indices:
@@ -139,7 +139,7 @@ def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -
     encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
     # Each of these properties builds a list of all tokens: they are read once.
     sides, offsets = encoding.sequence_ids, encoding.offsets
-    # The second text begins with what separates it from the first.
+    # The second text begins with the separator.
     shift = before if side else 0
     tokens = [
         i for i, of in enumerate(sides) if of == side and (side == 0 or offsets[i][1] > shift)

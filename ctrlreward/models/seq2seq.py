@@ -46,14 +46,14 @@ def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> lis
     return encode_texts(model.tokenizer, [*texts.values()], limit, [*texts].__getitem__)
 
 
-# About so many decoder states per call of the output layer: each reads all of its weights.
+# Approximate decoder states per call of the output layer, since each call reads all weights.
 _STATES_PER_CALL = 2**13
 
 _NO_MASK = -1  # of a tokenizer that cannot mark blanks
 
 
 class Filling(NamedTuple):
-    """Tokens that the decoder is given, and the tokens that are then scored."""
+    """Input tokens of the decoder, and the tokens that are scored after them."""
 
     given: Ids
     scored: Ids
@@ -75,7 +75,7 @@ class Filling(NamedTuple):
 class Seq2SeqInfiller(FrozenModel):
     """Infiller over an encoder-decoder that was pretrained to fill masks.
 
-    Each distinct masked text is encoded once. Targets share a decoder row where the input of one is
+    Each distinct masked text is encoded once. Targets share a decoder row if the input of one is
     a prefix of another's: all one-token words are scored by a single decoder step.
     """
 
@@ -84,7 +84,7 @@ class Seq2SeqInfiller(FrozenModel):
     def _prepare(self) -> None:
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
-        # Positions of the decoder; T5 has no limit.
+        # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
@@ -97,8 +97,8 @@ class Seq2SeqInfiller(FrozenModel):
             return []
         if self._mask == _NO_MASK:
             raise ValueError(
-                f"the tokenizer of model = {self.name!r} has no mask token for blanks: give the "
-                "tokenizer that the model was pretrained with"
+                f"the tokenizer of model = {self.name!r} has no mask token for blanks. Use the "
+                "tokenizer that the model was pretrained with."
             )
         masked = [blank.left + mark(self._mask) + blank.right for blank in blanks]
         rows = text_reader(self.tokenizer, masked)(masked, verbose=False).input_ids
@@ -236,7 +236,7 @@ def _decoder_rows(fillings: Iterable[Filling]) -> list[_DecoderRow]:
 def _family(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, Callable[[Blank, str], Filling]]:
-    """Return a family's mask token, if there is one, and its decoder sequence for a blank."""
+    """Return a family's mask token, if any, and its decoder sequence for a blank."""
     start = config.decoder_start_token_id
 
     @lru_cache(maxsize=256)  # for the words of a task, shared by all texts
@@ -267,8 +267,8 @@ def _family(
     }
     if config.model_type not in families:
         raise ValueError(
-            f"{config.model_type} models are not supported for infilling: give an encoder-decoder "
-            f"of {', '.join(families)}, or a decoder-only model"
+            f"{config.model_type} models are not supported for infilling. Use an encoder-decoder "
+            f"of {', '.join(families)}, or a decoder-only model."
         )
     token, filling = families[config.model_type]
     mask = control_tokens(tokenizer).get(token, _NO_MASK)

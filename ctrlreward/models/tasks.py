@@ -2,7 +2,8 @@
 
 `Continuation("The soup was", " cold.")` asks a decoder-only model for the log-probabilities of the
 tokens of " cold."; `Blank("The ", " was cold.", ("soup", "staff"))` asks an infilling model for
-those of each candidate at the blank. Each candidate is answered by one `TokenScores`.
+the log-probabilities of each candidate at the blank. Each candidate is answered by one
+`TokenScores`.
 """
 
 from __future__ import annotations

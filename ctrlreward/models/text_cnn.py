@@ -28,7 +28,7 @@ MODEL_TYPE = "ctrlreward-text-cnn"
 
 _BATCH_WORDS = 8192
 
-# Reserved ids, before those of the words.
+# Reserved ids, before the ids of the words.
 PADDING, _UNKNOWN = 0, 1
 
 
@@ -56,14 +56,14 @@ class TextCNNConfig:
         for name, items in (("words", self.words), ("labels", self.labels)):
             item, times = Counter(items).most_common(1)[0] if items else ("", 0)
             if times > 1:
-                raise ValueError(f"{name} contains {item!r} {times} times: give each once")
+                raise ValueError(f"{name} contains {item!r} {times} times, must be distinct")
         if len(self.labels) < 2:
-            raise ValueError(f"labels = {self.labels}: give 2 labels or more")
+            raise ValueError(f"labels must be 2 labels or more, got {self.labels}")
         if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"widths = {self.widths}: give one or more, each 1 or more words")
+            raise ValueError(f"widths must be one or more, each 1 or more words, got {self.widths}")
         for name, number in (("embedding_size", self.embedding_size), ("filters", self.filters)):
             if number < 1:
-                raise ValueError(f"{name} = {number}: give 1 or more")
+                raise ValueError(f"{name} must be 1 or more, got {number}")
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -76,7 +76,8 @@ class TextCNNConfig:
 
 
 class TextCNN(nn.Module):
-    """Convolutions over words with max-over-time pooling (Kim 2014, https://aclanthology.org/D14-1181).
+    """Convolutions over words with max-over-time pooling (Kim 2014,
+    https://aclanthology.org/D14-1181).
 
     The logits of a text do not depend on the padding of its row.
     """
@@ -131,7 +132,7 @@ class TextCNNClassifier:
             model.load_state_dict(load_file(weights))
         except (OSError, SafetensorError, RuntimeError) as error:
             raise ValueError(
-                f"{weights} is missing or does not match its config.json: write the folder again "
+                f"{weights} is missing or does not match its config.json. Write the folder again "
                 f"with the text_cnn recipe ({' '.join(str(error).split())})"
             ) from error
         self.model = model.eval().requires_grad_(False).to(self.device, pick_dtype(dtype, device))
@@ -164,13 +165,13 @@ def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
 def read_config(file: Path) -> dict[str, Any]:
     """Read a `config.json`, of transformers or of `save_text_cnn`."""
     if not file.is_file():
-        raise ValueError(f"{file} is missing: give a folder written by the text_cnn recipe")
+        raise ValueError(f"{file} is missing, must be in a folder written by the text_cnn recipe")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is not a JSON object: write the model folder again")
+        raise ValueError(f"{file} is not a JSON object. Write the model folder again.")
     return content
 
 
@@ -178,8 +179,8 @@ def _parse(file: Path) -> TextCNNConfig:
     given = read_config(file)
     if given.pop("model_type", None) != MODEL_TYPE:
         raise ValueError(
-            f'{file} does not have "model_type": {MODEL_TYPE!r}: give a folder written by the '
-            "text_cnn recipe, or use Classifier for a transformers model"
+            f'{file} does not have "model_type": {MODEL_TYPE!r}. Use a folder written by the '
+            "text_cnn recipe, or Classifier for a transformers model."
         )
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     try:

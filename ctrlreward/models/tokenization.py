@@ -45,7 +45,7 @@ def encode_texts(
     limit: int,
     name: Callable[[int], str] = "texts[{}]".format,
 ) -> list[Ids]:
-    """Return the token ids of each text, special tokens included; text is text (`text_reader`)."""
+    """Return the token ids of each text, special tokens included; see `text_reader`."""
     if not texts:
         return []
     reader = text_reader(tokenizer, texts)
@@ -67,13 +67,13 @@ def encode_texts(
 def first_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
 ) -> list[str]:
-    """Return each text up to its first `limit` tokens, None for all; warn of the longest cut."""
+    """Return each text truncated to `limit` tokens, None for no limit; warn about the longest."""
     kept = list(texts)
     if limit is None:
         return kept
     lengths: dict[int, int] = {}
     for i, text in enumerate(texts):
-        if len(text.encode()) <= limit:  # no token is shorter than a byte
+        if len(text.encode()) <= limit:  # each token has at least a byte
             continue
         offsets = text_reader(tokenizer, [text])(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -96,7 +96,7 @@ def warn_truncated(
     """Log one warning for all items (`"continuations"`) that exceed a model's context.
 
     `dropped` is the part that is cut, `reader` the part of the model that reads them. A limit of 0
-    or None is none.
+    or None means no limit.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:

@@ -39,7 +39,7 @@ ALIGNED = "aligned"
 
 
 def reads_left_to_right(config: PretrainedConfig) -> bool:
-    """Return whether a token sees only those before it, as in decoder-only models."""
+    """Return whether a token attends only to earlier tokens, as in decoder-only models."""
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
         type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False)
     )
@@ -84,7 +84,7 @@ class TokenAligner(FrozenModel):
     `ctrlreward.recipes.papers.ctc` trains one.
 
     The model is a token classifier with a label "aligned". It reads a before b, unless
-    `aligner_b_first` in its config.json is true, as for a decoder. Unnamed labels are refused:
+    `aligner_b_first` in its config.json is true, as for a decoder. Unnamed labels are an error:
     "aligned" is the first of two in the paper's models, the second in others.
 
     Args:
@@ -92,12 +92,13 @@ class TokenAligner(FrozenModel):
         device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        unit: What has a value: a `"word"` between white space, by the sum of its tokens' features
+        unit: Unit with a value: a `"word"` between white space, by the sum of its tokens' features
             as in the released package, or a `"piece"`, a token. None takes the unit that
             `aligner_unit` of the model's config.json names, or `"word"`.
 
     Raises:
-        ValueError: `unit` is unknown, or the model has no trained head, or no label of that name.
+        ValueError: `unit` is unknown, or the model does not have a trained head, or a label of that
+            name.
     """
 
     auto_class = AutoModelForTokenClassification
@@ -120,8 +121,8 @@ class TokenAligner(FrozenModel):
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:
             raise ValueError(
-                f"model = {self.name!r} has the labels {', '.join(labels.values())}: rename the "
-                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json"
+                f"model = {self.name!r} has the labels {', '.join(labels.values())}. Rename the "
+                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json."
             )
         self._aligned = aligned[0]
         self._b_first = getattr(self.model.config, "aligner_b_first", False)
@@ -129,8 +130,8 @@ class TokenAligner(FrozenModel):
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield the probabilities of the units of a for each pair (a, b).
 
-        A pair that exceeds the model's context loses the end of b, with a warning. If a has no
-        token there are no values; if b has none they are NaN.
+        A pair that exceeds the model's context loses the end of b, with a warning. No values if a
+        does not have a token; NaN values if b does not have one.
         """
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
@@ -148,14 +149,14 @@ class RegressionAligner(FrozenModel):
 
     The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5. It estimates
     the aggregate of D's labels, so a has one span with one value, which mean and sum do not change.
-    Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
+    Higher is better aligned. The unit is as in training: about 0 to 1 for the share of
     aligned tokens, 0 or more for their number.
 
     Takes the arguments of `FrozenModel`; the model is a sequence classifier with one output. It
-    reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's.
+    reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's model.
 
     Raises:
-        ValueError: The model has no trained head, or more outputs than one.
+        ValueError: The model does not have a trained head, or has more than one output.
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -163,15 +164,15 @@ class RegressionAligner(FrozenModel):
     def _prepare(self) -> None:
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"model = {self.name!r} has {self.model.config.num_labels} outputs: "
-                "give a regression model, which has 1"
+                f"model = {self.name!r} has {self.model.config.num_labels} outputs, "
+                "must be a regression model, which has 1"
             )
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield one span, the whole of a, and its value for each pair (a, b).
 
-        A pair that exceeds the model's context loses the end of b, with a warning. If a has no
-        token there is no span; if b has none the value is NaN.
+        A pair that exceeds the model's context loses the end of b, with a warning. No span if a
+        does not have a token; NaN if b does not have one.
         """
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:

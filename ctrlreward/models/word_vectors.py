@@ -26,7 +26,7 @@ log = item_logger(__name__)
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]
 
-# Length of a centred unit vector that is rounding alone.
+# Length of a centred unit vector due to rounding only.
 _ROUNDING = 1e-9
 
 
@@ -55,7 +55,7 @@ class WordVectors:
 
     A text is the mean of its words' vectors, weighted by their idf. Those means point in much the
     same direction for all texts, so that the cosine of unrelated sentences is about 0.8. `centred`
-    takes the common direction off.
+    removes the common direction.
 
     Args:
         vectors: Vector of each word, all of the same width.
@@ -67,7 +67,7 @@ class WordVectors:
 
     Raises:
         TypeError: `vectors` is not a mapping.
-        ValueError: There are no vectors, their widths differ, one is not finite, or a weight is
+        ValueError: `vectors` is empty, widths differ, one is not finite, or a weight is
             negative.
 
     Examples:
@@ -89,18 +89,18 @@ class WordVectors:
     ) -> None:
         if not isinstance(vectors, Mapping):
             raise TypeError(
-                f"vectors = {shortened(vectors)} is a {type(vectors).__name__}: give "
-                "{word: vector}, or read a file with WordVectors.from_file, or a name with "
-                "WordVectors.load"
+                f"vectors must be a mapping, word → vector, got {shortened(vectors)}, a "
+                f"{type(vectors).__name__}. Read a file with WordVectors.from_file, or a name with "
+                "WordVectors.load."
             )
         self.vectors = vectors if isinstance(vectors, WordMatrix) else _matrix_of(vectors)
         self.width = int(self.vectors.matrix.shape[1])
         if idf is not None and not idf:
-            raise ValueError("idf is empty: give the weights of a corpus, or None")
+            raise ValueError("idf is empty, must be the weights of a corpus, or None")
         self.idf = idf or {}
         for word, weight in self.idf.items():
             if not 0 <= weight < inf:
-                raise ValueError(f"idf[{word!r}] = {weight}: give finite weights of 0 or more")
+                raise ValueError(f"idf[{word!r}] must be finite and 0 or more, got {weight}")
         self.unseen = max(self.idf.values(), default=1.0)
         self.split = split
         self.centre = None if centre is None else np.asarray(centre, dtype=np.float64)
@@ -108,7 +108,7 @@ class WordVectors:
             self.centre.shape != (self.width,) or not np.isfinite(self.centre).all()
         ):
             raise ValueError(
-                f"centre has shape {self.centre.shape}: give {self.width} finite numbers"
+                f"centre must be {self.width} finite numbers, got shape {self.centre.shape}"
             )
 
     @classmethod
@@ -118,31 +118,32 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> WordVectors:
-        """Load vectors by a short name, or a folder that `save` has written; see the class for the
+        """Load vectors by a short name, or a folder written by `save`; see the class for the
         rest.
 
         The vectors are mapped from the file, so that only those in use take memory. The name
         `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
         downloaded on first use (76 MB) and kept in the cache folder. `idf` of None keeps the
-        folder's own.
+        folder's weights.
 
         Raises:
-            ValueError: The name is neither, the folder is damaged, or `idf` is given for vectors
-                that are centred under another idf.
+            ValueError: The name is unknown, the folder is damaged, or `idf` is passed for vectors
+                that were centred with another idf.
             OSError: The download failed.
             ImportError: The first use of a short name needs the package pyarrow.
         """
         folder = resolve_vectors(str(name))
         if folder is None:
             raise ValueError(
-                f"name = {str(name)!r} names no word vectors: give a folder that WordVectors.save "
-                f"has written, or {' or '.join(VECTOR_NAMES)}; read a text file with "
-                "WordVectors.from_file"
+                f"name = {str(name)!r} is not a set of word vectors, must be a folder written by "
+                f"WordVectors.save, or {' or '.join(VECTOR_NAMES)}. Read a text file with "
+                "WordVectors.from_file."
             )
         words, matrix, own_idf, centre = read_vectors(folder)
         if idf is not None and centre is not None:
             raise ValueError(
-                f"idf is given, but {name} is centred under its own: load the uncentred vectors"
+                f"idf is given, but {name} is already centred with its own weights. Load the "
+                "uncentred vectors."
             )
         return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split, centre)
 
@@ -150,11 +151,13 @@ class WordVectors:
         """Write vectors, idf and centre, but not `split`, as a folder for `load` and `Similarity`.
 
         Raises:
-            ValueError: The folder exists and holds something else.
+            ValueError: The folder exists and contains something else.
         """
         path = Path(folder).expanduser()
         if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
-            raise ValueError(f"folder = {str(folder)!r} holds something else: give a new one")
+            raise ValueError(
+                f"folder = {str(folder)!r} contains something else, must be a new folder"
+            )
         with whole_folder(path) as unfinished:
             matrix = self.vectors.matrix
             write_vectors(unfinished, [*self.vectors], matrix, self.idf or None, self.centre)
@@ -170,7 +173,7 @@ class WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
         The first line may be a word2vec header (number of words, width). Words may contain spaces,
-        as some in GloVe do. The first vector of a repeated word is kept. `words` keeps only these,
+        as in GloVe. The first vector of a repeated word is kept. `words` keeps only these,
         for files larger than memory.
 
         Raises:
@@ -188,7 +191,7 @@ class WordVectors:
                 if not np.isfinite(vectors[word]).all():
                     raise ValueError(f"{place} has {numbers}, expected finite numbers")
         if not vectors:
-            raise ValueError(f"{path} has no vector for any of the words: give other words or None")
+            raise ValueError(f"{path} has no vector for any of the words. Use other words or None.")
         return cls(vectors, idf, split)
 
     def centred(self, texts: Iterable[str]) -> WordVectors:
@@ -196,15 +199,17 @@ class WordVectors:
 
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
         unit vector of the text before centring, so that each sentence of the corpus counts the
-        same. The cosine of unrelated sentences is then about 0, and a sentence that fits everything
-        has no advantage. Not part of the paper. Texts without a vector are left out.
+        same. The cosine of unrelated sentences is then about 0, and a generic sentence
+        does not have an advantage. Not part of the paper. Texts without a vector are left out.
 
         Raises:
             TypeError: `texts` is a single string.
             ValueError: No text has a word with a vector and a weight.
         """
         if isinstance(texts, str):
-            raise TypeError(f"texts = {shortened(texts)} is a str: give an iterable of sentences")
+            raise TypeError(
+                f"texts must be an iterable of sentences, got {shortened(texts)}, a str"
+            )
         total, count = np.zeros(self.width), 0
         for text in texts:
             unit = _unit(self._sum(text))
@@ -212,7 +217,7 @@ class WordVectors:
                 total += unit
                 count += 1
         if not count:
-            raise ValueError("texts has no word with a vector and a weight: give other sentences")
+            raise ValueError("texts has no word with a vector and a weight. Use other sentences.")
         return WordVectors(self.vectors, self.idf or None, self.split, total / count)
 
     def embed(
@@ -244,7 +249,7 @@ class WordVectors:
 
 
 def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
-    """Return the vector with length 1, or None if it is no longer than `shortest`."""
+    """Return the vector with length 1, or None if its length is at most `shortest`."""
     length = np.linalg.norm(vector)
     return vector / length if length > shortest else None
 
@@ -253,13 +258,13 @@ def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
     """Copy the vectors of a mapping, after checking them."""
     rows = {word: np.asarray(vector, dtype=np.float32) for word, vector in vectors.items()}
     if not rows:
-        raise ValueError("vectors is empty: give at least one")
+        raise ValueError("vectors is empty, must have at least one")
     (width,) = next(iter(rows.values())).shape
     for word, row in rows.items():
         if row.shape != (width,):
             raise ValueError(
-                f"vectors[{word!r}] has shape {row.shape}, the first one ({width},): "
-                "give vectors of the same width"
+                f"vectors[{word!r}] has shape {row.shape}, the first one ({width},), "
+                "must be of the same width"
             )
         if not np.isfinite(row).all():
             raise ValueError(f"vectors[{word!r}] has a value that is not finite")
@@ -269,7 +274,7 @@ def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the location, word and unparsed numbers of each line."""
     # Only "\n" ends a line, since words may contain other white space. A word that is not UTF-8
-    # matches no text and does no harm.
+    # matches no text.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         first = file.readline()
         fields = first.rstrip(" \r\n").split(" ")

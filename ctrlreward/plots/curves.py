@@ -43,7 +43,7 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
     Args:
         folder: Folder with the `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of
             Lightning's `CSVLogger`. A `summary.json` of `BeforeAfter` or `RunReport` in it adds
-            what they know.
+            their values.
         path: The PNG. Defaults to `curves.png` in the folder.
 
     Raises:
@@ -63,7 +63,7 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
 
     One panel per held-out score, with its values before and after training and their intervals, the
     kept step, and the values that the constraints exclude; one per judge; one for the reward of
-    training rollouts; one for KL and entropy. A run that is not of a policy, and whose report names
+    training rollouts; one for KL and entropy. A run without a policy, whose report names
     no scores, has a panel per logged key.
     """
     draw: list[Callable[[Any], None]] = [
@@ -140,7 +140,8 @@ def _history(folder: Path) -> Rows:
 
 
 def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
-    """Return the keys that get a panel: those of a report, else all that are drawn elsewhere not.
+    """Return the keys that get a panel: the keys of a report, else all that are not drawn
+    elsewhere.
 
     The share of texts without a score is left out while it is 0.
     """
@@ -163,7 +164,7 @@ def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
 
 
 def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> None:
-    """Draw a held-out score over steps, and what `BeforeAfter` reports of it."""
+    """Draw a held-out score over steps, and its values in `BeforeAfter`."""
     steps, values = curve(history, key)
     selection = report.get("selection", {})
     kept = selection.get("step")

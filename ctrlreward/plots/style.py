@@ -18,7 +18,7 @@ DPI = 130  # of a PNG
 
 _LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
-# Of several runs in one panel.
+# For several runs in one panel.
 SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 
 
@@ -58,7 +58,7 @@ def arrowed(label: str, mode: str | None) -> str:
 def plain(value: float) -> str:
     """Return a number in few characters: `"0.250"`, `"41.920"`, `"1,797,222"`, `"1.23e+12"`.
 
-    A number that rounds to 0 has no sign.
+    A number that rounds to 0 is printed without a sign.
     """
     if abs(value) >= 1e9:
         return f"{value:.2e}"
@@ -81,7 +81,7 @@ def change_text(change: Mapping[str, Any]) -> str:
 
 
 def count_steps(panel: Any) -> None:
-    """Give an x axis of steps whole numbers only."""
+    """Use only whole numbers on an x axis of steps."""
     panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 

@@ -30,10 +30,10 @@ _PROMPTS_PER_BATCH = 128  # in `complete`
 class AdaptedModuleMixin(LightningModule):
     """Language model with a LoRA adapter that completes prompts; a subclass defines the training.
 
-    Checkpoints hold what is trained, without the frozen base weights. The random numbers of a batch
-    follow from the seed of the run (`seed_everything`, or `torch.manual_seed`; random without one),
-    the rank, the epoch and the batch. The seed is in the checkpoint, so a resumed run samples what
-    an uninterrupted one would have sampled.
+    Checkpoints contain the trained weights, without the frozen base weights. The random numbers of
+    a batch follow from the seed of the run (`seed_everything`, or `torch.manual_seed`; random
+    without one), the rank, the epoch and the batch. The seed is in the checkpoint, so a resumed run
+    samples like an uninterrupted one.
     """
 
     policy: PeftModel  # set by configure_model, as the next one
@@ -49,9 +49,9 @@ class AdaptedModuleMixin(LightningModule):
         super().__init__()
         if not isinstance(model, str | PathLike):
             raise TypeError(
-                f"model is a loaded {type(model).__name__}: give its folder, Hugging Face id or "
-                "short name; write a folder with model.save_pretrained and tokenizer."
-                "save_pretrained"
+                f"model must be a folder, a Hugging Face id or a short name, got a loaded "
+                f"{type(model).__name__}. Write a folder with model.save_pretrained and tokenizer."
+                "save_pretrained."
             )
         self.base_model = str(model)
         self.generation = generation
@@ -84,7 +84,7 @@ class AdaptedModuleMixin(LightningModule):
         self.policy, self.tokenizer = policy, tokenizer
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW on all that is trained, with its learning-rate schedule."""
+        """Return AdamW on all trained weights, with its learning-rate schedule."""
         return adamw(self, self.optimizer)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
@@ -92,7 +92,7 @@ class AdaptedModuleMixin(LightningModule):
         return batch
 
     def on_fit_start(self) -> None:
-        """Take the seed of the run: the checkpoint's, else that of PyTorch's generator."""
+        """Take the seed of the run from the checkpoint, else from PyTorch's generator."""
         seed = torch.initial_seed() if self._resumed_seed is None else self._resumed_seed
         self._seed = self.trainer.strategy.broadcast(seed)
         self._resumed_seed = None
@@ -126,7 +126,7 @@ class AdaptedModuleMixin(LightningModule):
         return completions
 
     def complete_as_reference(self, prompts: str | Sequence[str]) -> list[str]:
-        """Complete prompts as `complete` does, with the reference policy of the KL term."""
+        """Complete prompts like `complete`, with the reference policy of the KL term."""
         self.configure_model()
         with reference_policy(self.policy):
             return self.complete(prompts)
@@ -150,7 +150,7 @@ class AdaptedModuleMixin(LightningModule):
 
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:
         self.configure_model()
-        self.policy.eval()  # no dropout; checkpointed layers would keep no key-value cache
+        self.policy.eval()  # no dropout; checkpointed layers would not keep a key-value cache
         texts = model_texts(self.tokenizer, self.generation, prompts)
         shares_cores = self.optimizer.overlap and self.device.type == "cpu"
         with reserve_core() if shares_cores else nullcontext():

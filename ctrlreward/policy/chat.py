@@ -25,7 +25,7 @@ def model_texts(
 ) -> list[str]:
     """Return the texts that the model reads for some prompts.
 
-    In a chat a string is one user message, after the system message if there is one; a conversation
+    In a chat a string is one user message, after the system message if any; a conversation
     may have its own system message. The template's start of an answer follows, and its control
     tokens have marks (`rendered_chat`).
     """
@@ -35,8 +35,8 @@ def model_texts(
     for i, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise ValueError(
-                f"prompts[{i}] = {shortened(prompt)} is a conversation: set "
-                "generation=Generation(chat=True), with an instruction-tuned model"
+                f"prompts[{i}] = {shortened(prompt)} is a conversation. Set "
+                "generation=Generation(chat=True), with an instruction-tuned model."
             )
         texts.append(prompt)
     return texts
@@ -46,8 +46,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
     """Return the special token that ends an answer in the chat template, if it has one."""
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"generation.chat = True, but the tokenizer of model = {model!r} has no chat template: "
-            "give an instruction-tuned model, or leave generation.chat out"
+            f"generation.chat = True, but the tokenizer of model = {model!r} has no chat template. "
+            "Use an instruction-tuned model, or leave generation.chat out."
         )
     messages = _messages(options, "Question")
     try:
@@ -62,20 +62,20 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
     if (options.system or "").strip() not in text:
         raise ValueError(
             f"the chat template of model = {model!r} drops generation.system = "
-            f"{options.system!r}: leave it out, and put it into the prompts"
+            f"{options.system!r}. Leave it out, and put it into the prompts."
         )
     after = text.rpartition(_ANSWER)[2].lstrip()
     return [i for i in control_tokens(tokenizer).values() if after.startswith(mark(i))]
 
 
 def check_beginnings(prompts: Samples) -> None:
-    """Raise if a text begins with its own prompt, which is the user's message."""
+    """Raise if a text begins with its prompt, which is the user's message."""
     for prompt, beginning in zip(prompts.prompts or (), prompts.prefixes or (), strict=True):
         if beginning and prompt == beginning:
             raise ValueError(
-                f"generation.chat = True, and {prompt!r} is both the user's message and the "
-                "beginning of the text that is scored: give Samples(texts=[''], prefixes=[''], "
-                "prompts=[...]), whose texts are the answers alone"
+                f"generation.chat = True, but {prompt!r} is both the user's message and the "
+                "beginning of the text to score. Use Samples(texts=[''], prefixes=[''], "
+                "prompts=[...]), whose texts are the answers alone."
             )
 
 

@@ -1,7 +1,7 @@
 """Collectives of the training step: statistics and token counts over all ranks.
 
 Each rank learns from its own prompts, and gradients are averaged. With these statistics two ranks
-learn the same as one rank would from both batches. Every rank has to make each of these calls;
+learn the same as one rank from both batches. Every rank has to make each of these calls;
 with a single rank they are local.
 """
 
@@ -14,7 +14,7 @@ from ctrlreward.ranks import on_every_rank, rank_and_ranks
 
 
 def gather_values(values: Tensor) -> tuple[Tensor, slice]:
-    """Return the values of all ranks, in rank order, and the slice that holds this rank's own."""
+    """Return the values of all ranks, in rank order, and the slice of this rank."""
     arrays = on_every_rank(lambda: values.detach().cpu().numpy())
     start = sum(len(array) for array in arrays[: rank_and_ranks()[0]])
     gathered = torch.cat([torch.from_numpy(array) for array in arrays]).to(values.device)

@@ -1,6 +1,6 @@
-"""Old keywords, and those of TRL and peft, with what to type in their place.
+"""Old keywords, and keywords of TRL and peft, with their replacements.
 
-A plain name stands for the argument of that name; anything else is written out. `tuner` puts the
+A plain name is the argument of that name; anything else is written out. `tuner` puts the
 groups together.
 """
 

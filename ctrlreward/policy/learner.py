@@ -63,7 +63,7 @@ class Learner:
         in float64, so that squares of large ones are finite; `greedy`, shape (prompts,), are those
         of greedy completions, if they are the baseline.
         `output` is of the policy that sampled; None if it is the current policy. `credit` are the
-        rewards of each completion's tokens, for values; None gives them at the last token.
+        rewards of each completion's tokens, for values; None assigns them to the last token.
         """
         choices, mask = self.objective.choices, rollout.mask
         with reference_policy(self.policy):
@@ -91,7 +91,8 @@ class Learner:
         return Experience(rollout, advantages.to(mask.device), mask, reference, old, estimates)
 
     def terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
-        """Yield the loss and the logged terms of each microbatch; they sum to those of the update.
+        """Yield the loss and the logged terms of each microbatch; their sums are the terms of the
+        update.
 
         See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
         gradient reaches the adapter, and `value_loss` is that loss without gradients.

@@ -76,7 +76,7 @@ def _keep_in_training_mode(base: PreTrainedModel) -> None:
 
     On the CPU, bitsandbytes' layers in eval mode round the activations of int8 layers, and pack the
     weights of nf4 layers, for good, into a format that has no gradients: training would learn
-    nothing from the layers below, without an error.
+    nothing through these layers, without an error.
     """
     kinds = import_module("bitsandbytes.nn")
     for layer in base.modules():
@@ -86,7 +86,7 @@ def _keep_in_training_mode(base: PreTrainedModel) -> None:
 
 
 def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """Set every rate of dropout, of layers too, and of jitter in a configuration to 0.
+    """Set every rate of dropout, including layer dropout, and of jitter to 0.
 
     Frozen weights need no regularisation, and the policy that learns has to be the one that
     sampled. Turning dropout off by eval mode would turn gradient checkpointing off as well.
@@ -109,8 +109,8 @@ def _plain_generation_config(model: str, base: PreTrainedModel) -> GenerationCon
     start = published.decoder_start_token_id
     if base.config.is_encoder_decoder and start is None:
         raise ValueError(
-            f"model = {model!r} has no decoder_start_token_id: set it in its "
-            "generation_config.json to the token that the decoder starts with"
+            f"model = {model!r} has no decoder_start_token_id. Set it in its "
+            "generation_config.json to the token that the decoder starts with."
         )
     return GenerationConfig(eos_token_id=published.eos_token_id, decoder_start_token_id=start)
 
@@ -121,8 +121,8 @@ def checkpoint_gradients(model: str, policy: PeftModel) -> None:
     if not base.supports_gradient_checkpointing:
         raise ValueError(
             f"optimizer.gradient_checkpointing = True, but {type(base).__name__} of model = "
-            f"{model!r} has none in transformers: set it to False, and lower "
-            "optimizer.microbatch_size to save memory"
+            f"{model!r} does not support it in transformers. Set it to False, and lower "
+            "optimizer.microbatch_size to save memory."
         )
     with warnings.catch_warnings():  # its newer name came after transformers 5.0
         warnings.simplefilter("ignore", FutureWarning)
@@ -149,7 +149,7 @@ _OF_PEFT = {name: f"PolicyTuner(lora=LoraConfig({name}=...)) of peft" for name i
 class LoRA:
     """The adapter, and the precision of the frozen base weights under it.
 
-    The first four are those of peft's `LoraConfig`, with other defaults; `PolicyTuner` also takes a
+    The first four are as in peft's `LoraConfig`, with other defaults; `PolicyTuner` also takes a
     `LoraConfig` itself. Adapter weights are float32. Dropout layers of the base model stay off, and
     the adapter's are on only while the loss is computed: sampling, the reference policy and the
     log-probabilities at sampling have none.
@@ -192,9 +192,7 @@ class LoRA:
         positive("lora.r", self.r)
         positive("lora.lora_alpha", self.lora_alpha)
         if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
-            raise ValueError(
-                f"lora.lora_dropout = {self.lora_dropout}: give a number from 0 to below 1"
-            )
+            raise ValueError(f"lora.lora_dropout must be in [0, 1), got {self.lora_dropout}")
         if self.quantization is not None:
             one_of("lora.quantization", self.quantization, get_args(Quantization))
 
@@ -205,11 +203,11 @@ class LoRA:
 
 
 def check_config(config: LoraConfig) -> None:
-    """Raise if a configuration of peft has an option that training would not honour.
+    """Raise if a configuration of peft has an option that training does not support.
 
-    An adapter has to be low-rank weights alone, which are 0 without training and independent of
-    the prompts: checkpoints and exports hold nothing else, and without them the policy has to be
-    its own reference.
+    An adapter must have only low-rank weights, which are 0 without training and independent of
+    the prompts: checkpoints and exports contain nothing else, and without them the policy has to be
+    the reference.
     """
     plain = LoraConfig()
     for name in sorted({field.name for field in fields(config)} - _HONOURED):
@@ -222,7 +220,7 @@ def check_config(config: LoraConfig) -> None:
     if config.init_lora_weights not in _INITIAL:
         raise ValueError(
             f"lora = LoraConfig(init_lora_weights={config.init_lora_weights!r}) changes the base "
-            "weights, which are the reference policy: give True, 'gaussian' or 'orthogonal'"
+            "weights, which are the reference policy. Use True, 'gaussian' or 'orthogonal'."
         )
 
 
@@ -234,7 +232,7 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
     base = load_base(model, options.dtype, options.quantization, device)
-    # The product of the output layer is computed from its own weights (`engine.output_layer`), past
+    # The product of the output layer is computed from its weights (`engine.output_layer`), without
     # any adapter.
     output = base.get_output_embeddings()
     linear = {
@@ -264,8 +262,8 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     policy = get_peft_model(base, config)
     if others := _adapted(policy) - linear:
         raise ValueError(
-            f"lora.target_modules = {lora.target_modules!r} adapts {', '.join(sorted(others))}: "
-            "give linear layers other than the output layer"
+            f"lora.target_modules must be linear layers other than the output layer, but "
+            f"{lora.target_modules!r} adapts {', '.join(sorted(others))}"
         )
     return policy.train()
 
@@ -277,7 +275,7 @@ def _adapted(policy: PeftModel) -> set[str]:
 
 
 def _target_modules(targets: str | Sequence[str] | None, linear: Set[str]) -> str | list[str]:
-    """Return the targets of an adapter as peft takes them, after checking each."""
+    """Return the targets of an adapter in peft's format, after checking each."""
     if targets is None or targets == _ALL_LINEAR:
         return _ALL_LINEAR
     if isinstance(targets, str) and _matching(targets, linear):
@@ -297,8 +295,8 @@ def _matching(targets: str | list[str], linear: Set[str]) -> set[str]:
         return {name for name in linear if check_target_module_exists(config, name)}
     except re.error as error:
         raise ValueError(
-            f"lora.target_modules = {targets!r} is not a regular expression ({error}): give names "
-            "of linear layers in a list, or a regular expression that matches full names"
+            f"lora.target_modules = {targets!r} is not a regular expression ({error}). Use names "
+            "of linear layers in a list, or a regular expression that matches full names."
         ) from error
 
 
@@ -321,22 +319,23 @@ def _continued(
     adapted = _adapted(policy)
     if others := adapted - linear:
         raise ValueError(
-            f"{fits} adapts {', '.join(sorted(others))}: give one of linear layers other than the "
+            f"{fits} adapts {', '.join(sorted(others))}, must adapt linear layers other than the "
             "output layer"
         )
     for name in ("r", "lora_alpha", "lora_dropout"):
         given, value = getattr(lora, name), getattr(config, name)
         if given is not None and given != value:
             raise ValueError(
-                f"lora.{name} = {given}, but lora.adapter = {folder!r} has {value}: leave "
-                f"lora.{name} out"
+                f"lora.{name} = {given}, but lora.adapter = {folder!r} has {value}. Leave "
+                f"lora.{name} out."
             )
     if lora.target_modules is not None:
         targets = _target_modules(lora.target_modules, linear)
         if adapted != (set(linear) if targets == _ALL_LINEAR else _matching(targets, linear)):
             raise ValueError(
                 f"lora.target_modules = {lora.target_modules!r}, but lora.adapter = {folder!r} "
-                f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
+                f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}. Leave it "
+                "out."
             )
     return policy
 
@@ -345,17 +344,17 @@ def _adapter_config(folder: str) -> LoraConfig:
     absent = [n for n in ("adapter_config.json", _WEIGHTS) if not Path(folder, n).is_file()]
     if absent:
         raise ValueError(
-            f"lora.adapter = {folder!r} has no {' and no '.join(absent)}: give a folder written by "
-            "PolicyTuner.export_adapter or by peft's save_pretrained, which has both"
+            f"lora.adapter = {folder!r} does not contain {' and '.join(absent)}, must be a folder "
+            "written by PolicyTuner.export_adapter or by peft's save_pretrained"
         )
     config = PeftConfig.from_pretrained(folder)
     if not isinstance(config, LoraConfig):
-        raise ValueError(f"lora.adapter = {folder!r} is of type {config.peft_type}: give a LoRA")
+        raise ValueError(f"lora.adapter = {folder!r} is of type {config.peft_type}, must be a LoRA")
     if config.modules_to_save or config.bias != "none":
         raise ValueError(
             f"lora.adapter = {folder!r} has whole layers or biases (modules_to_save = "
-            f"{config.modules_to_save}, bias = {config.bias!r}): give one of low-rank weights "
-            "alone, or merge it into its base model first"
+            f"{config.modules_to_save}, bias = {config.bias!r}), must have low-rank weights only. "
+            "Merge it into its base model first."
         )
     config.inference_mode = False
     return config

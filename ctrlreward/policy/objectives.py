@@ -47,7 +47,7 @@ _DEVIATIONS: dict[Scale, Callable[[Tensor, Tensor], Tensor]] = {
     "group": formulas.group_deviation,
     "batch": formulas.batch_deviation,
 }
-# Scales whose deviation can be 0 only where the advantages are 0 too.
+# Scales whose deviation can be 0 only where the advantages are 0 as well.
 _SCALES: dict[Baseline, tuple[Scale, ...]] = {
     "group": ("group", "batch", "none"),
     "leave_one_out": ("group", "batch", "none"),
@@ -81,19 +81,19 @@ class Choices:
         if self.scale not in _SCALES[self.baseline]:
             raise ValueError(
                 f"objective.scale = {self.scale!r} cannot be used with objective.baseline = "
-                f"{self.baseline!r}, where it may divide by nearly 0: give one of "
+                f"{self.baseline!r}, where it may divide by nearly 0, must be one of "
                 f"{', '.join(_SCALES[self.baseline])}"
             )
         lower, upper = self.clip
         if not (0 < lower <= 1 and upper > 0):
             raise ValueError(
-                f"objective.clip = ({lower}, {upper}): give how far the ratio may go below 1, in "
-                "(0, 1], and above 1, greater than 0"
+                "objective.clip must be how far the ratio may go below 1, in (0, 1], and above 1, "
+                f"greater than 0, got ({lower}, {upper})"
             )
         if self.ratio == "none" and tuple(self.clip) != NO_CLIP:
             raise ValueError(
                 f"objective.clip = ({lower}, {upper}) bounds a ratio, but objective.ratio = "
-                f"'none': set the ratio to 'token' or 'sequence', or the clip to {NO_CLIP}"
+                f"'none'. Set the ratio to 'token' or 'sequence', or the clip to {NO_CLIP}."
             )
 
 
@@ -131,7 +131,7 @@ ALGORITHMS: dict[Algorithm, Choices] = {
 class Objective:
     """The algorithm, changes to its choices, and the KL term.
 
-    A choice that is None is the algorithm's own.
+    A choice of None is the algorithm's default.
 
     Args:
         algorithm: `"grpo"`, `"dr_grpo"`, `"dapo"`, `"gspo"`, `"rloo"`, `"reinforce"`,
@@ -151,26 +151,26 @@ class Objective:
             tokens (`"token"`), or mean over completions of the sum over tokens, divided by
             `max_completion_length` (`"constant"`) or by nothing (`"sum"`).
         kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the reference. k1
-            has the gradient of k2, since its own has mean 0.
+            has the gradient of k2, since the gradient of k1 has mean 0.
         beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
-        reference: Policy that the KL divergence is measured from, if training starts from a trained
+        reference: Policy for the KL divergence, if training starts from a trained
             adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model, which
-            would undo what the adapter has learned.
+            would undo the training of the adapter.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
-        multi_objective_aggregation: What the advantages of several weighted components are made of,
+        multi_objective_aggregation: How the advantages of several weighted components are computed,
             as in TRL: their sum, with baseline and scale as above (`"sum_then_normalize"`), or the
-            weighted sum of components that are normalised each by itself within the group, and
+            weighted sum of components that are normalised separately within the group, and
             then over the batch (`"normalize_then_sum"`, GDPO, Liu et al. 2026, eqs. 4 to 6). The
             latter takes an algorithm with baseline and scale `"group"`, such as `"grpo"`.
         filter_groups: Score whose deviation among the completions of a prompt is their signal:
             `"total"`, or a component of the reward, before any shaping. Groups without signal are
-            dropped and replaced by those of other prompts of the training set (dynamic sampling of
+            dropped and replaced by groups of other prompts of the training set (dynamic sampling of
             DAPO, Yu et al. 2025, eq. 11). None keeps all groups.
-        max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Nothing is learned from
-            the rewards of groups that are still without signal after them.
-        credit: Where a completion's reward is given: at its last token (`"sequence"`), or spread
-            over its tokens by `token_credit` (`"token"`), which takes the baseline `"value"`.
+        max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Rewards of groups that
+            are still without signal afterwards have no effect.
+        credit: Where a completion's reward is assigned: to its last token (`"sequence"`), or spread
+            over its tokens by `token_credit` (`"token"`), which needs the baseline `"value"`.
 
     Raises:
         ValueError: An unknown algorithm or choice, choices that cannot be combined, or a number
@@ -227,16 +227,16 @@ class Objective:
 
     @cached_property
     def choices(self) -> Choices:
-        """The algorithm's choices, with the given ones in their place.
+        """The algorithm's choices, overridden by the given ones.
 
-        What is decoupled has been normalised within the groups: what is left is the batch.
+        Decoupled rewards are already normalised within the groups, so that the scale is the batch.
         """
         chosen = self._chosen
         return replace(chosen, baseline="batch", scale="batch") if self.decoupled else chosen
 
     @property
     def decoupled(self) -> bool:
-        """True if the components are normalised each by itself."""
+        """True if the components are normalised separately."""
         return self.multi_objective_aggregation == "normalize_then_sum"
 
     @property
@@ -256,7 +256,7 @@ def check_reward(objective: Objective, reward: AnyReward) -> None:
     if objective.decoupled and reward.weights is None:
         raise ValueError(
             "objective.multi_objective_aggregation = 'normalize_then_sum' sums the weighted "
-            "components of a reward, and this one has another aggregate: must be 'weighted'"
+            "components of a reward, but this one has another aggregate, must be 'weighted'"
         )
     if objective.filter_groups is not None:
         names = ("total", *reward.components)
@@ -270,13 +270,13 @@ def check_sampling(objective: Objective, num_generations: int, optimizer: Optimi
     choices = objective.choices
     if num_generations < 2 and objective.compares:
         raise ValueError(
-            f"generation.num_generations = {num_generations}: {objective.algorithm} compares the "
-            "completions of a prompt, give 2 or more"
+            f"generation.num_generations must be 2 or more for {objective.algorithm}, which "
+            f"compares the completions of a prompt, got {num_generations}"
         )
     if objective.filter_groups is not None and optimizer.overlap:
         raise ValueError(
             "objective.filter_groups needs the rewards of a rollout before the next is sampled, "
-            "and optimizer.overlap = True has them a step later: give one of the two"
+            "but optimizer.overlap = True has them a step later. Leave one of the two out."
         )
     if objective.credit == "token" and optimizer.overlap:
         raise ValueError(
@@ -287,8 +287,8 @@ def check_sampling(objective: Objective, num_generations: int, optimizer: Optimi
         reason = f"{optimizer.per_rollout} updates per rollout need"
         raise ValueError(
             f"{'optimizer.overlap = True needs' if optimizer.overlap else reason} a ratio to the "
-            f"policy that sampled, but objective.ratio = 'none' ({objective.algorithm}): set it to "
-            "'token' or 'sequence', or use one iteration, one minibatch and no overlap"
+            f"policy that sampled, but objective.ratio = 'none' ({objective.algorithm}). Set it to "
+            "'token' or 'sequence', or use one iteration, one minibatch and no overlap."
         )
 
 
@@ -314,7 +314,7 @@ class Experience:
 
     Attributes:
         rollout: n completions.
-        advantages: Shape (n,), or (n, tokens) if each token has its own.
+        advantages: Shape (n,), or (n, tokens) for one per token.
         mask: 1 on the tokens to learn from, shape (n, tokens).
         reference: Log-probabilities under the reference policy, shape (n, tokens).
         old: The same under the policy that sampled; None if that makes the only update.
@@ -339,7 +339,7 @@ def loss_weights(choices: Choices, experience: Experience, max_length: int) -> d
     """Compute the weight of each token in the loss and in the logged means, (n, tokens).
 
     `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there are
-    values to train. A collective: means over tokens are over those of all ranks.
+    values to train. A collective: means over tokens include the tokens of all ranks.
     """
     mask = experience.mask
     sequence = losses.sequence_weights(mask)

@@ -1,4 +1,4 @@
-"""Optimizer of a policy: AdamW, learning-rate schedules, updates out of microbatches."""
+"""Optimizer of a policy: AdamW, learning-rate schedules, updates from microbatches."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class OptimizerConfig:
         weight_decay: Weight decay of AdamW, of all trained weights, ≥ 0.
         warmup_steps: Updates over which the learning rate rises linearly.
         lr_scheduler_type: After the warm-up the learning rate stays (`"constant_with_warmup"`), or
-            falls to 0 at the end of training in a line (`"linear"`) or half a cosine (`"cosine"`);
-            `"constant"` has no warm-up either. The end is the trainer's `max_steps`, or
-            `max_epochs` of a dataloader with a length. As in transformers, one step ahead: no
+            falls to 0 at the end of training linearly (`"linear"`) or along half a cosine
+            (`"cosine"`); `"constant"` has no warm-up either. The end is the trainer's `max_steps`,
+            or `max_epochs` of a dataloader with a length. As in transformers, one step ahead: no
             update has the rate 0.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of
             keeping them: less memory, more time, the same gradients.
@@ -75,9 +75,7 @@ class OptimizerConfig:
             positive(f"optimizer.{name}", getattr(self, name))
         for name in ("weight_decay", "warmup_steps"):
             if not getattr(self, name) >= 0:
-                raise ValueError(
-                    f"optimizer.{name} = {getattr(self, name)}: give 0 or a positive number"
-                )
+                raise ValueError(f"optimizer.{name} must be 0 or more, got {getattr(self, name)}")
         one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
 
     @cached_property
@@ -103,9 +101,9 @@ class OptimizerConfig:
         """
         if completions < self.minibatches:
             raise ValueError(
-                f"optimizer.minibatches = {self.minibatches}: this batch has only {completions} "
-                "completions; use a larger batch, a larger generation.num_generations or fewer "
-                "minibatches"
+                f"optimizer.minibatches = {self.minibatches}, but this batch has only "
+                f"{completions} completions. Use a larger batch, a larger "
+                "generation.num_generations or fewer minibatches."
             )
         for _ in range(self.num_iterations):
             # A single minibatch needs no shuffling, and draws no random numbers.
@@ -131,18 +129,18 @@ def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
 def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
     """Return the number of updates of the whole training, from the trainer's limits.
 
-    0 for a constant schedule. With `optimizer.overlap` one rollout fewer is learned from.
+    0 for a constant schedule. With `optimizer.overlap` there is one update less.
     """
     if config.lr_scheduler_type.startswith("constant"):
         return 0
     trainer = module.trainer
-    rollouts = trainer.estimated_stepping_batches  # does not know of several updates per rollout
+    rollouts = trainer.estimated_stepping_batches  # does not count several updates per rollout
     if not 0 <= rollouts < math.inf:
         raise misconfigured(
             trainer,
             f"optimizer.lr_scheduler_type = {config.lr_scheduler_type!r} needs the number of "
-            "training steps, which is unknown here: give the Trainer max_steps, or max_epochs and "
-            "a dataloader with a length, or use 'constant_with_warmup'",
+            "training steps, which is unknown here. Pass max_steps to the Trainer, or max_epochs "
+            "and a dataloader with a length, or use 'constant_with_warmup'.",
         )
     each = config.per_rollout
     number = int(rollouts) * each

@@ -1,7 +1,7 @@
 """Packed weights of a policy while it decodes.
 
-A product reads its weights in blocks of a layout of its own. For thousands of rows the time to
-bring them there is lost in the rest; for the 32 rows of a decoding step it is a third of it. Packed
+A product reads its weights in blocks of a special layout. For thousands of rows the time to
+bring them there is negligible; for the 32 rows of a decoding step it is a third of it. Packed
 weights have that layout already. Two Intel cores held to AVX2, the products of a step of
 SmolLM2-135M: 32 rows 100 ms, packed 66; 128 rows 200 ms, packed 186. With bfloat16 and AMX: 30 ms,
 packed 21.
@@ -27,7 +27,7 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def pack(weight: Tensor, rows: int) -> Product | None:
-    """Return the product with a packed copy of a weight; None where packing gains nothing.
+    """Return the product with a packed copy of a weight; None if packing gains nothing.
 
     The function takes hidden states of shape (rows, width) and a bias of shape (outputs,) or None.
     """
@@ -35,7 +35,7 @@ def pack(weight: Tensor, rows: int) -> Product | None:
         return None
     if weight.dtype == torch.float32 and _mkl_packs():
         packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-        # The plain weights would be read for another number of rows; here they give the shape.
+        # The plain weights are for other numbers of rows; here they only provide the shape.
         shape = weight.new_empty(1, 1).expand(weight.shape)
         return lambda hidden, bias: torch.ops.mkl._mkl_linear(hidden, packed, shape, bias, rows)
     if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _has_bfloat16()):
@@ -47,7 +47,7 @@ def pack(weight: Tensor, rows: int) -> Product | None:
 
 @cache
 def _mkl_packs() -> bool:
-    """Return True where MKL is the faster one: not on AMD processors (see `onednn`)."""
+    """Return True if MKL is faster: not on AMD processors (see `onednn`)."""
     return torch.backends.mkl.is_available() and "AuthenticAMD" not in cpu_flags()
 
 
@@ -72,12 +72,12 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     """Compute the products of `rows` rows with packed weights inside the context, on the CPU.
 
     A layer is packed when it first sees that number of rows. In float32 the adapter is merged into
-    the packed weights. In bfloat16 it stays beside them: merged weights would be rounded, and the
+    the packed weights. In bfloat16 it stays separate: merged weights would be rounded, and the
     policy that samples would not be the one that learns.
 
-    Packed weights of up to 1 GiB are kept for the next call. It packs again what may have changed,
-    in the memory of before: to map 430 MB anew took 0.1 to 0.6 s of a rollout of 2.5 s
-    (SmolLM2-135M, 32 rows).
+    Packed weights of up to 1 GiB are kept for the next call. Weights that may have
+    changed are packed again in the same memory: mapping 430 MB took 0.1 to 0.6 s of a rollout of
+    2.5 s (SmolLM2-135M, 32 rows).
 
     Yields the product of the output layer, with the arguments of `torch.nn.functional.linear`.
     """
@@ -119,8 +119,8 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
 class _Packed:
     """Forward pass of a linear layer, by packed weights for one number of rows.
 
-    `plain` is the forward pass of all other inputs, the layer's or that of its merged adapter.
-    `kept` are products of earlier calls by layer, each with what it was packed from: peft merges
+    `plain` is the forward pass of all other inputs, of the layer or of its merged adapter.
+    `kept` are products of earlier calls by layer, each with its source weight: peft merges
     adapters by changes of `weight.data`, which leave no trace in the version of the weights.
     """
 
@@ -141,14 +141,14 @@ class _Packed:
         if self.product is None:
             self.product = self._pack()
             if self.product is None:
-                self.rows = 0  # never again
+                self.rows = 0  # packed products are not used any more
                 return self.plain(hidden)
         flat = hidden.reshape(self.rows, -1)
         return self.product(flat, self.layer.bias).view(*hidden.shape[:-1], -1)
 
     def _pack(self) -> Product | None:
         weight: Tensor = self.layer.weight
-        source: _Source | None = None  # tells frozen weights from changed ones; None: they learn
+        source: _Source | None = None  # identifies frozen weights; None: they are trained
         if self.adapter is None and not (weight.requires_grad or weight.is_inference()):
             source = weight, weight.data_ptr(), weight._version, self.rows
         before, product = self.kept.pop(self.layer, (None, None))

@@ -1,4 +1,4 @@
-"""Prompts of a batch of training, whatever a dataloader makes of strings, records or columns."""
+"""Prompts of a training batch: strings, records or columns from a dataloader."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ctrlreward.samples import COLUMN_OF, Samples, shortened, table_of
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Conversation
 
-_GIVE = (
-    "give strings, or dicts with a prompt, as DataLoader(prompts, batch_size=8) makes them of a "
+_MUST_BE = (
+    "must be strings, or dicts with a prompt, as DataLoader(prompts, batch_size=8) makes them of a "
     "list or a datasets.Dataset"
 )
 
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts, as samples and as the policy reads them.
+    """Prompts, as samples and as inputs of the policy.
 
     Attributes:
         samples: n samples, before `Samples.as_prompts`. The prompt of a conversation is the
@@ -40,7 +40,7 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
     A batch is `Samples`; a string or strings; a record or records; a mapping of columns, a pandas
     DataFrame or a `datasets.Dataset`. Records and columns have `prompt`, a string or a
     conversation; or `prefix` or `text`, which texts then begin with; or both. Any may be columns of
-    `Samples` in the singular or the plural. If completions are texts of their own, `answers` (of a
+    `Samples` in the singular or the plural. If completions are independent texts, `answers` (of a
     chat, or of an encoder-decoder), strings are prompts whose texts begin with "".
     """
     inputs: list[Prompt] | None = None
@@ -53,8 +53,8 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
         ignored = tuple(name for name in table if name not in COLUMN_OF)
         if not {"texts", "prefixes", "prompts"} & columns.keys():
             raise ValueError(
-                f"the batch has the columns {', '.join(table) or 'none'}: call one 'prompt', or "
-                "'prefix' if texts begin with it"
+                f"the batch has the columns {', '.join(table) or 'none'}. Call one 'prompt', or "
+                "'prefix' if texts begin with it."
             )
         if "prompts" in columns:
             inputs = _prompts(columns["prompts"])
@@ -64,7 +64,7 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
             columns["texts"] = columns["prefixes"] = columns.get("prefixes", empty)
         samples = Samples(**columns)
     if not samples.texts:
-        raise ValueError(f"the batch is empty: {_GIVE}")
+        raise ValueError(f"the batch is empty, {_MUST_BE}")
     return PromptBatch(samples, inputs or samples.as_prompts().prompts or (), ignored)
 
 
@@ -84,11 +84,11 @@ def _table(batch: object, strings: str) -> dict[str, Any]:
         for i, record in enumerate(batch):
             if record.keys() != batch[0].keys():
                 raise ValueError(
-                    f"record {i} of the batch has the keys {', '.join(record)} and record 0 has "
-                    f"{', '.join(names)}: give all records the same"
+                    f"record {i} of the batch has the keys {', '.join(record)}, but record 0 has "
+                    f"{', '.join(names)}. All records must have the same keys."
                 )
         return {name: [record[name] for record in batch] for name in names}
-    raise TypeError(f"the batch {shortened(batch)} is a {type(batch).__name__}: {_GIVE}")
+    raise TypeError(f"the batch {shortened(batch)} is a {type(batch).__name__}, {_MUST_BE}")
 
 
 def _is_item(column: object) -> bool:
@@ -121,16 +121,16 @@ def _as_text(i: int, prompt: object) -> str:
         return prompt
     if not _is_conversation(prompt):
         raise TypeError(
-            f"prompts[{i}] = {shortened(prompt)} is a {type(prompt).__name__}: give a string, or "
-            "messages with role and content"
+            f"prompts[{i}] must be a string, or messages with role and content, got "
+            f"{shortened(prompt)}, a {type(prompt).__name__}"
         )
     messages: Any = prompt
     for message in messages:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
             raise TypeError(
-                f"a message of prompts[{i}] = {shortened(message)}: give it a role and a content, "
-                "both strings"
+                f"a message of prompts[{i}] must have a role and a content, both strings, got "
+                f"{shortened(message)}"
             )
     if messages[-1]["role"] == "assistant":
         raise ValueError(

@@ -18,7 +18,7 @@ from ctrlreward.scorers.base import Scores
 
 
 class Scored(NamedTuple):
-    """Completions with their rewards; those of a prompt are consecutive.
+    """Completions with their rewards; completions of a prompt are consecutive.
 
     Attributes:
         samples: n samples with all columns.
@@ -46,7 +46,7 @@ class Refilled(NamedTuple):
     """A rollout after the replacement of its groups without signal.
 
     Attributes:
-        scored: As many groups as before.
+        scored: The groups after refilling, as many as before.
         lacking: True for the groups that still have no signal, shape (groups,).
         rounds: Extra sampling rounds.
     """
@@ -64,7 +64,7 @@ def refill(
     padding: int,
     left: bool,
 ) -> Refilled:
-    """Replace groups without signal by new ones that have some, in `most` rounds at most.
+    """Replace groups without signal by new ones with signal, in at most `most` rounds.
 
     `sample(n)` samples and scores the groups of n other prompts. `padding` is the id of padding,
     and `left` whether prompts have it on the left.
@@ -111,11 +111,11 @@ def joined_rollouts(rollouts: Sequence[Rollout], padding: int, left: bool) -> Ro
 
 
 def unfit_loader(loader: object) -> str | None:
-    """Return why no prompts can be drawn from a training dataloader; None if they can."""
+    """Return why prompts can't be drawn from a training dataloader; None if they can."""
     if not isinstance(loader, DataLoader):
         return f"a {type(loader).__name__}"
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        return f"a DataLoader of a {type(loader.dataset).__name__}, which has no length"
+        return f"a DataLoader of a {type(loader.dataset).__name__}, which does not have a length"
     return None
 
 

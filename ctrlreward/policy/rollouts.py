@@ -1,6 +1,6 @@
 """Rollouts: sampling completions from a policy, and their log-probabilities under it.
 
-Sampling is the work of `generate` of transformers, and its distribution, with three savings: equal
+Sampling has the distribution of `generate` of transformers, with three optimisations: equal
 prompts are read once, tokens are drawn by cumulative probabilities (`torch.multinomial` took a
 seventh of a rollout on two cores), and the products of the loop use packed weights (`packing`).
 """
@@ -46,24 +46,24 @@ class Generation:
     Args:
         num_generations: Completions per prompt of a rollout.
         max_completion_length: Longest completion, in tokens (TRL: 256).
-        temperature: Sampling temperature of rollouts. Log-probabilities are those at this
+        temperature: Sampling temperature of rollouts. Log-probabilities are computed at this
             temperature, as in TRL.
         top_p: Sample from the smallest set of likeliest tokens whose probabilities, at the sampling
-            temperature, sum to this or more, in (0, 1]. As in TRL, log-probabilities are those of
-            the whole distribution: below 1 they are not quite those that tokens were sampled with.
+            temperature, sum to this or more, in (0, 1]. As in TRL, log-probabilities are of the
+            whole distribution: below 1 they differ slightly from the sampling probabilities.
         top_k: Sample from the k likeliest tokens; 0 for all. Applied before `top_p`, and `min_p`
             after it.
         min_p: Sample from tokens whose probability is at least this times the highest, in [0, 1];
             None for all.
         eval_temperature: Sampling temperature of `PolicyTuner.complete`, and so of validations and
-            reports; 0 decodes greedily. None: that of rollouts.
+            reports; 0 decodes greedily. None: `temperature`.
         stop: A string that ends completions, in addition to the model's end tokens, and is removed
             from the text. It has to be a single token, such as a newline.
         chat: Whether the policy reads each prompt as a user's message, through the tokenizer's chat
             template with its start of an answer, as TRL's trainers do with conversations. The
             template's end of turn ends completions. A text is still prefix + completion: since an
-            answer is a text of its own, use `""` as prefix.
-        system: System message of each conversation; None for the template's own, if any.
+            answer is an independent text, use `""` as prefix.
+        system: System message of each conversation; None for the default of the template, if any.
         chat_template_kwargs: Further variables of the template, such as `enable_thinking`.
 
     Raises:
@@ -91,26 +91,26 @@ class Generation:
             positive(f"generation.{name}", getattr(self, name))
         if not 0 < self.top_p <= 1:
             raise ValueError(
-                f"generation.top_p = {self.top_p}: give a number above 0, to 1 for all tokens"
+                f"generation.top_p must be in (0, 1], 1 for all tokens, got {self.top_p}"
             )
         if self.top_k < 0:
-            raise ValueError(f"generation.top_k = {self.top_k}: give 0 for all tokens, or more")
+            raise ValueError(f"generation.top_k must be 0 (all tokens) or more, got {self.top_k}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"generation.min_p = {self.min_p}: give a number from 0 to 1")
+            raise ValueError(f"generation.min_p must be in [0, 1], got {self.min_p}")
         if self.eval_temperature is not None and not 0 <= self.eval_temperature < math.inf:
             raise ValueError(
-                f"generation.eval_temperature = {self.eval_temperature}: give 0, or a number above"
+                f"generation.eval_temperature must be 0 or more, got {self.eval_temperature}"
             )
         for name in ("system", "chat_template_kwargs"):
             given = getattr(self, name)
             if given is not None and not self.chat:
                 raise ValueError(
-                    f"generation.{name} = {given!r} is part of a chat: set generation.chat to True"
+                    f"generation.{name} = {given!r} is part of a chat. Set generation.chat to True."
                 )
 
     @cached_property
     def truncate(self) -> Any:
-        """Function from ids, which it ignores, and logits to logits with -inf for what is cut."""
+        """Function from ids, which it ignores, and logits to logits with -inf for cut tokens."""
         steps = LogitsProcessorList()
         if self.top_k:
             steps.append(TopKLogitsWarper(self.top_k))
@@ -180,10 +180,11 @@ def sample(
     `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
     type. Its generation config has the end tokens and the decoder's start token, and no setting
     that changes the distribution. Control tokens in prompts are text, except for those that have
-    marks (`chat.model_texts`). The temperature 0 decodes greedily; None is that of the options.
+    marks (`chat.model_texts`). The temperature 0 decodes greedily; None is the temperature of the
+    options.
 
-    With `seeds`, one of 64 bits for each prompt, a completion is drawn with random numbers of its
-    own, whatever else is in the batch.
+    With `seeds`, one of 64 bits for each prompt, a completion has separate random
+    numbers, independent of the batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = [distinct.index(prompt) for prompt in prompts]
@@ -282,8 +283,8 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
     cores, AVX2), a tenth of a token.
 
-    `logits`, shape (n, vocabulary), are overwritten: to map new memory of their size takes longer
-    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), takes the place of the
+    `logits`, shape (n, vocabulary), are overwritten: mapping new memory of their size takes longer
+    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), replaces the
     generator.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
@@ -294,8 +295,8 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     total = cumulative[:, -1:]
     if not torch.isfinite(total).all():
         raise RuntimeError(
-            "the policy's logits are NaN or infinite, so no token can be drawn: lower the learning "
-            "rate, clip gradients, or use float32 or bfloat16"
+            "the policy's logits are NaN or infinite, so no token can be drawn. Lower the learning "
+            "rate, clip gradients, or use float32 or bfloat16."
         )
     if uniform is None:
         uniform = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)
@@ -335,7 +336,7 @@ def completion_offsets(
     """Return the characters of each completion's tokens in its text, as in `offset_mapping`.
 
     `starts` are the lengths of the prefixes. A token ends where the text of all tokens up to it
-    ends: the last token of a character has it, those before have none, nor does an end token.
+    ends: the last token of a character has it, earlier ones and an end token do not.
     """
     offsets, new, fast = [], rollout.mask.shape[1], tokenizer.backend_tokenizer
     rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)
@@ -402,8 +403,8 @@ def add_end_tokens(
     ids = [] if stop is None else tokenizer.encode(stop, add_special_tokens=False)
     if stop is not None and len(ids) != 1:
         raise ValueError(
-            f"generation.stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string "
-            "that is a single token"
+            f"generation.stop must be a single token, but {stop!r} is {len(ids)} tokens of this "
+            "tokenizer"
         )
     known = end_tokens(model).tolist()
     model.generation_config.eos_token_id = list(dict.fromkeys([*known, *end_of_turn, *ids]))

@@ -59,7 +59,7 @@ _STEPS_WITHOUT_SIGNAL = 3  # until it is said
 
 
 def instead() -> dict[str, str]:
-    """Return what to type in place of options that are given to `PolicyTuner` without their group.
+    """Return replacements for options that are passed to `PolicyTuner` without their group.
 
     Example:
         >>> instead()["num_generations"], instead()["kl_coef"]
@@ -78,8 +78,8 @@ class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
     `samples` have all columns; `wait_for_scores` returns the rewards and, if they are spread over
-    the tokens, those of each token, or raises the scorer's exception; `seconds` is the duration of
-    sampling.
+    the tokens, the rewards of each token, or raises the scorer's exception; `seconds` is the
+    duration of sampling.
     """
 
     samples: Samples
@@ -106,7 +106,7 @@ class PendingExperience(NamedTuple):
 
 
 class _ReleaseMixin(Callback):
-    """Frees a reward when training fails: Lightning calls `on_exception` of callbacks alone."""
+    """Frees a reward when training fails: Lightning calls `on_exception` only on callbacks."""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _ReleaseMixin(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Wait for the batch that is being scored, and drop those that have not started."""
+        """Wait for the batch that is being scored, and drop batches that have not started."""
         self.reward.release()
 
 
@@ -123,18 +123,18 @@ class _ReleaseMixin(Callback):
 class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
-    A batch is `Samples` of prompts (see `Samples.as_prompts`), or what a DataLoader makes of a list
+    A batch is `Samples` of prompts (see `Samples.as_prompts`), or a DataLoader's batch of a list
     of strings, a list of dicts or a `datasets.Dataset`. The policy reads `prompts` and completes
-    each `num_generations` times; the reward scores prefix + completion, with all other columns as
-    they are. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is scored,
-    as in TRL; or else `prefix` or `text`, which the text that is scored begins with. Strings are
-    beginnings of texts, too. Other columns that `Samples` does not have are ignored.
+    each `num_generations` times; the reward scores prefix + completion, with all other columns
+    unchanged. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is
+    scored, as in TRL; or else `prefix` or `text`, which the text that is scored begins with.
+    Strings are beginnings of texts as well. Other columns that `Samples` does not have are ignored.
 
     In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the decoder generates
     the completion; if that is the whole text, as in style transfer, use `""` as prefix. With
     `generation.chat` an instruction-tuned model reads each prompt as a user's message; a prompt may
     also be a conversation (`[{"role": "user", "content": ...}]`), whose system message then takes
-    the place of `generation.system`. For both, a batch of strings is one of prompts with the prefix
+    the place of `generation.system`. In both cases, a batch of strings are prompts with the prefix
     `""`.
 
     By default each rollout makes one update, by Lightning's automatic optimisation. Under manual
@@ -151,7 +151,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     per token); with a value head `policy/value_loss` and `policy/explained_variance` (at most 1);
     `rollout/length` (tokens), `rollout/truncated` (share of completions without an end token),
     `rollout/tokens_per_second`; with `objective.filter_groups` also `rollout/refills`, the extra
-    sampling rounds, and `rollout/unfilled`, the share of prompts that are without signal after
+    sampling rounds, and `rollout/unfilled`, the share of prompts without signal after
     them; `time/rollout_share` and `time/reward_share`, the shares of the
     step's wall time (up to Lightning's backward pass or the last manual update) spent on sampling
     and on waiting for rewards. Policy metrics are means over the updates of a rollout.
@@ -161,8 +161,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     Args:
         model: Local folder, Hugging Face id or short name of the model to tune. Lightning loads it
-            on each rank, so a loaded model is refused.
-        reward: The reward to maximise: a `Reward`, or what it takes for its components, such as a
+            on each rank, so a loaded model is an error.
+        reward: The reward to maximise: a `Reward`, or its components, such as a
             function.
         objective: Algorithm, changes to it, and the KL term.
         generation: How completions are sampled.
@@ -176,7 +176,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         shape_rewards: Shapes the rewards (`callbacks.shaping`); None for the total reward.
 
     Raises:
-        TypeError: An argument is not of the class that it has to be.
+        TypeError: An argument is of the wrong class.
         ValueError: `generation` or `optimizer` do not work with the objective.
 
     Example:
@@ -203,8 +203,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 check_config(value)
             elif not isinstance(value, kind):
                 raise TypeError(
-                    f"{name} = {shortened(value)} is a {type(value).__name__}: give "
-                    f"{kind.__name__}(...)"
+                    f"{name} must be {kind.__name__}(...), got {shortened(value)}, a "
+                    f"{type(value).__name__}"
                 )
         check_sampling(objective, generation.num_generations, optimizer)
         super().__init__(model, generation, optimizer, lora)
@@ -262,11 +262,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def train_dataloader(self) -> Any:
-        """Raise an error that says how to give prompts; a trainer's dataloader comes first."""
+        """Raise an error that says how to pass prompts; a trainer's dataloader comes first."""
         raise misconfigured(
             self,
-            "there are no prompts to train on: use trainer.fit(tuner, DataLoader(prompts, "
-            "batch_size=8)), with a list of strings or a datasets.Dataset",
+            "there are no prompts to train on. Use trainer.fit(tuner, DataLoader(prompts, "
+            "batch_size=8)), with a list of strings or a datasets.Dataset.",
         )
 
     def on_train_start(self) -> None:
@@ -274,14 +274,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
         Raises:
             MisconfigurationException: It does; or the objective can't draw further prompts, or has
-                no use for shaped rewards.
+                does not support shaped rewards.
         """
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(
                 self,
-                f"the train_dataloaders {shortened(given)} hold strings, whose letters Lightning "
-                "would take for batches: use trainer.fit(tuner, DataLoader(prompts, batch_size=8))",
+                f"the train_dataloaders {shortened(given)} contain strings, whose letters "
+                "Lightning would take for batches. Use trainer.fit(tuner, DataLoader(prompts, "
+                "batch_size=8)).",
             )
         unfit = unfit_loader(given) if self.objective.filter_groups is not None else None
         if unfit is not None:
@@ -294,8 +295,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             raise misconfigured(
                 self,
                 "RewardShaping shapes the total of a reward, and objective."
-                "multi_objective_aggregation = 'normalize_then_sum' learns from its components: "
-                "use 'sum_then_normalize', or no RewardShaping",
+                "multi_objective_aggregation = 'normalize_then_sum' learns from its components. "
+                "Use 'sum_then_normalize', or no RewardShaping.",
             )
 
     def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
@@ -319,8 +320,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         waited = time.perf_counter() - wait_started - (scored.seconds - pending.sampled.seconds)
         if of_all_ranks.failed.all():
             raise RuntimeError(
-                f"all {len(of_all_ranks.total)} samples of this step got NaN as reward: there is "
-                "nothing to learn from; see the scorers' warnings for the reason"
+                f"all {len(of_all_ranks.total)} samples of this step got NaN as reward, so there "
+                "is nothing to learn from. See the scorers' warnings for the reason."
             )
         self.last_rollout = (scored.samples, scored.rewards)
         rewards = self._shape(scored, baseline=False)
@@ -380,7 +381,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
 
     def on_fit_start(self) -> None:
-        """Take the seed of the run, and load the scorers if they run beside training."""
+        """Take the seed of the run, and load the scorers if they run parallel to training."""
         super().on_fit_start()
         if self.optimizer.overlap:
             if self.device.type == "cpu":
@@ -403,7 +404,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         prompts = read.samples.as_prompts()
         if options.chat:
             check_beginnings(prompts)
-        if not self._ignored.issuperset(read.ignored):  # said once
+        if not self._ignored.issuperset(read.ignored):  # warned once
             self._ignored.update(read.ignored)
             package_of(self).load("utilities.rank_zero_info")(
                 f"PolicyTuner ignores the columns {', '.join(read.ignored)} of the batches: "
@@ -450,7 +451,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _filled(self, sampled: PendingRollout) -> tuple[Scored, Tensor, dict[str, float]]:
         """Wait for the rewards, and replace groups without signal if the objective says so.
 
-        Returns the completions, True for each group that has no signal, and what to log.
+        Returns the completions, True for each group without signal, and metrics to log.
         """
         scored, size = sampled.scored(), self.generation.num_generations
         if size == 1:

@@ -24,7 +24,7 @@ class Critic:
         gamma: Discount per token, in [0, 1].
         gae_lambda: λ of generalised advantage estimation, in [0, 1]; 1 uses only rewards, 0 only
             the next token's value.
-        coef: Weight of the value loss, ≥ 0. Its gradient reaches the adapter too.
+        coef: Weight of the value loss, ≥ 0. Its gradient also reaches the adapter.
         clip: Largest change of a value from its value at sampling, in units of the reward; None
             for no clipping.
 
@@ -44,9 +44,9 @@ class Critic:
     def __post_init__(self) -> None:
         for name, number in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
             if not 0 <= number <= 1:
-                raise ValueError(f"critic.{name} = {number}: give a number in [0, 1]")
+                raise ValueError(f"critic.{name} must be in [0, 1], got {number}")
         if self.coef < 0:
-            raise ValueError(f"critic.coef = {self.coef}: give 0 or a positive number")
+            raise ValueError(f"critic.coef must be 0 or more, got {self.coef}")
         positive("critic.clip", self.clip)
 
 
@@ -86,7 +86,7 @@ def estimate_advantages(
 ) -> tuple[Tensor, Estimates]:
     """Compute the advantage and the return of each token.
 
-    `credit` is the part of the reward that is given at each token; the rest of it is given at the
+    `credit` is the part of the reward assigned to each token; the rest is assigned to the
     last. The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
     from whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
     others (n, tokens).

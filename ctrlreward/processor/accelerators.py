@@ -12,13 +12,13 @@ import torch
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the free bytes of an accelerator; None for the CPU, and where torch cannot tell."""
+    """Return the free bytes of an accelerator; None for the CPU, and if torch does not know."""
     read = getattr(_module(device), "mem_get_info", None)
     return None if read is None else int(read(device)[0])
 
 
 def free_unused() -> None:
-    """Free tensors in cycles of objects, and return the memory that torch keeps to the device."""
+    """Free tensors in cycles of objects, and return torch's cached memory to the device."""
     gc.collect()
     device = torch.accelerator.current_accelerator(check_available=True)
     empty_cache = getattr(_module(device or torch.device("cpu")), "empty_cache", None)
@@ -27,10 +27,10 @@ def free_unused() -> None:
 
 
 def scoring_stream(device: str | None) -> AbstractContextManager[object]:
-    """Return a context whose work on an accelerator does not queue behind training's.
+    """Return a context whose work on an accelerator does not wait for training's.
 
-    There is one stream per device: torch keeps the memory that was freed in a stream for that
-    stream, so with a new one each time up to 32 batches' worth stayed reserved.
+    There is one stream per device: torch keeps memory freed in a stream for that
+    stream, so new streams would keep the memory of up to 32 batches reserved.
     """
     place = torch.device(device or "cpu")
     module = getattr(torch, place.type)  # torch.cpu too
@@ -45,7 +45,7 @@ def scoring_stream(device: str | None) -> AbstractContextManager[object]:
 def without_autocast() -> Iterator[None]:
     """Compute in the types of the weights inside the context, also in a mixed-precision training.
 
-    Lightning runs a whole training step under autocast, the rewards of that step included.
+    Lightning runs a whole training step under autocast, including the rewards of that step.
     """
     device = torch.accelerator.current_accelerator(check_available=True)
     with ExitStack() as contexts:

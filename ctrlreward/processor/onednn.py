@@ -1,8 +1,8 @@
 """oneDNN on the CPU for frozen models: faster products, and few distinct shapes.
 
 PyTorch computes float32 products with MKL, which uses AVX-512 only on Intel processors. On two AMD
-EPYC cores with AVX-512, MKL reached 190 GFLOP/s and oneDNN, which PyTorch bundles too, 430. PyTorch
-computes GELU with oneDNN on any processor.
+EPYC cores with AVX-512, MKL reached 190 GFLOP/s and oneDNN, which PyTorch also bundles, 430.
+PyTorch computes GELU with oneDNN on any processor.
 
 oneDNN compiles a kernel for each new shape and caches 1,024 of them, which costs time and memory.
 Its inputs are therefore padded or split to multiples of 128 rows.
@@ -22,7 +22,7 @@ from transformers.activations import GELUActivation
 _CPUINFO = Path("/proc/cpuinfo")
 
 # Rows of a product are padded to a multiple of this, since a kernel takes 2 ms and 0.5 MiB.
-# CTRLEval was slower with 64 and with 256. Products of fewer rows gain little and stay with MKL.
+# CTRLEval was slower with 64 and with 256. Products of fewer rows gain little and use MKL.
 _ROWS = 128
 
 
@@ -43,7 +43,7 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 class Linear(nn.Linear):
-    """Linear layer that multiplies with `linear` of this module."""
+    """Linear layer that uses `linear` of this module."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map shape (…, in_features) to (…, out_features)."""
@@ -51,7 +51,7 @@ class Linear(nn.Linear):
 
 
 class Gelu(GELUActivation):
-    """GELU of a multiple of 128 rows and then of the rest, so that shapes are few."""
+    """GELU of a multiple of 128 rows and then of the rest, which limits the number of shapes."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply GELU elementwise."""

@@ -30,7 +30,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             `CTRLEval()` with its built-in weights and the labels `negative` and `positive`.
         target: Target label of all texts, instead of `labels`: `"sound"` of a classifier of sound
             and corrupted texts.
-        attribute: Attribute whose target is read, of samples with labels of several.
+        attribute: Attribute whose target is read, for samples with labels of several attributes.
         **options: See `ModelOptions`.
 
     Examples:
@@ -77,7 +77,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         self._targets(samples, self.configured_labels)
 
     def build_model(self, name: str) -> LabelProbabilities:
-        """Load the classifier, or share it with the scorers that have loaded it."""
+        """Load the classifier, or share it with other scorers."""
         return shared_model(load_classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:

@@ -56,7 +56,7 @@ class AlignedText:
 
     Attributes:
         text: Text whose tokens are aligned.
-        other: Text that they are aligned with.
+        other: Text with which they are aligned.
         score: Mean or sum of the counted values; NaN if there is nothing to score.
         tokens: Tokens in text order; empty if either text has none.
     """
@@ -75,7 +75,7 @@ class Aligned(NamedTuple):
         direction: Name of the direction.
         part: Index of the reference, for a direction of the references; else 0.
         text: Text whose tokens are aligned.
-        other: Text that they are aligned with.
+        other: Text with which they are aligned.
         alignment: Spans and values of the tokens.
         counted: Whether each token counts, shape (tokens,).
         score: Score of the text.
@@ -98,8 +98,8 @@ def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str,
         explained: For each sample, its directions by name.
 
     Returns:
-        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`;
-        the tokens are records too.
+        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`,
+        whose tokens are records as well.
     """
     return [
         {
@@ -118,11 +118,11 @@ SEPARATOR = "\n\n\n"
 
 
 class Direction(NamedTuple):
-    """A column whose tokens are aligned, and the columns they are aligned with.
+    """A column whose tokens are aligned, and the columns with which they are aligned.
 
     Attributes:
         text: Column of `Samples` whose tokens are aligned.
-        others: Columns that they are aligned with; several are joined by three line breaks.
+        others: Columns with which they are aligned; several are joined by three line breaks.
     """
 
     text: str
@@ -188,7 +188,7 @@ _VALUES: dict[Method, tuple[float, float]] = {
 
 _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
-# Aspect, direction, sample and part that a pair of texts is aligned for.
+# Aspect, direction, sample and part of a pair of texts.
 _Job: TypeAlias = tuple[str, str, int, int]
 
 
@@ -253,8 +253,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer of the models in
             `models.encoder.TOKEN_LAYERS`, and the last layer of others.
-        unit: What `"discriminative"` gives a value: a `"word"` between white space or a `"piece"`,
-            a token; only for this method. None takes the one that the aligner was trained with.
+        unit: Unit with a value in `"discriminative"`: a `"word"` between white space or a
+            `"piece"`, a token; only for this method. None takes the aligner's unit in training.
         **options: See `ModelOptions`.
 
     Raises:
@@ -311,7 +311,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the chosen aspects read, or those of them with a score in `names`."""
+        """Columns that the chosen aspects read; with `names`, only the aspects of these scores."""
         directions = [d for a in self._wanted(names) for d in ASPECTS[a].directions.values()]
         columns = dict.fromkeys(c for d in directions for c in (d.text, *d.others))
         return {column: "Alignment" for column in columns if column != "texts"}
@@ -324,7 +324,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {direction: self.build_model(name) for direction, name in self.models.items()}
 
     def build_model(self, name: str) -> Aligner:
-        """Load the aligner of the method, or share it with the scorers that have loaded it.
+        """Load the aligner of the method, or share it with other scorers.
 
         An encoder that is read at its last layer is also shared with `Similarity`.
         """
@@ -339,7 +339,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen aspects and their directions; with `names` only those of these scores.
+        """Return the chosen aspects and their directions; with `names` only these scores.
 
         NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
         The sum over a text of stop words only is 0: such a text carries no information.
@@ -355,9 +355,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
         """Split scores over the tokens of each text, in proportion to their alignment.
 
-        This is the alignment vector (Deng et al. 2021, definition 3.1): of a mean over n tokens
-        each has 1/n of its alignment, of a sum all of it. What is folded from two directions is
-        split like the direction of the text.
+        This is the alignment vector (Deng et al. 2021, definition 3.1): in a mean over n tokens
+        each token has 1/n of its alignment, in a sum all of it. A score folded from two directions
+        is split like the direction of the text.
         """
         aspects = self._wanted(names)
         found = list(self._align_each(samples, aspects))
@@ -416,7 +416,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         ]
 
     def _align_each(self, samples: Samples, aspects: Sequence[str]) -> Iterator[Aligned]:
-        """Yield each direction of each sample, in an order that suits the aligner.
+        """Yield each direction of each sample, in an efficient order for the aligner.
 
         White space around a text is stripped, and empty texts get a warning. A pair of texts is
         aligned once, even if several aspects or samples contain it.

@@ -75,14 +75,14 @@ class AttributeClassifier(CompositeScorer):
     """Decisions of one classifier per attribute on the target labels. Needs `labels`.
 
     - `accuracy_<attribute>`: 1.0 if the attribute's classifier predicts the target label, else
-      0.0; NaN if the label of the sample does not name the attribute: it is not controlled then.
+      0.0; NaN if the label of the sample does not name the attribute: it is not controlled.
     - `label_probability_<attribute>`: probability of the target label, 0 to 1, or NaN.
     - `accuracy`, `label_probability`: means over the attributes that the sample names. Use these
       for a reward: they are NaN only if the sample failed.
 
     Higher is better for all. The label of a sample names its attributes, as in
     `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
-    plain label will do.
+    plain label is enough.
 
     A corpus has the mean of each over the combinations of target labels, and the population
     standard deviation over them, `<score>_deviation`, as tables of multi-aspect control print it.
@@ -97,7 +97,7 @@ class AttributeClassifier(CompositeScorer):
         **options: See `ModelOptions`.
 
     Raises:
-        ValueError: There is no classifier, or the name of an attribute is empty or contains white
+        ValueError: `models` is empty, or the name of an attribute is empty or contains white
             space or "=".
 
     Examples:
@@ -116,12 +116,14 @@ class AttributeClassifier(CompositeScorer):
         if models is None:
             models = {name: CTRLEval(task=name, **options) for name in ("sentiment", "topic")}
         if not isinstance(models, Mapping) or not models:
-            raise ValueError(f"models = {shortened(models)}: give {{attribute: classifier}}")
+            raise ValueError(
+                f"models must be a mapping, attribute → classifier, got {shortened(models)}"
+            )
         for attribute in models:
             if not re.fullmatch(r"[^\s=]+", attribute):
                 raise ValueError(
-                    f"models has the attribute {attribute!r}: give names without white space "
-                    "and '=', which separate the attributes in a sample's label"
+                    f"models has the attribute {attribute!r}, but names must not contain white "
+                    "space or '=', which separate the attributes in a sample's label"
                 )
         self.classifiers = {
             attribute: Accuracy(model, **options) for attribute, model in models.items()
@@ -154,7 +156,7 @@ class AttributeClassifier(CompositeScorer):
         return tuple(self.classifiers.values())
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if a label names an attribute or a target that there is not; loads no weights."""
+        """Raise if a label names an unknown attribute or target; loads no weights."""
         self._targets(samples)
 
     def score_samples(
@@ -226,8 +228,8 @@ class AttributeClassifier(CompositeScorer):
             if parsed is None:
                 raise ValueError(
                     f"{item} is not of the form "
-                    f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}: name each target "
-                    "attribute once"
+                    f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}. Name each target "
+                    "attribute once."
                 )
             for attribute, target in parsed.items():
                 if attribute not in self.classifiers:

@@ -18,7 +18,7 @@ from ctrlreward.weights.loading import load_config
 
 AspectName: TypeAlias = Literal["faithfulness", "precision", "recall", "f_score"]
 
-# Columns of the source and of the target; the F score is made of two of these.
+# Columns of the source and of the target; the F score combines two of these.
 _COLUMNS: Mapping[str, tuple[str, str]] = {
     "faithfulness": ("sources", "texts"),
     "precision": ("references", "texts"),
@@ -48,7 +48,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     Args:
         model: Local folder or Hugging Face id of an encoder-decoder: BART, PEGASUS, T5 and related
-            families. The published scores are those of BART fine-tuned on CNN/DailyMail.
+            families. Published scores use BART fine-tuned on CNN/DailyMail.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         **options: See `ModelOptions`.
 
@@ -86,19 +86,19 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         }
 
     def build_model(self, name: str) -> Seq2SeqInfiller:
-        """Load the encoder-decoder, or share it with the scorers that have loaded it."""
+        """Load the encoder-decoder, or share it with other scorers."""
         try:
             config = load_config(name)
         except OSError as error:
             raise OSError(
                 f"model = {name!r} could not be loaded, and no built-in model is an "
-                "encoder-decoder: where the hub can't be reached, give a folder, "
-                "BARTScore('models/bart-large-cnn')"
+                "encoder-decoder. If the hub can't be reached, pass a folder: "
+                "BARTScore('models/bart-large-cnn')."
             ) from error
         if not config.is_encoder_decoder:
             raise ValueError(
-                f"model = {name!r} has no encoder, which reads the source: give an encoder-decoder "
-                "such as BARTScore('facebook/bart-large-cnn'), or use Perplexity"
+                f"model = {name!r} has no encoder to read the source. Use an encoder-decoder "
+                "such as BARTScore('facebook/bart-large-cnn'), or Perplexity."
             )
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 

@@ -90,7 +90,7 @@ class ScoreSpec:
 
 @dataclass(frozen=True)
 class CorpusFold:
-    """Fold of the values of n samples into the score of the corpus that they make up.
+    """Fold of the values of n samples into the score of their corpus.
 
     Attributes:
         parts: Names of its arguments: scores, or values that `score_samples` returns only by name.
@@ -125,7 +125,7 @@ class Scorer(ABC):
 
     Subclasses implement `specs` and `score_samples`. Models are loaded at the first `score` only.
     `scorer.score(texts)`, `scorer["name"](texts)` and `Reward` compute alike: each distinct sample
-    once, in one thread at a time, and no more scores than are wanted.
+    once, in one thread at a time, and only the requested scores.
 
     Examples:
         >>> class Words(Scorer):
@@ -140,14 +140,14 @@ class Scorer(ABC):
     # True if the score of a sample does not depend on the other samples.
     pointwise: bool = True
 
-    # True if all samples of a group share one value. One prompt's part in it is then its jackknife
-    # value: that of all prompts against that without this one.
+    # True if all samples of a group share one value. The contribution of a prompt is then its
+    # jackknife value: the value of all prompts against the value without this prompt.
     of_groups: bool = False
 
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 
-    # True if `score` leaves out the scores whose columns are absent, and those that it has named.
+    # True if `score` leaves out the scores whose columns are absent, and the ones already named.
     _leaves_out: bool = False
     _left_out: tuple[str, ...] = ()
 
@@ -160,7 +160,7 @@ class Scorer(ABC):
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
         """Folds of the scores whose value for a corpus is not the mean over its samples.
 
-        The fold `<score>_deviation` is the deviation that papers print after such a score.
+        The fold `<score>_deviation` is the deviation that papers print after a score.
         """
         return {}
 
@@ -193,7 +193,7 @@ class Scorer(ABC):
         """Return the scores of n samples as one corpus, such as all outputs of a system.
 
         A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
-        fail; NaN if none counts. `GenerationScorer` logs the same. Takes the arguments of `score`.
+        fail; NaN if all failed. `GenerationScorer` logs the same. Takes the arguments of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -211,8 +211,8 @@ class Scorer(ABC):
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.
 
-        With `aspects="all"` these are the ones whose columns are there; a warning names the others
-        once. If there are none, these are all scores, and `score` raises.
+        With `aspects="all"` these are the scores whose columns are present; a warning names the
+        others once. If all are absent, all scores are returned, and `score` raises.
         """
         if not self._leaves_out:
             return tuple(self.specs)
@@ -237,7 +237,7 @@ class Scorer(ABC):
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
         Subclasses implement this, without random draws, as it may run on a thread. A second
-        parameter, `names=None`, gets the names of the scores that are wanted, None for all. Written
+        parameter, `names=None`, gets the names of the requested scores, None for all. Written
         as a generator, it yields the requests to its model, which are merged with the requests of
         other scorers to the same model (`engine.sharing`). A pointwise scorer gets no sample twice.
         """
@@ -246,7 +246,7 @@ class Scorer(ABC):
         self, samples: Samples, names: Collection[str]
     ) -> Mapping[str, list[Credit]] | Requests[Mapping[str, list[Credit]]]:
         """Split the scores in `names`, all of them in `credited`, over the parts of each text."""
-        raise NotImplementedError(f"{type(self).__name__} splits no score over a text")
+        raise NotImplementedError(f"{type(self).__name__} does not split a score over a text")
 
     @property
     def credited(self) -> Collection[str]:
@@ -254,18 +254,19 @@ class Scorer(ABC):
         return ()
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Return the columns that samples must have, each with the name of what needs it.
+        """Return the columns that samples must have, each with the name of the score that needs it.
 
         Override it so that a run fails before it has loaded a model or generated a text. `names`
-        are the scores that are wanted, None for all.
+        are the requested scores, None for all.
         """
         return {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise what `score` would raise about samples, such as an unknown label; loads no weights.
+        """Raise the errors that `score` would raise, such as for an unknown label; loads no
+        weights.
 
         Override it so that a run over a corpus fails before it has scored a text. `names` are the
-        scores that are wanted, None for all.
+        requested scores, None for all.
         """
         for column, reader in self.required_columns(names).items():
             if getattr(samples, column) is None:
@@ -286,7 +287,7 @@ class Scorer(ABC):
         """Load the models now instead of at the first `score`.
 
         Building a model may draw random numbers, from generators that all threads share: call this
-        before scoring on a thread beside training.
+        before scoring on a thread parallel to training.
         """
         for part in self._inner:
             part.load()
@@ -301,14 +302,14 @@ class Scorer(ABC):
         for part in self._inner:
             part.release()
 
-    if not TYPE_CHECKING:  # to a type checker, a class with this method has every attribute
+    if not TYPE_CHECKING:  # a type checker would assume that the class has every attribute
 
         def __getattr__(self, name: str) -> Any:
             if name in _METHODS_OF_METRICS:
                 raise AttributeError(
-                    f"{type(self).__name__} has no method {name!r}: call score(texts, labels=..., "
-                    "references=..., ...), or wrap one score for torchmetrics, "
-                    "ctrlreward.adapters.torchmetrics.ScoreMean(scorer['name'])"
+                    f"{type(self).__name__} has no method {name!r}. Call score(texts, labels=..., "
+                    "references=..., ...), or wrap one score for torchmetrics: "
+                    "ctrlreward.adapters.torchmetrics.ScoreMean(scorer['name'])."
                 )
             return object.__getattribute__(self, name)  # raises the error again
 
@@ -326,7 +327,7 @@ class Component:
     """One named score of a scorer: `scorer["coherence"]`.
 
     With `given` and `at_least`, which `Reward` alone reads, the component counts only for samples
-    where another component reaches a threshold: an easy score where a hard one is met.
+    where another component reaches a threshold: an easy score counts only if a hard one is met.
 
     Args:
         scorer: The scorer.
@@ -358,7 +359,7 @@ class Component:
                 "name of a component and the threshold that it has to reach"
             )
         if self.at_least is not None and not math.isfinite(self.at_least):
-            raise ValueError(f"at_least = {self.at_least}: give a finite number")
+            raise ValueError(f"at_least must be finite, got {self.at_least}")
 
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -375,7 +376,7 @@ class Component:
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
         """Folds into the score of a corpus, "", and into its deviation, "_deviation".
 
-        Empty where the score of a corpus is the mean over its samples.
+        Empty if the score of a corpus is the mean over its samples.
         """
         folds = self.scorer.corpus_folds
         return {end: folds[self.name + end] for end in ("", DEVIATION) if self.name + end in folds}
@@ -384,7 +385,7 @@ class Component:
 def checked_requests(
     scorer: Scorer, samples: Samples, names: Collection[str]
 ) -> Requests[dict[str, Scores]]:
-    """Run `scorer.score_samples` as a generator of its model requests, whichever form it has.
+    """Run `scorer.score_samples` as a generator of its model requests, in either form.
 
     A text that is not valid Unicode is scored as an empty one, since a tokenizer would fail on the
     whole batch.
@@ -429,8 +430,8 @@ def checked_scores(
         subject = f"{owner} returned {name!r}"
         if name not in returned:
             raise ValueError(
-                f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}: return "
-                "every score of specs"
+                f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}. Return "
+                "every score of specs."
             )
         given: Any = returned[name]
         if isinstance(given, torch.Tensor):
@@ -451,8 +452,8 @@ def checked_scores(
         values = np.array(given, dtype=np.float64)
         if values.shape != (len(texts),):
             raise ValueError(
-                f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of "
-                f"shape ({len(texts)},)"
+                f"{subject} of shape {values.shape} for {len(texts)} samples. Return an array of "
+                f"shape ({len(texts)},)."
             )
         too_large = np.abs(values) > LARGEST
         if too_large.any():
@@ -480,8 +481,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """Return the scores of n samples by name, arrays of shape (n,).
 
     Each scorer runs once, for all of its components; a pointwise one gets each distinct sample
-    once. Requests of several scorers to the same model are merged into one call. A scorer that
-    another thread is running is waited for.
+    once. Requests of several scorers to the same model are merged into one call. A scorer in
+    use by another thread is waited for.
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
@@ -520,7 +521,7 @@ def describe_batch(components: Mapping[str, Component], samples: Samples) -> str
 def _named(
     requests: Requests[dict[str, Scores]], rows: Sequence[int]
 ) -> Requests[dict[str, Scores]]:
-    """Run requests of a scorer that got some rows of the samples, and name these rows."""
+    """Run requests of a scorer for some rows of the samples, and name these rows."""
     responses = None
     while True:
         with items_named(lambda column, i: f"{column}[{rows[i]}]"):
@@ -539,7 +540,7 @@ def check_columns(components: Mapping[str, Component], samples: Samples) -> None
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:
-    """Raise what scoring would raise about samples; loads no weights."""
+    """Raise the errors that scoring would raise; loads no weights."""
     for scorer in dict.fromkeys(component.scorer for component in components.values()):
         names = [c.name for c in components.values() if c.scorer is scorer]
         scorer.check_samples(samples, names)

@@ -1,4 +1,4 @@
-"""Components: scores of scorers, and scorers and plain functions that stand for one score."""
+"""Components: scores of scorers, and scorers and plain functions with a single score."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 
-# What a `Reward`, a callback or an adapter takes for a component.
+# Types that a `Reward`, a callback or an adapter accepts as a component.
 ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 
 
@@ -22,12 +22,12 @@ ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 class FunctionScorer(Scorer):
     """A plain function as a scorer with one score, named like the function.
 
-    `Reward`, callbacks and adapters make one of a function that they are given. The names of its
+    `Reward`, callbacks and adapters convert functions to it. The names of its
     parameters decide how it is called:
 
-    - `completions` is one of them: as TRL calls it, by keywords, `f(prompts=..., completions=...)`,
-      with strings. Prompts are the column `prompts`, or else `prefixes`; completions are what
-      follows the prefix in each text, or the whole text.
+    - `completions` is one of them: in TRL's signature, by keywords, `f(prompts=...,
+      completions=...)`, with strings. Prompts are the column `prompts`, or else `prefixes`;
+      completions are the text after the prefix, or the whole text.
     - `samples` is the first one: `f(samples)`, with the `Samples`.
     - Otherwise `f(texts)`, with a list of strings.
 
@@ -36,10 +36,10 @@ class FunctionScorer(Scorer):
     number per sample, in their order; None or NaN for a sample that failed.
 
     Args:
-        function: The function. It has to pickle where the reward does.
+        function: The function. It has to pickle if the reward does.
         higher_is_better: Direction of the score.
         pointwise: True if the score of a text does not depend on the other texts: repeated texts
-            are then scored once, and those of several clients together. False by default, since a
+            are then scored once, and texts of several clients together. False by default, since a
             function may compare the completions of a prompt.
 
     Raises:
@@ -66,9 +66,9 @@ class FunctionScorer(Scorer):
         for name, parameter in self._column_parameters().items():
             if name not in COLUMN_OF and _is_required(parameter):
                 raise TypeError(
-                    f"{self.name} needs the argument {name!r}, which is not a column of Samples: "
-                    f"use one of {', '.join(JSON_KEYS)}, or give it a default"
-                    f"{did_you_mean(name, COLUMN_OF)}"
+                    f"{self.name} needs the argument {name!r}, which is not a column of Samples"
+                    f"{did_you_mean(name, COLUMN_OF)}. Use one of {', '.join(JSON_KEYS)}, or a "
+                    "default value."
                 )
 
     @property
@@ -90,7 +90,7 @@ class FunctionScorer(Scorer):
         return {column: self.name for column in required if column not in ("texts", "prompts")}
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
-        """Return what the function returns, by its name."""
+        """Return the result of the function, by its name."""
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
             return {self.name: self.function(samples)}
@@ -134,13 +134,13 @@ def _is_required(parameter: Parameter) -> bool:
 
 
 def as_component(name: str, given: object) -> Component:
-    """Return a component as it is, or the score of a scorer that has a single one.
+    """Return a component unchanged, or the score of a scorer with a single one.
 
-    `name` is that of the argument, for errors (`"components['fluency']"`).
+    `name` is the name of the argument in errors (`"components['fluency']"`).
 
     Raises:
         ValueError: The scorer has several scores; lists them.
-        TypeError: It is none of these, or a function that `FunctionScorer` refuses.
+        TypeError: It is of another type, or a function that `FunctionScorer` rejects.
     """
     if isinstance(given, Component):
         return given
@@ -150,12 +150,12 @@ def as_component(name: str, given: object) -> Component:
         kind = f"a {type(given).__name__}"
         kind = f"the class {given.__name__}" if isinstance(given, type) else kind
         raise TypeError(
-            f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity'], or "
-            "a function of texts"
+            f"{name} is {kind}, must be one score of a scorer, such as Perplexity()['perplexity'], "
+            "or a function of texts"
         )
     scores = list(given.specs)
     if len(scores) > 1:
         scorer = type(given).__name__
         options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
-        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores: give one of {options}")
+        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores. Choose one: {options}.")
     return given[scores[0]]

@@ -42,6 +42,6 @@ class CompositeScorer(Scorer):
         return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise what a part would raise about samples."""
+        """Raise the errors that a part would raise."""
         for part in self.parts:
             part.check_samples(samples)

@@ -49,7 +49,7 @@ class PatternScore:
         right: Text after the blank.
         target: Filling whose likelihood counts: a sentence, the prefix, the remainder, or the
             word of the target label.
-        candidates: Fillings that the target is compared with, including itself; in attribute
+        candidates: Fillings to compare with the target, including itself; in attribute
             relevance a word of each label, in their order, elsewhere only the target.
         score: Mean log-probability of the target's tokens, calibrated for a decoder-only model
             (`functional.calibration.context_gain`), in (-inf, 0]; for attribute relevance the share
@@ -113,9 +113,9 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
 
 
 def neutral_blanks(blank: Blank, texts: Sequence[str]) -> list[Blank]:
-    """Return the blank once per text, which stands in place of its context.
+    """Return the blank once per text, with the text in place of its context.
 
-    A text follows the blank where nothing precedes it. A blank without context stays as it is.
+    A text follows the blank if nothing precedes it. A blank without context is not changed.
     """
     if blank.left.strip():
         return [blank._replace(left=f"{text} ", right="") for text in texts]
@@ -142,7 +142,7 @@ def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
 
 
 def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
-    """Return why a sample has no pattern, for the warning."""
+    """Return the reason why a sample has no pattern, for the warning."""
     if not text.strip():
         return "is empty"
     if aspect == "coherence":
@@ -154,11 +154,11 @@ AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance
 
 
 class Evaluated(NamedTuple):
-    """Pattern evaluators of one text for one aspect; none where there is nothing to score.
+    """Pattern evaluators of one text for one aspect; none if there is nothing to score.
 
-    `blanks` are what the model filled: one per evaluator, in attribute relevance one per prompt.
-    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1. `label` is
-    the index of the target label in attribute relevance, None in the other aspects.
+    `blanks` are the blanks that the model filled: one per evaluator, in attribute relevance one per
+    prompt. `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
+    `label` is the index of the target label in attribute relevance, None in the other aspects.
     """
 
     sample: int
@@ -169,7 +169,7 @@ class Evaluated(NamedTuple):
     weights: Scores
 
 
-_CONTEXTS = 2  # their mean depends less on one of them, and each costs a pass over all targets
+_CONTEXTS = 2  # each costs a pass over all targets; a mean depends less on one of them
 
 SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
@@ -208,20 +208,20 @@ class CTRLEval(ModelScorer[Infiller]):
         seed: Seed of that draw.
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
             a longer text. The cost of coherence grows with the square of a text's length.
-        calibration: For attribute relevance, subtract how likely each label's word is whatever the
-            text says (`functional.calibration.label_bias`): True measures it once, after 16
-            `neutral_texts`, a list after the texts in it, False leaves it in. None is True for a
+        calibration: For attribute relevance, subtract how likely each label's word is independent
+            of the text (`functional.calibration.label_bias`): True measures it once, after 16
+            `neutral_texts`, a list after its texts, False turns it off. None is True for a
             decoder-only model with three labels or more (see docs/label_calibration.md).
             For coherence and consistency of a decoder-only model, subtract half of how likely
-            each target is in a context of the first two of these texts
-            (`functional.calibration.context_gain`); False leaves it in.
-        attribute: Attribute whose label is the target, of samples with labels of several
+            each target is after the first two of these texts
+            (`functional.calibration.context_gain`); False turns it off.
+        attribute: Attribute whose label is the target, for samples with labels of several
             (`Samples`); None takes the whole label.
         **options: See `ModelOptions`.
 
     Attributes:
         labels: Labels of the task, in the column order of `probabilities`.
-        pattern_evaluators: Prompts with their verbalizers, those that `evaluators` draws.
+        pattern_evaluators: Prompts with their verbalizers, drawn by `evaluators`.
 
     Raises:
         ValueError: A name is unknown, a number out of range, or a reference text empty.
@@ -278,7 +278,7 @@ class CTRLEval(ModelScorer[Infiller]):
         return {c: f"CTRLEval {aspect}" for c, aspect in readers.items() if aspect in aspects}
 
     def build_model(self, name: str) -> Infiller:
-        """Load the model, or share it with the scorers that have loaded it."""
+        """Load the model, or share it with other scorers."""
         return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
     @cached_property
@@ -293,12 +293,12 @@ class CTRLEval(ModelScorer[Infiller]):
         return table.require(len(tokenizer))
 
     def release(self) -> None:
-        """Free the model and what the calibration measured with it; see `ModelScorer.release`."""
+        """Free the model and its calibration; see `ModelScorer.release`."""
         super().release()
         self._bias = None
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if the samples lack what the aspects need, or have an unknown label."""
+        """Raise if the samples lack a column that the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
             reader = "CTRLEval attribute_relevance"
@@ -310,10 +310,10 @@ class CTRLEval(ModelScorer[Infiller]):
         names: Collection[str] | None = None,
         evaluated: list[Evaluated] | None = None,
     ) -> Requests[dict[str, Scores]]:
-        """Compute the chosen aspects, or those of them in `names`, each float64 of shape (n,).
+        """Compute the chosen aspects, with `names` only these, each float64 of shape (n,).
 
-        NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
-        also a text without a prefix, or with nothing after it. What is behind the scores is
+        NaN, with a warning, if an aspect has nothing to score: an empty text; for consistency
+        also a text without a prefix, or with nothing after it. The values behind the scores are
         appended to `evaluated`, sample by sample.
         """
         aspects = [a for a in self.aspects if names is None or a in names]
@@ -467,7 +467,7 @@ class CTRLEval(ModelScorer[Infiller]):
         return np.array(means).reshape(shape)
 
     def _label_bias(self) -> Requests[Scores]:
-        """Return the bias that calibration takes off, shape (evaluators, labels); computed once."""
+        """Return the bias that calibration subtracts, shape (evaluators, labels); computed once."""
         if self._bias is None:
             texts = self.calibration
             if texts is None:
@@ -484,7 +484,7 @@ class CTRLEval(ModelScorer[Infiller]):
 
     @cached_property
     def _contexts(self) -> Sequence[str]:
-        """Contexts that say nothing about a sentence, prefix or remainder; none: no calibration."""
+        """Uninformative contexts of a sentence, prefix or remainder; empty: no calibration."""
         if self.calibration is False or not isinstance(self.loaded_model, CausalInfiller):
             return ()
         if isinstance(self.calibration, tuple):

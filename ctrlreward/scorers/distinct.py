@@ -54,7 +54,7 @@ class TokenCounts(Scorer):
 
     @property
     def _counted(self) -> str:
-        """What a warning says is NaN."""
+        """The score that a warning names as NaN."""
         return next(iter(self.specs))
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Distinct(TokenCounts):
 
     - `distinct_1`, `distinct_2`, `distinct_3`: number of unique n-grams over number of tokens, 0
       to 1; higher is more diverse. All texts of a group get the value of the group.
-    - `distinct`: mean of the three, as studies of multi-aspect control report it.
+    - `distinct`: mean of the three, as in studies of multi-aspect control.
 
     Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
     call are one group. The value depends on all texts of the group and decreases with its size:
@@ -132,12 +132,12 @@ class Repetition(_OneLength):
     - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
       better. seq-rep-n of Welleck et al. 2020. NaN for a text of fewer than n tokens.
 
-    It reads a text alone, so that it goes into a reward: give it a negative weight.
+    It reads a text alone, so that it can be part of a reward, with a negative weight.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
             or a loaded tokenizer.
-        n: Length of the n-grams, in tokens. 4 is the paper's; sentences of a few words need 2.
+        n: Length of the n-grams, in tokens. The paper's is 4; short sentences need 2.
 
     Raises:
         ValueError: n is less than 1.
@@ -160,17 +160,17 @@ class Repetition(_OneLength):
 
 @checked_keywords(**NEIGHBOURS)
 class Uniqueness(_OneLength):
-    """How much of a text no answer to another prompt has: its share in Distinct-n (`uniqueness`).
+    """Share of a text's n-grams that answers to other prompts don't have (`uniqueness`).
 
     - `uniqueness`: mean over the text's n-grams of 1 / number of groups that have them; higher is
-      more diverse. An n-gram of this group alone counts 1, and one that answers to all prompts
-      share, such as a "very good" in each, next to nothing. NaN for a text of fewer than n tokens.
+      more diverse. An n-gram of this group alone counts 1, and one shared by the answers to all
+      prompts, such as a "very good" in each, almost 0. NaN for a text of fewer than n tokens.
 
-    `Distinct` is one number for a group, in which a policy sees no text to prefer; this is the
-    share of each text, for rewards and for the ranges of `RewardShaping`. Groups are the column
-    `groups` (in a rollout, the prompts) or, if it is absent, `prefixes`; without either, each text
-    is a group by itself. The value depends on all texts of a call and falls with their number:
-    compare calls of one size.
+    `Distinct` is one number for a group, so that no text is preferred; this is the
+    contribution of each text, for rewards and for the ranges of `RewardShaping`. Groups are the
+    column `groups` (in a rollout, the prompts) or, if it is absent, `prefixes`; without either,
+    each text is a separate group. The value depends on all texts of a call and falls with their
+    number: compare calls of one size.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,

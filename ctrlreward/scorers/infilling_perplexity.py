@@ -34,9 +34,9 @@ class InfillingPerplexity(ModelScorer[Infiller]):
       better.
     - `infilling_log_likelihood`: the mean token log-probability, 0 or less; higher is better.
 
-    It is our reading of the baseline "PPL" under PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3
-    and 4). Coherence in CTRLEval has the same patterns, but takes a mean over sentences, in which
-    the sentence with the rarest token counts most.
+    It is our interpretation of the baseline "PPL" under PEGASUS in CTRLEval (Ke et al., ACL 2022,
+    Tables 3 and 4). Coherence in CTRLEval has the same patterns, but takes a mean over sentences,
+    in which the sentence with the rarest token counts most.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
@@ -81,7 +81,7 @@ class InfillingPerplexity(ModelScorer[Infiller]):
         return {"infilling_perplexity": fold}
 
     def build_model(self, name: str) -> Infiller:
-        """Load the model, or share it with the scorers that have loaded it."""
+        """Load the model, or share it with other scorers."""
         return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(
@@ -95,7 +95,7 @@ class InfillingPerplexity(ModelScorer[Infiller]):
         for window in windows(texts):
             groups: dict[int, list[Blank]] = {}
             for i in window:
-                if i in kept:  # a text without a sentence is a sentence itself
+                if i in kept:  # a text without sentences counts as one sentence
                     sentences = [s for s in self.split(texts[i]) if s.strip()] or [texts[i]]
                     groups[i] = coherence_blanks(sentences)
             flat = [blank for group in groups.values() for blank in group]

@@ -32,27 +32,27 @@ from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScore
 
 log = item_logger(__name__)
 
-# What an answer of a comparison says, as the score of the first text.
+# Answer of a comparison → score of the first text.
 _SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 _PAIR = {"first", "second"}
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-_TRIES = 4  # of a request that the server refuses for the moment
+_TRIES = 4  # of a request that the server rejects temporarily
 
 
 @dataclass(frozen=True)
 class Rubric:
-    r"""What a judge is asked, and what its answers are worth.
+    r"""The question for a judge, and the scores of its answers.
 
     Args:
         prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
             …. With `{first}` and `{second}` it compares the text with its reference.
-        answers: Answer → score, higher is better; a list of numbers stands for itself. In a
+        answers: Answer → score, higher is better; a list of numbers maps each to itself. In a
             comparison answer → `first`, `second` or `tie`.
         name: Name of the score; `preference` in a comparison.
 
     Raises:
-        ValueError: The prompt or an answer is none of these.
+        ValueError: The prompt or an answer is invalid.
 
     Examples:
         >>> Rubric("Is this polite? {text}\nAnswer yes or no.", {"yes": 1, "no": 0}).range
@@ -72,13 +72,13 @@ class Rubric:
         try:
             slots = set(self._slots)
         except ValueError as error:
-            raise ValueError(f"prompt: {error}; write {{{{ and }}}} for braces") from None
+            raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
         known = _PAIR | {key for key in JSON_KEYS.values() if key != "group"}
         for slot in slots:
             if slot not in known:
                 raise ValueError(
-                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}; write "
-                    "{{ and }} for braces"
+                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}. Write "
+                    "{{ and }} for braces."
                 )
         if self.compares and (not slots >= _PAIR or slots & {"text", "reference"}):
             raise ValueError(
@@ -120,15 +120,17 @@ class Rubric:
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Rubric:
-        """Read a YAML file with `prompt`, `answers` and perhaps `name`.
+        """Read a YAML file with `prompt`, `answers` and optionally `name`.
 
         Raises:
             ValueError: A key is absent or unknown, or a value is wrong.
-            OSError: There is no such file.
+            OSError: The file does not exist.
         """
         file = Path(path).expanduser()
         if not file.is_file():
-            raise OSError(f"there is no rubric {path}: give the path of a YAML file, or a Rubric")
+            raise OSError(
+                f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
+            )
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         keys = set(content) if isinstance(content, dict) else set()
         if not {"prompt", "answers"} <= keys <= {"prompt", "answers", "name"}:
@@ -151,9 +153,9 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     answers = {}
     for answer, worth in given.items():
         if isinstance(answer, bool) or not str(answer).strip():
-            raise ValueError(f"answers: {answer!r} is not text: write it in quotes")
+            raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
         if compares:
-            # A Rubric that is built from another has the numbers.
+            # A Rubric built from another already has numbers.
             value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth
             allowed = value in _SIDES.values()
         else:
@@ -164,7 +166,7 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
             raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
         answers[str(answer).strip()] = float(value)
     if len(set(answers.values())) < 2:
-        raise ValueError("answers all have the same score: give two or more")
+        raise ValueError("answers all have the same score, must have at least two different scores")
     return answers
 
 
@@ -172,8 +174,8 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
 class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text.
 
-    Measure its agreement with people by `ctrlreward meta-eval` before you trust it. Nothing in the
-    library uses a judge unless you name one.
+    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Nothing
+    in the library uses a judge by default.
 
     With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
 
@@ -186,24 +188,25 @@ class Judge(ModelScorer[CausalLM]):
 
     - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5. A
       choice that changes with the order is a tie, and counted in a warning.
-    - `consistent`: 1 if both orders have the same winner, else 0; its mean says how far to trust
-      the judge. Both are NaN where a reply names none of the answers.
+    - `consistent`: 1 if both orders have the same winner, else 0; its mean shows how reliable
+      the judge is. Both are NaN if a reply names none of the answers.
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
-            a model that its server has.
+            a model on that server.
         rubric: A `Rubric`, or a YAML file with its arguments.
         address: Address of an OpenAI-compatible server, `"http://127.0.0.1:8000/v1"`, to which
             the texts are sent. None loads the model here.
-        key_variable: Environment variable with the server's API key, so that it is in no YAML.
+        key_variable: Environment variable with the server's API key, so that it is not in a YAML
+            file.
         concurrency: Requests to the server at the same time.
         max_tokens: Tokens of a reply.
-        timeout: Seconds that a reply may take.
+        timeout: Seconds to wait for a reply.
         **options: See `ModelOptions`.
 
     Raises:
         ValueError: A number is out of range, or the address or the rubric is wrong.
-        OSError: There is no such rubric.
+        OSError: The rubric does not exist.
 
     Examples:
         >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
@@ -231,15 +234,17 @@ class Judge(ModelScorer[CausalLM]):
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
         parts = urlsplit(address or "http://host")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"address = {address!r}: give one such as 'http://127.0.0.1:8000/v1'")
+            raise ValueError(
+                f"address must be a URL such as 'http://127.0.0.1:8000/v1', got {address!r}"
+            )
         if key_variable is not None and address is None:
-            raise ValueError("key_variable is for a server: give its address")
+            raise ValueError("key_variable is for a server, but address is None")
         self.address = address and address.rstrip("/")
         self.key_variable = key_variable
         self.concurrency = positive("concurrency", concurrency)
         self.max_tokens = positive("max_tokens", max_tokens)
         if not timeout > 0:
-            raise ValueError(f"timeout = {timeout}: give a positive number of seconds")
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.timeout = timeout
 
     @property
@@ -255,7 +260,7 @@ class Judge(ModelScorer[CausalLM]):
         return {name: "Judge" for name in self.rubric.columns if name != "texts"}
 
     def build_model(self, name: str) -> CausalLM:
-        """Load the judge, or share it with the scorers that have loaded it."""
+        """Load the judge, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     @property
@@ -305,7 +310,7 @@ class Judge(ModelScorer[CausalLM]):
             found[self.rubric.name][kept] = answered
             return found
         text, reference = np.reshape(answered, (len(kept), 2)).T
-        reference = 1.0 - reference  # what the text is worth in the second place
+        reference = 1.0 - reference  # the text's score in the second position
         valid = ~np.isnan(text + reference)
         consistent = np.where(valid, text == reference, np.nan)
         found["consistent"][kept] = consistent
@@ -344,13 +349,15 @@ class Judge(ModelScorer[CausalLM]):
         return scores
 
     def _ask(self, prompts: Sequence[str]) -> list[float]:
-        """Return the score of a server's reply to each prompt; NaN for one that can't be read."""
+        """Return the score of a server's reply to each prompt; NaN if it can't be parsed."""
         assert self.address is not None
         key = None
         if self.key_variable is not None:
             key = os.environ.get(self.key_variable)
             if not key:
-                raise ValueError(f"the environment variable {self.key_variable} has no API key")
+                raise ValueError(
+                    f"the environment variable {self.key_variable} does not contain an API key"
+                )
         with (
             httpx2.Client(
                 headers={"Authorization": f"Bearer {key}"} if key else None,
@@ -374,7 +381,7 @@ class Judge(ModelScorer[CausalLM]):
         return scores
 
     def _reply(self, client: httpx2.Client, prompt: str) -> str:
-        """Return the text of one reply; repeat a request that the server refuses for the moment.
+        """Return the text of one reply; repeat a request that the server rejects temporarily.
 
         Raises:
             ConnectionError: The server does not answer, or answers with an error.
@@ -418,9 +425,9 @@ def _post(client: httpx2.Client, address: str, body: Mapping[str, Any]) -> str:
 
 
 def read_answer(reply: str, scores: Mapping[str, float]) -> float:
-    """Return the score of the only answer that a reply names as a word; NaN for none or several.
+    """Return the score of the only answer in a reply, as a word; NaN for none or several.
 
-    Capitals count only if answers differ by them.
+    Case counts only if answers differ by it.
 
     Examples:
         >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})

@@ -1,4 +1,4 @@
-"""Sentiment by a word list with rules (VADER), which shares nothing with a neural reward."""
+"""Sentiment by a word list with rules (VADER), independent of neural rewards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NEUTRAL = 0.05
 class LexiconSentiment(Scorer):
     """Sentiment of a text by VADER (Hutto & Gilbert, 2014), a lexicon with rules for negation.
 
-    No neural network takes part, so it can judge a policy that was rewarded by one. It takes about
+    It uses no neural network, so it can judge a policy with a neural reward. It takes about
     40 µs per text. Measurements on labelled sentences are in `docs/scorers.md`. English only.
 
     - `polarity`: VADER's compound score, -1 (negative) to 1 (positive); 0 for a text without a
@@ -38,10 +38,10 @@ class LexiconSentiment(Scorer):
       size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
 
     Args:
-        aspects: The score or scores to compute; `"all"` leaves out the accuracy where there are
-            no labels.
+        aspects: The score or scores to compute; `"all"` leaves out the accuracy without
+            labels.
         labels: Names of the negative and of the positive label.
-        attribute: Attribute whose target is read, of samples with labels of several.
+        attribute: Attribute whose target is read, for samples with labels of several attributes.
 
     Examples:
         >>> scorer = LexiconSentiment()
@@ -61,7 +61,8 @@ class LexiconSentiment(Scorer):
         self.aspects = some_of("aspects", aspects, SPECS)
         if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
             raise ValueError(
-                f"labels = {labels!r}: give the names of the negative and of the positive label"
+                "labels must be the names of the negative and of the positive label, got "
+                f"{labels!r}"
             )
         self.labels = tuple(labels)
         self.attribute = attribute
@@ -82,7 +83,7 @@ class LexiconSentiment(Scorer):
         return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise if the accuracy is wanted and labels are absent or have another name."""
+        """Raise if the accuracy is requested and labels are absent or unknown."""
         if "accuracy" in (self.aspects if names is None else names):
             self._signs(samples)
 

@@ -1,4 +1,4 @@
-"""Base class of scorers with one frozen model, and the options that all of them take."""
+"""Base class of scorers with one frozen model, and their common options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEIGHBOURS = {
     "model_name_or_path": "model",
     "model_type": "model",
     "pretrained_model_name_or_path": "model",
-    "tokenizer": "model, a folder that also holds the tokenizer",
+    "tokenizer": "model, a folder that also contains the tokenizer",
     "batch_size": "batch_tokens",
     "device_map": "device",
     "torch_dtype": "dtype",
@@ -61,9 +61,9 @@ class ModelScorer(Scorer, Generic[Model]):
         model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
             accepts one. A model that is itself a scorer is loaded, moved and released with this
             one. Any other object stays on its device and is not released.
-        device: See `ModelOptions`, as for the others.
-        dtype: The same.
-        batch_tokens: The same.
+        device: See `ModelOptions`.
+        dtype: See `ModelOptions`.
+        batch_tokens: See `ModelOptions`.
 
     Examples:
         >>> from ctrlreward import ScoreSpec
@@ -93,8 +93,8 @@ class ModelScorer(Scorer, Generic[Model]):
     ) -> None:
         if isinstance(model, Sequence | Mapping) and not isinstance(model, str):
             raise TypeError(
-                f"model = {shortened(model)} is a {type(model).__name__}: give a folder, a Hugging "
-                "Face id, a short name or a loaded model"
+                f"model must be a folder, a Hugging Face id, a short name or a loaded model, got "
+                f"{shortened(model)}, a {type(model).__name__}"
             )
         self.model = fspath(model) if isinstance(model, PathLike) else model
         self.device = device
@@ -116,7 +116,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     @contextmanager
     def exclusive_model(self) -> Iterator[Model]:
-        """Yield the loaded model while no other thread uses it; a scorer locks its own model."""
+        """Yield the loaded model while no other thread uses it; a scorer locks its model."""
         model = self.loaded_model
         if isinstance(model, Scorer):
             yield model
@@ -130,7 +130,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Device of a named model or of a scorer given as the model; unknown for other objects."""
+        """Device of a named model or of a scorer used as the model; unknown for other objects."""
         if isinstance(self.model, Scorer):
             return self.model.devices
         return super().devices if isinstance(self.model, str) else ()

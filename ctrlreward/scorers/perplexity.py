@@ -27,16 +27,16 @@ class Perplexity(ModelScorer[CausalLM]):
     """Perplexity of each text, prefix included.
 
     - `perplexity`: exp of the negative mean token log-probability, 1 or more; lower is better.
-      That of a corpus is over the tokens of all texts (`pooled_perplexity`), not the mean.
-    - `log_likelihood`: the mean token log-probability, 0 or less; higher is better. It is the
-      more stable reward of the two, because perplexity has no upper bound.
+      The perplexity of a corpus is over the tokens of all texts (`pooled_perplexity`), not a mean.
+    - `log_likelihood`: the mean token log-probability, 0 or less; higher is better. The more
+      stable reward of the two, because perplexity has no upper bound.
 
     Args:
         model: Local folder, Hugging Face id or short name of a decoder-only model.
         max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
             the model can.
         score_end: Score the end token after a text as well, as in the perplexity of a language
-            model of sentences. A truncated text has no end.
+            model of sentences. A truncated text has no end token.
         **options: See `ModelOptions`.
 
     Raises:
@@ -74,7 +74,7 @@ class Perplexity(ModelScorer[CausalLM]):
         return {"perplexity": CorpusFold(("log_likelihood", TOKENS), pooled_perplexity)}
 
     def build_model(self, name: str) -> CausalLM:
-        """Load the language model, or share it with the scorers that have loaded it."""
+        """Load the language model, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(
@@ -88,8 +88,8 @@ class Perplexity(ModelScorer[CausalLM]):
             end_token = self.loaded_model.tokenizer.eos_token_id
             if end_token is None:
                 raise ValueError(
-                    f"score_end = True, but the tokenizer of {self.model!r} has no end token: "
-                    "leave it False"
+                    f"score_end = True, but the tokenizer of {self.model!r} has no end token. "
+                    "Set score_end = False."
                 )
             end = mark(end_token)
             pairs = zip(texts, samples.texts, strict=True)

@@ -27,10 +27,10 @@ def write_scored_samples(
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
     The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
-    (n,). `Samples.from_jsonl` reads the file too. `by_prompt` has values of the prompts that are
+    (n,). `Samples.from_jsonl` can read the file. `by_prompt` has values of the prompts that are
     not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
-    the first record of each prompt gets them as `"by_prompt"`. `explanations`, row → what
-    `explain_some` returns, are the `"explanation"` of these records.
+    the first record of each prompt gets them as `"by_prompt"`. `explanations`, row → result of
+    `explain_some`, are the `"explanation"` of these records.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
@@ -50,7 +50,7 @@ def write_scored_samples(
 def explain_some(
     components: Mapping[str, Component], samples: Samples, count: int = 8
 ) -> dict[int, dict[str, Any]]:
-    """Return row → name → explanation, as plain data, of samples evenly spaced over all.
+    """Return row → name → explanation, as plain data, of evenly spaced samples.
 
     By the scorers that have `explain`, such as `CTRLEval` and `Alignment`; NaN becomes None.
     """
@@ -63,7 +63,7 @@ def explain_some(
     rows = np.unique(np.linspace(0, len(samples) - 1, count).round().astype(int)).tolist()
     found: dict[int, dict[str, Any]] = {row: {} for row in rows}
     for scorer, names in wanted.items():
-        others = scorer.specs.keys() - names  # aspects that are no component
+        others = scorer.specs.keys() - names  # aspects that are not a component
         for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):  # type: ignore[attr-defined]
             found[row] |= {name: asdict(each) for name, each in named.items() if name not in others}
     plain = json.loads(json.dumps([*found.values()]), parse_constant=lambda _: None)
@@ -71,7 +71,7 @@ def explain_some(
 
 
 def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
-    """Return samples and scores that `write_scored_samples` wrote; null becomes NaN."""
+    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
     with open(path, encoding="utf-8") as file:  # str.splitlines would also split at U+2028
         records = [json.loads(line)["scores"] for line in file]
     names = records[0] if records else ()
@@ -80,7 +80,7 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
 
 
 def read_by_prompt(path: Path) -> dict[str, Scores]:
-    """Return the values of the prompts that `write_scored_samples` wrote; null becomes NaN."""
+    """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
     with open(path, encoding="utf-8") as file:
         found = [row for line in file if (row := json.loads(line).get("by_prompt")) is not None]
     names = found[0] if found else ()

@@ -24,7 +24,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
 
     Args:
         model: Local folder, Hugging Face id or short name of a sentence encoder; a folder that
-            `WordVectors.save` has written, or `"glove-6b-50d"`, which weights all words equally;
+            written by `WordVectors.save`, or `"glove-6b-50d"`, which weights all words equally;
             or an object with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
         **options: See `ModelOptions`.
 
@@ -48,7 +48,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
         return {"sources": "Similarity"}
 
     def build_model(self, name: str) -> SentenceEncoder:
-        """Load the encoder or word vectors, or share them with the scorers that have them."""
+        """Load the encoder or word vectors, or share them with other scorers."""
         if resolve_vectors(name) is not None:
             return shared_model(WordVectors.load, name)
         layer = None  # the last, as in `Alignment`

@@ -37,7 +37,7 @@ class Task:
             words of all labels form the i-th verbalizer.
 
     Raises:
-        ValueError: There is no prompt, a prompt lacks a slot, labels have different numbers of
+        ValueError: `prompts` is empty, a prompt lacks a slot, labels have different numbers of
             words, or a prompt, label or word is not a non-empty string.
 
     Examples:
@@ -52,28 +52,30 @@ class Task:
 
     def __post_init__(self) -> None:
         if not self.prompts:
-            raise ValueError(f"prompts is empty: give patterns with {TEXT_SLOT} and {WORD_SLOT}")
+            raise ValueError(f"prompts is empty, must be patterns with {TEXT_SLOT} and {WORD_SLOT}")
         for i, prompt in enumerate(require_texts("prompts", self.prompts)):
             for slot in (TEXT_SLOT, WORD_SLOT):
                 if prompt.count(slot) != 1:
                     raise ValueError(
-                        f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times: "
-                        "write it once"
+                        f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times. "
+                        "Write it once."
                     )
         if not isinstance(self.verbalizers, Mapping):
-            raise ValueError(f"verbalizers = {self.verbalizers!r}: give each label a list of words")
+            raise ValueError(
+                f"verbalizers must map each label to a list of words, got {self.verbalizers!r}"
+            )
         require_texts("labels", [*self.verbalizers])
         for label, words in self.verbalizers.items():
             require_texts(f"verbalizers[{label!r}]", words)
         counts = {label: len(words) for label, words in self.verbalizers.items()}
         if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
             raise ValueError(
-                f"verbalizers have {counts} words: give two labels or more, with the same number "
+                f"verbalizers have {counts} words, must be two or more labels with the same number "
                 "of words each"
             )
 
     def __hash__(self) -> int:
-        """Return the hash of what equal tasks share; their fields may be lists."""
+        """Return the same hash for equal tasks; their fields may be lists."""
         return hash((*self.prompts, *self.verbalizers))
 
     @property
@@ -88,12 +90,12 @@ class Task:
         return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
 
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
-        """Return a random subset of the evaluators in order, a part of each larger one."""
+        """Return a random subset of the evaluators in order, nested in larger subsets."""
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):
             raise ValueError(
-                f"evaluators = {count}: the task has {len(evaluators)} (prompts × verbalizers), "
-                f"give 1 to {len(evaluators)}, or None for all"
+                f"evaluators must be 1 to {len(evaluators)}, the prompts × verbalizers of the "
+                f"task, or None for all, got {count}"
             )
         # Python guarantees the sequence of random(), but not the algorithm of shuffle or sample.
         generator = random.Random(seed)
@@ -117,7 +119,7 @@ class Task:
             known = sorted(f.name[:-5] for f in _BUILT_IN.iterdir() if f.name.endswith(".yaml"))
             raise ValueError(
                 f"task = {str(name)!r} is neither a built-in task ({', '.join(known)}) nor a "
-                "YAML file: give one of these, or Task(prompts=..., verbalizers=...)"
+                "YAML file. Use one of these, or Task(prompts=..., verbalizers=...)."
             )
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or "verbalizers" not in content:
@@ -144,13 +146,13 @@ class Task:
 
 
 def require_texts(name: str, values: object) -> Sequence[str]:
-    """Return a list of non-empty strings, or raise an error that names the one that is not."""
+    """Return a list of non-empty strings, or raise an error that names the wrong item."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} = {values!r}: give a list of strings")
+        raise ValueError(f"{name} must be a list of strings, got {values!r}")
     for i, value in enumerate(values):
         # YAML reads an unquoted no, yes, on or 1984 as another type, and splits at a colon.
         if not isinstance(value, str) or not value.strip():
             raise ValueError(
-                f"{name}[{i}] = {value!r} is not text: write a word or a phrase, in quotes"
+                f"{name}[{i}] = {value!r} is not text. Write a word or a phrase, in quotes."
             )
     return values

@@ -23,7 +23,7 @@ from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
-# Values of each sample from which the scores of a corpus follow.
+# Values of each sample from which the scores of a corpus are computed.
 CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
 
 # Scores of a sample whose GM is computed.
@@ -36,8 +36,8 @@ class TransferQuality(CompositeScorer):
 
     - `gm`: adjusted geometric mean of a sample's label probability, similarity and perplexity; 0
       or more, higher is better. It uses the probability because the decision on a single sample
-      is all or nothing.
-    - All scores of the three scorers, under their own names.
+      is binary.
+    - All scores of the three scorers, with the same names.
 
     The paper's tables report `corpus`, not the mean of `gm`.
 
@@ -45,12 +45,12 @@ class TransferQuality(CompositeScorer):
         accuracy: Scores the style; None takes `Accuracy()`.
         similarity: Scores the content; None takes `Similarity()`.
         perplexity: Scores the fluency; None takes `Perplexity()`.
-        thresholds: t1 to t4 of eq. 1. The paper's values fit its own classifier, word vectors and
+        thresholds: t1 to t4 of eq. 1. The paper's values fit its classifier, word vectors and
             language model.
 
     Raises:
         TypeError: A part is not a scorer.
-        ValueError: A part lacks the scores that it stands for.
+        ValueError: A part does not have the score that it is used for.
 
     Examples:
         >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
@@ -73,15 +73,15 @@ class TransferQuality(CompositeScorer):
         self.perplexity = Perplexity() if perplexity is None else perplexity
         names = {"accuracy": _FACTORS[0], "similarity": _FACTORS[1], "perplexity": _FACTORS[2]}
         for (argument, needed), part in zip(names.items(), self.parts, strict=True):
-            kind, example = type(part).__name__, f"give {argument.capitalize()}(...)"
+            kind, example = type(part).__name__, f"Use {argument.capitalize()}(...)."
             if not isinstance(part, Scorer):
                 raise TypeError(
-                    f"{argument} = {shortened(part)} is a {kind}, not a scorer: {example}"
+                    f"{argument} = {shortened(part)} is a {kind}, not a scorer. {example}"
                 )
             if needed not in part.specs:
                 raise ValueError(
-                    f"{argument} is a {kind}, which has no {needed}, only "
-                    f"{', '.join(part.specs)}: {example}"
+                    f"{argument} is a {kind}, which does not have {needed}, only "
+                    f"{', '.join(part.specs)}. {example}"
                 )
         self.thresholds = thresholds
 
@@ -111,7 +111,7 @@ class TransferQuality(CompositeScorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return all scores; `gm` is NaN where a part is NaN."""
+        """Return all scores; `gm` is NaN if a part is NaN."""
         wanted = {part: [*part.specs] for part in self.parts}
         if TOKENS in (names or ()):
             wanted[self.perplexity].append(TOKENS)

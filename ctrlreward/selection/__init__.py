@@ -16,9 +16,9 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 - `rule.start()` returns the state before the first validation.
 - `rule.update(state, step, metrics, stale=(), evidence=None)` returns `(state, decision)`.
   `metrics` maps logged keys to floats. `stale` lists keys that the last validation did not log:
-  their values, if any, are left over from an earlier validation. A rule decides nothing on a stale
-  value. `evidence` maps keys to one value per held-out prompt, by which two validations are
-  compared (docs/decisions.md); without it, rules decide on means. `ParetoRule` takes none.
+  their values, if any, are left over from an earlier validation. A rule makes no decision on a
+  stale value. `evidence` maps keys to one value per held-out prompt, by which two validations are
+  compared (docs/decisions.md); without it, rules decide on means. `ParetoRule` does not take it.
 - `decision.reason` explains the decision in words.
 - `state.to_dict()` returns plain data (dicts, lists, numbers, strings, booleans, None) to store
   in a checkpoint or a JSON file. `<State>.from_dict` restores it, and the fold continues as if it

@@ -26,26 +26,26 @@ Reference: TypeAlias = Literal["first", "best"]
 
 # Probability of a false alarm in a whole run, with scores by prompt.
 LEVEL = 0.05
-# Without scores by prompt: with these at most 5 % of honest runs of 20 validations raise an alarm,
+# Without scores by prompt: at most 5 % of runs of 20 validations raise a false alarm with these,
 # even if the proxy always rises and the held-out metric is a random walk
 # (benchmarks/studies/proxy_guard_false_alarms.py).
 WINDOW = 12
 WALK_LEVEL = 0.01
-# Half of what Cohen (1988) calls a small effect. A decline of a tenth of the spread between prompts
-# is within what two readers disagree about; with 2,000 prompts it would be certain at once.
+# Half of a small effect in Cohen (1988). A decline of a tenth of the spread between prompts
+# is within the disagreement of two readers; with 2,000 prompts it would be significant at once.
 MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class AlarmState:
-    """What later validations are compared with, and whether there is an alarm.
+    """The reference of later validations, and whether there is an alarm.
 
     Attributes:
-        values: Proxy and held-out metrics of the last validations, oldest first; used for metrics
+        values: Proxy and held-out metrics of the last validations, oldest first; for metrics
             without scores by prompt.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: Step of the first alarm, -1 before.
-        references: Held-out key → validation that it is compared with.
+        references: Held-out key → its reference validation.
         tests: Number of tests on scores by prompt so far.
         last: p-value and reason of the last such test.
 
@@ -98,7 +98,7 @@ class AlarmDecision(NamedTuple):
     """Result of the test after a validation.
 
     Attributes:
-        alarm: Whether there is an alarm. Without a new test, that of the last test.
+        alarm: Whether there is an alarm. Without a new test, the result of the last test.
         p_value: With scores by prompt, the smallest level of the whole run at which this test would
             raise an alarm; without, the p-value of the test of the window. None if there was
             nothing to test.
@@ -122,16 +122,16 @@ class AlarmRule:
 
     With scores by prompt (`evidence`), each validation is compared with a reference validation,
     prompt by prompt, by flips of signs (`ctrlreward.functional.sequential`). `level` bounds the
-    probability of a false alarm in the whole run, however long: that of an alarm if no held-out
+    probability of a false alarm in the whole run, however long: an alarm though no held-out
     metric has declined by more than its margin. A proxy without scores by prompt has risen if its
     mean has.
 
     Without evidence of a held-out metric, the trend of the last `window` validations must exceed
-    what a random walk would show, for the proxy and for the held-out metric
+    the trend of a random walk, for the proxy and for the held-out metric
     (`ctrlreward.functional.trend`).
 
     Args:
-        proxy: Key of the metric that is optimised.
+        proxy: Key of the optimised metric.
         held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
             better, "min" if lower is better, "drift" if any change is a decline (length, KL). With
             several, each is tested at its share of the level (Bonferroni).
@@ -142,7 +142,7 @@ class AlarmRule:
             level of each test of the trend, by default 0.01.
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far. "best" notices a decline after a rise. A k-th of the level for each of k
-            earlier validations keeps the promise, although the best one was best by chance, too.
+            earlier validations keeps the guarantee, although the best was chosen partly by chance.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
             Defaults to a tenth of the standard deviation between prompts at the reference.
 
@@ -188,12 +188,14 @@ class AlarmRule:
             raise ValueError("held_out is empty, must be at least one key")
         for key, mode in self.modes.items():
             if key == self.proxy:
-                raise ValueError(f"proxy and held_out are both {key!r}: give two metrics")
+                raise ValueError(
+                    f"proxy and held_out must be different metrics, got {key!r} for both"
+                )
             check_held_out_mode(f"held_out[{key!r}]", mode)
         if self.reference not in ("first", "best"):
             raise ValueError(f"reference must be 'first' or 'best', got {self.reference!r}")
         if not 4 <= self.window <= LONGEST:
-            raise ValueError(f"window = {self.window}: give 4 to {LONGEST} scored validations")
+            raise ValueError(f"window must be 4 to {LONGEST} scored validations, got {self.window}")
         check_level(LEVEL if self.level is None else self.level)
         margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}
         for key, margin in margins.items():
@@ -206,8 +208,8 @@ class AlarmRule:
         smallest = 2.0 ** (1 - self.window)
         if not self._walk_level >= smallest:
             raise ValueError(
-                f"level = {self._walk_level}: the smallest p-value of a window of {self.window} is "
-                f"{smallest:.2g}, so give at least that and less than 1"
+                f"level must be less than 1 and at least {smallest:.2g}, the smallest p-value of a "
+                f"window of {self.window}, got {self._walk_level}"
             )
 
     @property
@@ -241,10 +243,10 @@ class AlarmRule:
             step: Training step of this validation.
             metrics: Logged key → value.
             stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
+            evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         keys = [self.proxy, *self.modes]
         waiting = no_new_value(keys, stale)

@@ -35,7 +35,7 @@ class KeepDecision(NamedTuple):
 
     Attributes:
         keep: Whether to keep it.
-        dropped: Steps of checkpoints kept so far that have to go.
+        dropped: Steps of kept checkpoints to remove.
         reason: Explanation in words.
         invalid: True if it is not kept because a metric is NaN or infinite.
         difference: Difference to the best of the other candidates, with its interval; None without
@@ -59,7 +59,7 @@ class ConstraintCheck(NamedTuple):
     """Result of one constraint at a validation.
 
     Attributes:
-        value: Value of the metric; NaN if it has none yet.
+        value: Value of the metric; NaN before the first value.
         met: Whether the constraint is met.
         reason: Why it is not, "" if it is.
 
@@ -76,7 +76,7 @@ class ConstraintCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class BestState:
-    """Checkpoints kept so far, and the candidates that they were chosen from.
+    """Checkpoints kept so far, and the candidates for selection.
 
     Attributes:
         kept: Step → score, oldest first.
@@ -119,22 +119,22 @@ class BestRule:
     not a candidate. A new score must be better than the worst kept one to replace it; of equal
     scores the oldest is replaced first.
 
-    With scores by prompt (`evidence`), the reason says whether a score can be told apart from the
-    best one, and `ties_by` chooses among those that cannot. The interval of their difference holds
-    at all validations of the run together (`ctrlreward.functional.sequential`).
+    With scores by prompt (`evidence`), the reason says whether a score is distinguishable from the
+    best one, and `ties_by` chooses among scores that are not. The interval of their difference
+    holds at all validations of the run together (`ctrlreward.functional.sequential`).
 
     Args:
         monitor: Key of the score.
         mode: "max" if higher is better, "min" if lower is better.
         top_k: Number of checkpoints to keep, -1 for all.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
-            NaN meets no constraint, nor does a key that has no value yet. A stale value counts.
-        ties_by: Choice among checkpoints whose score cannot be told apart from the best one:
+            NaN and a key without a value violate the constraint. A stale value counts.
+        ties_by: Choice among checkpoints whose score is not distinguishable from the best one:
             "earliest", or one key → its better direction, {"policy/kl": "min"}. By default, the
             score itself decides.
-        constraint_test: "point" compares the metric with the bounds. "unless_violated" refuses a
+        constraint_test: "point" compares the metric with the bounds. "unless_violated" rejects a
             validation only if the metric's interval is outside, "if_shown" unless it is inside;
-            metrics without scores by prompt are compared.
+            metrics without scores by prompt are compared with the bounds.
         level: Probability that any interval of the run misses its value, in (0, 1).
 
     Raises:
@@ -176,7 +176,7 @@ class BestRule:
     def __post_init__(self) -> None:
         check_direction("mode", self.mode)
         if self.top_k < -1:
-            raise ValueError(f"top_k = {self.top_k}: give a count, or -1 to keep all")
+            raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))
         check_level(self.level)
         if isinstance(self.ties_by, str):
@@ -205,13 +205,13 @@ class BestRule:
 
         Args:
             state: State before this validation.
-            step: Training step of this validation. A step that was kept before is judged again.
+            step: Training step of this validation. A step kept before is judged again.
             metrics: Logged key → value.
             stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
+            evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         waiting = no_new_value([self.monitor], stale)
         if waiting:
@@ -239,7 +239,7 @@ class BestRule:
         return min(state.kept, key=self._preference(state), default=None)
 
     def explain(self, state: BestState) -> str:
-        """Return the selected step in words, and what cannot be told apart from it."""
+        """Return the selected step in words, and the steps not distinguishable from it."""
         step = self.best(state)
         if step is None:
             return f"none of {state.validations} validations is a candidate"
@@ -264,9 +264,9 @@ class BestRule:
         return f"{what}, not distinguishable from {'; '.join(tied)}"
 
     def optimism(self, state: BestState) -> float | None:
-        """Return by how much the best score is expected to be better than it is, ≥ 0 on average.
+        """Estimate the optimism of the best score from its selection, ≥ 0 on average.
 
-        The best of several scores is the best by chance, too. Estimated by selecting on one half
+        The best of several scores is the best partly by chance. Estimated by selecting on one half
         of the prompts and reading the score on the other half
         (`ctrlreward.functional.sequential.selection_optimism`); None without scores by prompt, or
         with fewer than two candidates.
@@ -353,7 +353,7 @@ class BestRule:
             evidence: Logged key → one value for each held-out prompt.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         checks = {}
         for key, (low, high) in self.constraints.items():

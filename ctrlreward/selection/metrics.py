@@ -1,8 +1,8 @@
-"""Metrics and evidence of a validation, as all rules read them.
+"""Metrics and evidence of a validation, for all rules.
 
 The evidence of a metric is its value for each held-out prompt, in the order of the prompts: the
 mean score of the prompt's completions, or the jackknife value of a figure of the whole corpus
-(`ctrlreward.functional.sequential.jackknife_values`); NaN where all completions failed.
+(`ctrlreward.functional.sequential.jackknife_values`); NaN if all completions failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any
 
 @dataclass(frozen=True)
 class Validation:
-    """What a rule keeps of a validation, to compare later ones with it.
+    """Validation kept by a rule, to compare later ones with it.
 
     Attributes:
         step: Training step.
@@ -44,7 +44,7 @@ class Validation:
     def of(
         cls, step: int, metrics: Mapping[str, float], evidence: Evidence | None, keys: Iterable[str]
     ) -> Validation:
-        """Return the values of some keys; without evidence where there is none."""
+        """Return the values of some keys, with their evidence where there is any."""
         names = list(keys)
         given = evidence or {}
         values = {key: tuple(map(float, given[key])) for key in names if key in given}
@@ -70,7 +70,7 @@ class Validation:
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
-    """Return why there is nothing to decide; "" if all keys have a new value.
+    """Return the reason why no decision is made; "" if all keys have a new value.
 
     Examples:
         >>> no_new_value(["score/sim", "score/pp"], stale=["score/pp"])
@@ -84,21 +84,21 @@ def read(metrics: Mapping[str, float], key: str) -> float:
     """Return the value of a key.
 
     Raises:
-        ValueError: The key is not logged; lists those that are.
+        ValueError: The key is not logged; lists the logged keys.
 
     Examples:
         >>> read({"score/sim": 0.5}, "score/sim")
         0.5
     """
     if key not in metrics:
-        raise ValueError(f"{key!r} is not logged: choose one of {sorted(metrics)}")
+        raise ValueError(f"{key!r} is not logged, must be one of {sorted(metrics)}")
     return metrics[key]
 
 
 def chosen_level(level: float, k: int) -> float:
     """Return the level of the k-th comparison with the best of k earlier validations.
 
-    Which of them is the best depends on chance. A k-th of the level for each covers any choice.
+    The best of them depends on chance. A k-th of the level for each covers any choice.
 
     Examples:
         >>> from ctrlreward.functional.sequential import level_of_test

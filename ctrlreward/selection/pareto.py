@@ -88,13 +88,13 @@ class ParetoRule:
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
             raise TypeError(
-                f"metrics = {self.metrics!r}: give two keys or more with their directions, "
-                "{'score/similarity': 'max', 'score/perplexity': 'min'}"
+                f"metrics must map two or more keys to their directions, {{'score/similarity': "
+                f"'max', 'score/perplexity': 'min'}}, got {self.metrics!r}"
             )
         if len(self.metrics) < 2:
             raise ValueError(
-                f"metrics = {dict(self.metrics)!r}: give two metrics or more, since the best "
-                "checkpoint of one metric needs no front"
+                f"metrics must have two or more keys, got {dict(self.metrics)!r}. For the best "
+                "checkpoint of one metric use BestRule."
             )
         for key, direction in self.metrics.items():
             check_direction(f"metrics[{key!r}]", direction)
@@ -114,12 +114,12 @@ class ParetoRule:
 
         Args:
             state: State before this validation.
-            step: Training step of this validation. A step that was kept before is judged again.
+            step: Training step of this validation. A step kept before is judged again.
             metrics: Logged key → value.
             stale: Keys without a new value.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         waiting = no_new_value(self.metrics, stale)
         if waiting:

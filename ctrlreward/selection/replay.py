@@ -16,12 +16,12 @@ ALARM_KEY = "guard/alarm"  # as `ProxyGuard` logs it
 
 
 class RunValidation(NamedTuple):
-    """A validation as rules take it.
+    """A validation, the input of rules.
 
     Attributes:
         step: Training step.
         metrics: Key → last value until this step.
-        stale: Keys without a value since the validation before.
+        stale: Keys without a value since the previous validation.
         evidence: Key → value of each held-out prompt.
 
     Examples:
@@ -36,17 +36,17 @@ class RunValidation(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What the rules of a run decided at a validation; None for rules that it does not have.
+    """Decisions of the rules of a run at a validation; None for rules that the run does not have.
 
     Attributes:
         validation: The validation.
         constraints: Key → whether and why the validation does not meet its bounds.
         keep: Decision of the `BestRule`.
-        best: Step that is selected after this validation, None if there is none.
-        explanation: Why, in words.
+        best: Selected step after this validation, or None.
+        explanation: The reason, in words.
         front: Steps on the Pareto front after this validation.
         pareto: Decision of the `ParetoRule`.
-        stop: Decision of the `StopRule`; after a stop, of a run that has not been stopped.
+        stop: Decision of the `StopRule`; after a stop, as if the run continued.
         stopped: Whether the rule has stopped at this validation or before.
         alarm: Decision of the `AlarmRule`.
         alarm_step: Step of the first alarm, -1 before.
@@ -76,10 +76,10 @@ class RunRules:
     """The rules of a run; each may be None, but not all.
 
     An alarm comes first and is the metric `guard/alarm`, 1.0 or 0.0, so that a constraint of `best`
-    may refuse validations with one.
+    may exclude validations with an alarm.
 
     Raises:
-        ValueError: There is no rule.
+        ValueError: No rule is given.
 
     Examples:
         >>> from ctrlreward.selection import BestRule, StopRule
@@ -101,7 +101,7 @@ class RunRules:
 
     @property
     def monitored(self) -> list[str]:
-        """Keys whose logging makes a validation: scores to select and stop by, held-out metrics."""
+        """Keys that define a validation: scores to select and stop by, held-out metrics."""
         keys = [rule.monitor for rule in (self.best, self.stop) if rule]
         keys += self.pareto.metrics if self.pareto else []
         keys += self.alarm.modes if self.alarm else []
@@ -122,7 +122,7 @@ class RunRules:
     ) -> Iterator[RunValidation]:
         """Yield the validations of a log: the steps at which a monitored key was logged.
 
-        Other metrics have their last value: of a proxy that is logged more often, and of a metric
+        Other metrics have their last value: a proxy that is logged more often, and a metric
         that is logged less often, which is stale.
 
         Args:
@@ -139,10 +139,10 @@ class RunRules:
                 fresh = set()
 
     def replay(self, validations: Iterable[RunValidation]) -> Iterator[Decided]:
-        """Yield what the rules decide at each validation.
+        """Yield the decisions of the rules at each validation.
 
         Raises:
-            ValueError: A key is not logged; lists those that are.
+            ValueError: A key is not logged; lists the logged keys.
         """
         best = self.best.start() if self.best else None
         stop = self.stop.start() if self.stop else None

@@ -27,7 +27,7 @@ NON_FINITE = "non_finite_metric"
 
 @dataclass(frozen=True)
 class StopState:
-    """Scores seen so far, as far as later decisions need them.
+    """Scores so far, as needed by later decisions.
 
     Attributes:
         best: Best score so far; before the first, minus infinity (plus infinity for mode "min").
@@ -39,8 +39,8 @@ class StopState:
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
         recent: The last validations with scores by prompt, as many as `patience` reaches back, and
-            the one before; the last entry is the last validation.
-        leader: Validation with the best score so far; the one that `best` belongs to with
+            the previous one; the last entry is the last validation.
+        leader: Validation with the best score so far; the validation of `best` with
             `min_delta="noise"`. None without scores by prompt.
         compared: Number of validations with scores by prompt, without the first.
 
@@ -145,7 +145,7 @@ class StopRule:
         >>> decision.stop, state.wait_count
         (True, 2)
 
-        A resumed run with more patience goes on:
+        A resumed run with more patience continues:
 
         >>> StopRule("perplexity", mode="min", patience=3).resume(state, 300)[1].stop
         False
@@ -188,10 +188,10 @@ class StopRule:
             step: Training step of this validation.
             metrics: Logged key → value.
             stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
+            evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
 
         Raises:
-            ValueError: `monitor` is not logged; lists the keys that are.
+            ValueError: `monitor` is not logged; lists the logged keys.
         """
         waiting = no_new_value([self.monitor], stale)
         if waiting:
@@ -201,7 +201,7 @@ class StopRule:
     def resume(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
         """Judge the last score of a resumed run again, with the settings of this rule.
 
-        A run that had stopped stays stopped if this rule would stop it too. Otherwise, for example
+        A run that had stopped stays stopped if this rule stops it as well. Otherwise, for example
         with more patience, the stop is removed from the state and the last score is counted.
 
         Args:
@@ -263,7 +263,7 @@ class StopRule:
     def _evidence(
         self, state: StopState, leader: Validation | None, now: Validation
     ) -> tuple[str | None, str]:
-        """Return cause and reason if the scores of the prompts speak against going on."""
+        """Return cause and reason if the scores of the prompts show that training should stop."""
         if state.compared == 0:
             return None, ""
         k = state.compared
@@ -290,7 +290,7 @@ class StopRule:
         return PairedDifference(-value, -high, -low, prompts)
 
     def _beyond_limits(self, score: float) -> tuple[str | None, str]:
-        """Return cause and reason of an immediate stop, `(None, "")` if there is none."""
+        """Return cause and reason of an immediate stop, else `(None, "")`."""
         sign = sign_of(self.mode)
         stopping, divergence = self.stopping_threshold, self.divergence_threshold
         if self.check_finite and not math.isfinite(score):

@@ -1,6 +1,7 @@
-"""Rewards as a service: the server, its contract, and the client that stands for a reward.
+"""Rewards as a service: the server, its protocol, and the client, which replaces a reward.
 
-Names are imported at their first use (the list is in `__init__.pyi`): a client loads no server.
+Names are imported at their first use (the list is in `__init__.pyi`): a client does not load the
+server.
 """
 
 import lazy_loader

@@ -149,14 +149,14 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
         found = folds[body.name]
         if len(body.parts) != len(found.parts):
             parts = ", ".join(found.parts)
-            raise RejectedSamples(f"{len(body.parts)} parts: give {parts}", ("parts",))
+            raise RejectedSamples(f"must be the parts {parts}, got {len(body.parts)}", ("parts",))
         values = [np.array(part, np.float64) for part in body.parts]
         return _json({"value": to_number(await asyncio.to_thread(found.fold, *values))})
 
     def known(scorer_id: str) -> Scorer:
         if scorer_id not in queue.scorers:
             ids = ", ".join(queue.scorers)
-            raise HTTPException(404, f"there is no scorer {scorer_id!r}: the ids are {ids}")
+            raise HTTPException(404, f"there is no scorer {scorer_id!r}, must be one of {ids}")
         return queue.scorers[scorer_id]
 
     return router
@@ -173,7 +173,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """Reply to a body that a model refuses; one that is not JSON is a 400."""
+    """Reply to an invalid body; a body that is not JSON is a 400."""
     assert isinstance(error, RequestValidationError)
     for item in error.errors():
         if item["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""Results of one batch of merged requests, also where a sample makes a scorer raise."""
+"""Results of one batch of merged requests, also if a sample makes a scorer raise."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.serving.contract import RejectedSamples, ScorerFailed
 
-# Errors about the samples; any other one is of the scorer itself.
+# Errors about the samples; any other error is the scorer's.
 ABOUT_SAMPLES = (ValueError, TypeError)
 
-# Single samples that may fail with errors of the scorer itself before it is taken for broken.
+# Single samples that may fail with errors of the scorer before it is considered broken.
 _BROKEN_AFTER = 4
 
 # Turns scores, the errors of samples and the seconds of scoring into the result of a request.
@@ -40,7 +40,7 @@ class WaitingRequest:
 
 
 def results_of(requests: Sequence[WaitingRequest]) -> list[Any]:
-    """Return the result or the refusal of each request of a batch."""
+    """Return the result or the rejection of each request of a batch."""
     started = time.perf_counter()
     components = requests[0].components
     try:
@@ -54,9 +54,9 @@ def results_of(requests: Sequence[WaitingRequest]) -> list[Any]:
 
 
 def _score_alone(request: WaitingRequest) -> Any:
-    """Return the result or the refusal of a request whose batch made a scorer raise."""
+    """Return the result or the rejection of a request whose batch made a scorer raise."""
     started = time.perf_counter()
-    if request.result.done():  # its client is gone
+    if request.result.done():  # its client has disconnected
         return None
     components, samples = request.components, request.samples
     errors: dict[int, Exception] = {}
@@ -80,12 +80,12 @@ def _finish(
 ) -> Any:
     try:
         return request.finish(scores, errors, seconds)
-    except Exception as error:  # of the aggregate, whatever its type
+    except Exception as error:  # of the aggregate, of any type
         return ScorerFailed(f"{type(error).__name__}: {error}")
 
 
 def refusal(error: Exception) -> Exception:
-    """Return the refusal for an error of a scorer."""
+    """Return the rejection for an error of a scorer."""
     if isinstance(error, ABOUT_SAMPLES):
         return RejectedSamples.at(error, None)
     return ScorerFailed(f"{type(error).__name__}: {error}")
@@ -114,10 +114,10 @@ def merged_scores(
 def tolerant_scores(
     components: Mapping[str, Component], samples: Samples
 ) -> tuple[dict[str, Scores], dict[int, Exception]]:
-    """Return scores by name, NaN where a sample makes a scorer raise, and the error of each such.
+    """Return scores by name, NaN if a sample makes a scorer raise, and these errors.
 
-    The samples are bisected until those that raise are alone. Scores that depend on other samples
-    are computed on all that do not raise.
+    The samples are bisected until the ones that raise are isolated. Scores that depend on other
+    samples are computed on all samples that do not raise.
     """
     errors: dict[int, Exception] = {}
     pieces: list[tuple[list[int], dict[str, Scores]]] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.server_connection import TOKEN_VARIABLE
 
-_POLL = 0.1  # seconds between looks at the child, and at the parent
+_POLL = 0.1  # seconds between checks of the child, and of the parent
 _GRACE = 30  # seconds to finish after a SIGTERM
 _TAIL = 20  # lines of the log in an error
 _SERVING = re.compile(r"^serving on (\S+)$", re.MULTILINE)
@@ -29,21 +29,21 @@ class RewardServer:
     """A server of a reward as a child process: `with RewardServer("reward.yaml") as remote:`.
 
     The child runs `ctrlreward serve` on this machine alone, on a free port. It ends with the block,
-    and within a second when this process ends in any other way, SIGKILL included. An interruption
+    and within a second when this process ends in any other way, including SIGKILL. An interruption
     from the keyboard reaches this process only. `url` and `process` are None before it listens.
 
     Args:
-        reward: YAML file of the reward, as `ctrlreward serve` takes it.
-        device: Device of all scorers; None leaves each where the file says.
-        port: Port to listen at; 0 takes a free one.
+        reward: YAML file of the reward, as for `ctrlreward serve`.
+        device: Device of all scorers; None keeps the devices of the file.
+        port: Port to listen at; 0 picks a free one.
         options: Further options of `ctrlreward serve`, as on its command line.
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
-        log: File for what the server prints; None takes a temporary one.
+        log: File for the output of the server; None uses a temporary one.
         start_seconds: Seconds to wait until the models are loaded.
 
     Raises:
-        RuntimeError: On entering: the server ended or was not ready in time; has the end of its
-            log.
+        RuntimeError: On entering: the server ended or was not ready in time; includes the end of
+            its log.
 
     Examples:
         >>> server = RewardServer("reward.yaml", device="cuda:1")
@@ -122,7 +122,7 @@ class RewardServer:
             time.sleep(_POLL)
 
     def __exit__(self, *_: object) -> None:
-        """End the server after what it holds."""
+        """End the server after its pending requests."""
         if self._remote is not None:
             self._remote.release()
             self._remote = None
@@ -142,7 +142,7 @@ class RewardServer:
 def end_with(parent: int) -> None:
     """End this process when its parent has ended: with SIGTERM, and at once after a grace.
 
-    A process whose parent has ended gets another one, however that ended, in any of its threads.
+    A process whose parent has ended gets another parent, in any of its threads.
     """
     while os.getppid() == parent:
         time.sleep(_POLL)

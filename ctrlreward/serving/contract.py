@@ -1,4 +1,4 @@
-"""JSON contract of the service: bodies, replies and refusals, which server and client share."""
+"""JSON protocol of the service: bodies, replies and rejections, shared by server and client."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def _read_number(value: Any) -> float:
         return math.nan
     if isinstance(value, str) and value in _INFINITIES:
         return _INFINITIES[value]
-    # An integer may be too large for a float; NaN is written by some JSON libraries, read by ours.
+    # An integer may be too large for a float; some JSON libraries write NaN, and ours reads it.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not abs(value) <= sys.float_info.max:
         raise ValueError(
-            f"{shortened(value)} is not a score: give a number, null, 'Infinity' or '-Infinity'"
+            f"{shortened(value)} is not a score, must be a number, null, 'Infinity' or '-Infinity'"
         )
     return float(value)
 
 
-# A score in JSON, which has no NaN (null here) and no infinity (a string here).
+# A score in JSON, which lacks NaN (null here) and infinity (a string here).
 Number: TypeAlias = Annotated[
     float,
     BeforeValidator(_read_number),
@@ -95,7 +95,7 @@ class Sample(Message):
     @field_validator("prefix")
     @classmethod
     def _starts_text(cls, prefix: str, info: ValidationInfo) -> str:
-        text = info.data.get("text", prefix)  # absent if it is wrong itself
+        text = info.data.get("text", prefix)  # absent if it is invalid
         if not text.startswith(prefix):
             # A reply repeats no text: proxies and clients log errors.
             raise ValueError("prefix does not start text: give the text with its prefix")
@@ -115,8 +115,8 @@ class SamplesBody(Message):
                 key = min(sample.model_fields_set ^ samples[0].model_fields_set)
                 has, lacks = (i, 0) if key in sample.model_fields_set else (0, i)
                 raise ValueError(
-                    f"samples[{has}] has {key!r}, samples[{lacks}] has not: give all samples the "
-                    "same keys"
+                    f"samples[{has}] has {key!r}, but samples[{lacks}] does not. All samples must "
+                    "have the same keys."
                 )
         return samples
 
@@ -136,7 +136,7 @@ class ScoreBody(SamplesBody):
 
 
 class ScorerBody(SamplesBody):
-    """Body of `POST /scorers/{id}/score`: samples, and the scores that are wanted."""
+    """Body of `POST /scorers/{id}/score`: samples, and the requested scores."""
 
     names: list[str]
 
@@ -152,15 +152,15 @@ class FoldBody(Message):
     def _have_one_length(cls, parts: list[list[float]]) -> list[list[float]]:
         if len({len(part) for part in parts}) > 1:
             lengths = ", ".join(str(len(part)) for part in parts)
-            raise ValueError(f"the parts have {lengths} items: give as many to each")
+            raise ValueError(f"the parts must have the same number of items, got {lengths}")
         return parts
 
 
 class Result(Message):
     """Rewards of one sample.
 
-    The total is null if the sample failed. A component is null where it is NaN; an infinite one
-    travels as a string, failed or not, so that the client has the batch as it was.
+    The total is null if the sample failed. A component is null if it is NaN; an infinite one
+    is sent as a string, failed or not, so that the client gets the exact batch.
     """
 
     total: Number
@@ -244,19 +244,19 @@ def score_reply(scored: ScoredRequest) -> dict[str, Any]:
 
 
 def to_number(value: float) -> float | str | None:
-    """Return a float as JSON can hold it, exactly: null for NaN, `"Infinity"`, `"-Infinity"`."""
+    """Return a float for JSON, exactly: null for NaN, `"Infinity"`, `"-Infinity"`."""
     if math.isfinite(value):
         return float(value)
     return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def to_numbers(values: Scores) -> list[float | str | None]:
-    """Return an array as a list of what `to_number` returns."""
+    """Return an array as a list of results of `to_number`."""
     return [to_number(value) for value in np.asarray(values, dtype=np.float64).tolist()]
 
 
 def dumps(value: Any) -> bytes:
-    """Return compact JSON in ASCII, which any text survives, even an unpaired surrogate."""
+    """Return compact JSON in ASCII, which preserves any text, even an unpaired surrogate."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -269,7 +269,10 @@ def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             key = str(error["loc"][-1])
-            hint = did_you_mean(key, known, str) or f": give {', '.join(dict.fromkeys(known))}"
+            hint = (
+                did_you_mean(key, known, str)
+                or f", must be one of {', '.join(dict.fromkeys(known))}"
+            )
             message = f"{shortened(key)} is not a key{hint}"
         details.append({"loc": list(error["loc"]), "msg": message, "type": error["type"]})
     return details
@@ -280,7 +283,7 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 
 
 class Refusal(Exception):
-    """A request that is not scored: HTTP status, and seconds to retry after, or None."""
+    """A rejected request: HTTP status, and seconds to retry after, or None."""
 
     status = 500
     retry_after: int | None = None
@@ -291,7 +294,7 @@ class Refusal(Exception):
 
 
 class QueueFull(Refusal):
-    """As many characters or requests are waiting as the server accepts."""
+    """The queue is full: its limit of waiting characters or requests is reached."""
 
     status = 429
 
@@ -308,7 +311,7 @@ class NotReady(Refusal):
 
     def __init__(self, state: str, reason: str = "") -> None:
         super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")
-        if state == "failed":  # asking again is no use
+        if state == "failed":  # retrying does not help
             self.status, self.retry_after = 500, None
 
 
@@ -336,4 +339,4 @@ class RejectedSamples(Refusal, ValueError):
 
 
 class ScorerFailed(Refusal):
-    """A scorer raised an error that is not about the samples, such as one of memory."""
+    """A scorer raised an error that is not about the samples, such as out of memory."""

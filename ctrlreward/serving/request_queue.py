@@ -32,9 +32,9 @@ _LONGEST_RETRY = 60  # seconds
 class RequestQueue:
     """Requests of all clients, scored in batches on one thread.
 
-    While the thread scores, requests gather; those with the same columns become the next batch.
-    Scores that depend on other samples are computed on one request alone. A batch that makes a
-    scorer raise is scored again request by request, so that only the culprit fails.
+    While the thread scores, requests accumulate; requests with the same columns are the next batch.
+    Scores that depend on other samples are computed per request. A batch that makes a
+    scorer raise is scored again request by request, so that only the faulty request fails.
 
     `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
     `"ready"`, `"failed"` (models could not be loaded, or a scorer hangs) or `"draining"`. `left_at`
@@ -66,7 +66,7 @@ class RequestQueue:
         return sum(request.characters for request in (*self._waiting, *self._scoring))
 
     async def start(self, load: Callable[[], object] | None = None) -> None:
-        """Load the models on the scoring thread, and score from then on; or fail for good."""
+        """Load the models on the scoring thread, and score from then on; or fail permanently."""
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._runner = asyncio.create_task(self._run())
@@ -103,7 +103,7 @@ class RequestQueue:
             raise NotReady(self.state, self._reason)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
-        """Score a request; if `strict`, a sample that makes a scorer raise fails all of it."""
+        """Score a request; if `strict`, an error for one sample fails the whole request."""
         reward = self.reward
         return await self._result(
             samples,
@@ -117,7 +117,7 @@ class RequestQueue:
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with some scores, or parts of them, of one scorer; a bad sample fails
+        """Score a request with some scores, or parts of them, of one scorer; a faulty sample fails
         all.
         """
         scorer = self.scorers[scorer_id]
@@ -126,7 +126,7 @@ class RequestQueue:
         known = list(dict.fromkeys([*scorer.specs, *parts]))
         for i, name in enumerate(wanted):
             if name not in known:
-                hint = did_you_mean(name, known, str) or f": give some of {', '.join(known)}"
+                hint = did_you_mean(name, known, str) or f", only {', '.join(known)}"
                 raise RejectedSamples(f"the scorer has no score {name!r}{hint}", ("names", i))
         components = {name: Component(scorer, name) for name in wanted}
         key = ("scorer", scorer_id, frozenset(wanted), *([] if scorer.pointwise else [object()]))
@@ -189,13 +189,13 @@ class RequestQueue:
             ended = time.perf_counter()
             characters = sum(request.characters for request in self._scoring)
             self._speed = max(characters, 1) / max(ended - started, 1e-6)
-            # Clients that were just answered may ask again, apart from the ones that are waiting.
+            # Clients with a recent reply may send another request, in addition to the waiting ones.
             expected = len(self._scoring) + len(self._waiting)
             self._scoring = []
             self._note_idle()
 
     async def _gather(self, expected: int) -> None:
-        """Wait until as many requests as a moment ago are there, a batch is full, or none comes."""
+        """Wait until as many requests as recently have arrived, a batch is full, or none comes."""
         while self._waiting and len(self._waiting) < expected:
             if sum(r.characters for r in self._waiting) >= self.options.batch_characters:
                 return
@@ -206,7 +206,7 @@ class RequestQueue:
                 return
 
     def _take(self) -> list[WaitingRequest]:
-        """Remove the next batch from the queue: the oldest request, and those that fit with it."""
+        """Remove the next batch from the queue: the oldest request, and others that fit with it."""
         taken: list[WaitingRequest] = []
         left = self.options.batch_characters
         for request in self._waiting:
@@ -236,7 +236,7 @@ class RequestQueue:
             if isinstance(error, ScoringTimeout):  # its thread holds the scorer for good
                 self.state, self._reason = "failed", str(error)
         for request, result in zip(requests, results, strict=True):
-            if request.result.done():  # its client is gone
+            if request.result.done():  # its client has disconnected
                 continue
             if isinstance(result, Exception):
                 request.result.set_exception(result)

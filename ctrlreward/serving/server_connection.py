@@ -1,4 +1,4 @@
-"""Connection of a client to a reward server: retries, and the check of what is served."""
+"""Connection of a client to a reward server: retries, and the check of the served reward."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from ctrlreward.serving.description import differences
 
 log = logging.getLogger(__name__)
 
-# Holds the token of a server and its clients, so that it is in no command line, YAML or checkpoint.
+# Token of a server and its clients, so that it is not in a command line, YAML or checkpoint.
 TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _IDLE = 30  # seconds that an unused connection is kept
 _CONNECT = 10  # seconds to open one
-# Seconds without a `patience`: to repeat a request to a server that has replied once, and to reach
-# one that never has, which is more likely not to run than to be starting.
+# Seconds by default: to repeat a request to a server that has replied before, and to reach
+# a server that never has, which is probably not running.
 _PATIENCE = 120.0
 _UNREACHED = 3.0
 _SHOWN = 12  # differences in an error
 
 
 class ServerLost(ConnectionError):
-    """A reward server that does not answer, or stays full, in the time given."""
+    """A reward server that does not answer, or stays full, in time."""
 
 
 class OtherReward(RuntimeError):
-    """A server whose reward is not the expected one, or not the one it served before."""
+    """A server whose reward is not the expected one, or has changed."""
 
 
 class ServerError(RuntimeError):
-    """A request that the server refuses or fails, for another reason than its samples."""
+    """The server rejects or fails a request, for another reason than its samples."""
 
 
 class _Transient(Exception):
-    """An attempt that may be repeated, after the seconds that the server asks for, if it does."""
+    """An attempt that may be repeated, after the seconds requested by the server, if any."""
 
     def __init__(self, reason: str, wait: float | None = None, reached: bool = True) -> None:
         super().__init__(reason)
@@ -56,11 +56,11 @@ class _Transient(Exception):
 
 
 class ServerConnection:
-    """Requests to one server, over connections that are kept open; arguments of `RemoteReward`.
+    """Requests to one server, over persistent connections; arguments of `RemoteReward`.
 
     Threads share it. A pickled or forked copy opens new connections, and expects the reward that
-    the original was connected to. A request is also repeated if a proxy before the server has lost
-    the one that held it.
+    the original was connected to. A request is also repeated if a proxy has lost the
+    server that had it.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class ServerConnection:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url = {url!r}: give an address such as 'http://127.0.0.1:8700'")
+            raise ValueError(f"url must be an address such as 'http://127.0.0.1:8700', got {url!r}")
         for name, seconds in (("timeout", timeout), ("patience", patience)):
             if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name} = {seconds}: give a positive number of seconds")
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
         self.url = url.rstrip("/")
         self.token = token
         self.timeout = timeout
@@ -86,7 +86,7 @@ class ServerConnection:
         self._clients: dict[int, httpx2.Client] = {}  # by process
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings and what is served, without connections."""
+        """Return the settings and the description, without connections."""
         return {**vars(self), "_clients": {}}
 
     @property
@@ -100,8 +100,8 @@ class ServerConnection:
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
             raise ServerError(
-                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}: install the same "
-                "version of ctrlreward on both sides"
+                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}. Install the same "
+                "version of ctrlreward on both sides."
             )
         for expected, relation in ((self.expect, "expected"), (self._description, "connected to")):
             if expected is not None and (lines := differences(expected, found)):
@@ -131,7 +131,7 @@ class ServerConnection:
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
                 # A proxy of the environment can't reach a server of this machine.
                 trust_env=address.hostname not in _LOOPBACK,
-                # Reading the machine's certificates takes longer than a request. Without any, no
+                # Reading the machine's certificates takes longer than a request. Without them, no
                 # HTTPS server is trusted.
                 verify=True if address.scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
             )
@@ -157,12 +157,12 @@ class ServerConnection:
             if not error.reached and self.patience is None and self._description is None:
                 raise ServerLost(
                     f"there is no reward server at {self.url}: {error}; {tried}. Start one with "
-                    "`ctrlreward serve reward.yaml`, or give patience=SECONDS to wait for it"
+                    "`ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
                 ) from error
             raise ServerLost(
                 f"the reward server {self.url} was lost: {error}; {tried} of patience = "
                 f"{self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the "
-                "URL, or give more patience"
+                "URL, or increase patience."
             ) from error
 
     def _patience(self, state: tenacity.RetryCallState) -> float:
@@ -182,10 +182,10 @@ class ServerConnection:
             )
         except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout) as error:
             raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
-        except httpx2.TimeoutException as error:  # scored already, or soon: no second request
+        except httpx2.TimeoutException as error:  # may be scored already: no second request
             raise ServerLost(
                 f"the reward server {self.url} did not answer {path} in timeout = "
-                f"{self.timeout:g} s: give a longer timeout or smaller batches"
+                f"{self.timeout:g} s. Set a longer timeout or smaller batches."
             ) from error
         self._check_fingerprint(response, expected)
         if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
@@ -193,7 +193,7 @@ class ServerConnection:
         if response.status_code == 422:
             raise ValueError(_message(response))
         if response.status_code == 401:
-            raise ServerError(f"the reward server {self.url} refuses the request: give its token")
+            raise ServerError(f"the reward server {self.url} refuses the request. Pass its token.")
         if not response.is_success:
             status = f"{method} {path}: {response.status_code}"
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
@@ -204,7 +204,7 @@ class ServerConnection:
         found = response.headers.get(FINGERPRINT_HEADER)
         if expected is None or found == expected or (found is None and not response.is_success):
             return
-        self.connect()  # raises, with the difference
+        self.connect()  # raises with the difference
         raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
 
     def _announce(self, state: tenacity.RetryCallState) -> None:
@@ -221,11 +221,12 @@ class ServerConnection:
 
 
 def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
-    """Return True for the error of a proxy, such as Ray Serve's, whose server died or is ending.
+    """Return True for the error of a proxy, such as Ray Serve's, whose server has ended or is
+    ending.
 
     A reply of the server has a fingerprint; before it has one, an error has a `detail`. Once it
-    has replied, a route that is not found is one that the proxy does not have now. Scoring is
-    repeatable, so a request that was lost may be sent again.
+    has replied, a 404 means that the proxy does not have the route now. Scoring is
+    repeatable, so a lost request may be sent again.
     """
     lost = (500, 502, 504) if expected is None else (404, 500, 502, 504)
     if response.status_code not in lost or FINGERPRINT_HEADER in response.headers:
@@ -237,12 +238,12 @@ def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
 
 
 _backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
-# Not the generator that training seeds, whose next number would depend on the network.
+# Not training's random generator, whose next number would depend on the network.
 _random = random.SystemRandom()
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the seconds that the server asks for, or more and more of them, with jitter."""
+    """Return the seconds requested by the server, or exponential backoff with jitter."""
     asked = _error_of(state).wait
     return _backoff(state) * _random.uniform(0.5, 1.0) if asked is None else asked
 
@@ -269,7 +270,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
 
 
 def _message(response: httpx2.Response) -> str:
-    """Return the message of an error: of ours, `detail`, a string or a list with `msg`."""
+    """Return the message of an error; for our errors `detail`, a string or a list with `msg`."""
     try:
         detail = json.loads(response.content)["detail"]
         return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)

@@ -11,7 +11,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServingMetrics:
-    """Counters of one server, in a registry of its own."""
+    """Counters of one server, in a separate registry."""
 
     def __init__(self, waiting_characters: Callable[[], float], ready: Callable[[], bool]) -> None:
         registry = self._registry = CollectorRegistry()
@@ -47,7 +47,7 @@ class ServingMetrics:
         self._failed.inc(failed)
 
     def batch(self, requests: int, samples: int, waits: Sequence[float], seconds: float) -> None:
-        """Count a batch, with the seconds that each request waited and those of scoring."""
+        """Count a batch, with the seconds that each request waited and the seconds of scoring."""
         self._batch_requests.observe(requests)
         self._batch_samples.observe(samples)
         self._scoring.observe(seconds)

@@ -1,4 +1,4 @@
-"""Files and folders, on this machine or on a filesystem that fsspec knows, by path or URL."""
+"""Files and folders, on this machine or on a filesystem of fsspec, by path or URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctrlreward.tables.parsing import no_such_file
 
 
 class Location:
-    """A file or folder, by path or URL, which need not exist; `shown` is its name in messages."""
+    """A file or folder, by path or URL, which may not exist; `shown` is its name in messages."""
 
     def __init__(self, address: str | Path, shown: str | None = None) -> None:
         self._address = str(address)
@@ -52,7 +52,7 @@ class Location:
         return self._address == other._address
 
     def names(self) -> list[str]:
-        """Return the sorted names of the files in a folder; none where it is missing."""
+        """Return the sorted names of the files in a folder; empty if it is missing."""
         if not self.is_folder():
             return []
         self._system.invalidate_cache(self._inner)
@@ -72,7 +72,7 @@ class Location:
         return FileNotFoundError(f"there is no file or folder {self}")
 
     def whole_file(self) -> AbstractContextManager[BinaryIO]:
-        """Yield a file to write, which appears or replaces the old one at the end, or never."""
+        """Yield a file to write, which replaces the old one at the end, or not at all."""
         return whole_file(self.path) if self.path is not None else self._whole_remote_file()
 
     @contextmanager
@@ -82,5 +82,5 @@ class Location:
             yield file
 
     def remove(self) -> None:
-        """Delete a file, or a folder with all that is in it."""
+        """Delete a file, or a folder with its content."""
         self._system.rm(self._inner, recursive=True)

@@ -20,7 +20,7 @@ _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter tha
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a file")
+        raise ValueError(f"{path} is a folder, must be a file")
     if not path.exists():
         raise no_such_file(path)
     return path.read_bytes()
@@ -40,7 +40,7 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
     except UnicodeDecodeError as error:
         line += content.count(b"\n", 0, error.start)
         raise ValueError(
-            f"{path}:{line} is not UTF-8 text: convert the file, for example with iconv -t utf-8"
+            f"{path}:{line} is not UTF-8 text. Convert the file, for example with iconv -t utf-8."
         ) from None
 
 
@@ -68,7 +68,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise ValueError(
-            f"{path}:{reader.line_num} has several columns {repeated[0]!r}: rename all but one"
+            f"{path}:{reader.line_num} has several columns {repeated[0]!r}. Rename all but one."
         )
 
     def rows() -> Iterator[CsvRow]:
@@ -84,7 +84,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
 
 
 def _records(reader: Any, path: Path | str) -> Iterator[list[str]]:
-    """Yield the cells of the lines that are not blank."""
+    """Yield the cells of non-blank lines."""
     try:
         yield from filter(None, reader)
     except csv.Error as error:

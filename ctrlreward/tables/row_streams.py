@@ -27,9 +27,9 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 class RowStream:
-    """Rows of a table, read anew by each iteration; memory does not grow with their number.
+    """Rows of a table, read again by each iteration; memory does not grow with their number.
 
-    A folder has files of one format, whose rows follow one another in the order of their names.
+    A folder has files of one format, whose rows are read in the order of the names.
     """
 
     def __init__(self, source: Location) -> None:
@@ -55,12 +55,13 @@ class RowStream:
             name = str(location)
             with location.open() as file:
                 for i, (line, row) in enumerate(read_table(file, name, self.suffix)):
-                    if i == 0 and self.suffix != ".jsonl":  # whose rows may differ in a file, too
+                    if i == 0 and self.suffix != ".jsonl":  # rows of JSONL may differ
                         columns = columns or list(row)
                         if set(row) != set(columns):
                             raise ValueError(
                                 f"{name} has the columns {', '.join(row)}, but "
-                                f"{self.files[0]} has {', '.join(columns)}: give all files the same"
+                                f"{self.files[0]} has {', '.join(columns)}. All files must have "
+                                "the same columns."
                             )
                     yield PlacedRow(number, f"{name}:{line}", row)
 
@@ -71,22 +72,22 @@ def open_rows(source: Location, target: Location) -> RowStream:
         if not target.exists() or target.is_folder():
             raise source.missing()
         raise ValueError(
-            f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
-            f"score {target} {source}`"
+            f"there is no file {source}. The texts come first, then the output, as in `ctrlreward "
+            f"score {target} {source}`."
         )
     if target.is_folder() and not source.is_folder():
-        raise ValueError(f"{target} is a folder: give a file for the scores")
+        raise ValueError(f"{target} is a folder, but the scores of a file go to a file")
     if target.exists() and source.is_same(target):
-        raise ValueError(f"{target} is the input: give another file for the scores")
+        raise ValueError(f"{target} is the input. Choose another file for the scores.")
     if target.suffix or not source.is_folder():
         check_suffix(target)
     return RowStream(source)
 
 
 def check_suffix(path: Path | Location) -> None:
-    """Raise if a file's format is unknown or can't be read and written here."""
+    """Raise if a file's format is unknown or its package is missing."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path} ends in {path.suffix!r}: give {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
     if path.suffix == ".parquet":
         import_extra("pyarrow", str(path))
 
@@ -95,12 +96,12 @@ def read_rows(path: Path) -> list[Row]:
     """Read a whole table; see `RowStream`."""
     check_suffix(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a file")
+        raise ValueError(f"{path} is a folder, must be a file")
     return list(RowStream(Location(path)))
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:
-    """Parse a table in the format that the file's suffix names; see `read_table`."""
+    """Parse a table in the format of the file's suffix; see `read_table`."""
     check_suffix(path)
     return [row for _, row in read_table(io.BytesIO(content), str(path), path.suffix)]
 
@@ -127,17 +128,17 @@ def _decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Ite
     try:
         yield from text
     except UnicodeDecodeError:
-        file.seek(0)  # the decoder knows no lines
+        file.seek(0)  # the decoder does not count lines
         for number, line in enumerate(file, 1):
             decode_utf8(line, path, number)
         raise
     finally:
-        if not file.closed:  # by the caller, while lines were left
+        if not file.closed:  # closed by the caller before the end
             text.detach()
 
 
 def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
-    """Yield the objects of the lines that are not blank."""
+    """Yield the objects of non-blank lines."""
     for number, line in enumerate(_decoded_lines(file, path, newline=None), 1):
         if line.isspace():
             continue
@@ -148,7 +149,7 @@ def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
         if not isinstance(row, dict):
             start = line.rstrip("\n")[:40]
             raise ValueError(
-                f"{path}:{number} = {start} is not a JSON object: give one object per line"
+                f"{path}:{number} = {start} is not a JSON object; a file has one object per line"
             )
         yield number, row
 
@@ -170,5 +171,7 @@ def _tables_in(folder: Location) -> list[Location]:
     formats = sorted({file.suffix for file in tables})
     if len(formats) != 1:
         has = f"has files of several formats ({', '.join(formats)})" if formats else "has no tables"
-        raise ValueError(f"{folder} is a folder and {has}: give a file, or a folder of one format")
+        raise ValueError(
+            f"{folder} is a folder and {has}, must be a file, or a folder of one format"
+        )
     return tables

@@ -1,6 +1,6 @@
-"""Logs of trainers as steps with metrics, whoever wrote them.
+"""Logs of trainers as steps with metrics.
 
-Read are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
+Supported are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
 transformers and TRL, Weights & Biases (offline), TensorBoard, trackio, verl's file and console
 loggers, OpenRLHF's console log, and JSON lines with a step each.
 """
@@ -35,9 +35,9 @@ _STEPS = (
 _CALLS = "_step"
 _BOOKKEEPING = {*_STEPS, _CALLS, "epoch"}
 _SCORED_STEP = "/scored_step"
-_NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # as loggers write them
+_NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # spellings of loggers
 
-# Folders with files that look like logs and are none.
+# Folders with files that look like logs but are not.
 _NO_LOGS = re.compile(r"samples|checkpoints|(checkpoint-|global_step).*|\..*")
 _DEPTH = 3
 
@@ -58,8 +58,8 @@ class Log(NamedTuple):
     """Log of one run.
 
     Attributes:
-        source: Who wrote it, such as `"HistoryLogger"`.
-        path: What was read.
+        source: Its writer, such as `"HistoryLogger"`.
+        path: Its path.
         rows: Steps in the order of the log; a step may have several rows.
         declared: Further content of `trainer_state.json`.
     """
@@ -78,8 +78,8 @@ def read_log(name: str | Path) -> Log:
             `FILE.db:RUN` names a run of a trackio database.
 
     Raises:
-        FileNotFoundError: There is no such file or folder.
-        ValueError: It is no log, or damaged, or has several runs; names the file and the line.
+        FileNotFoundError: The file or folder does not exist.
+        ValueError: It is not a log, or damaged, or has several runs; names the file and the line.
     """
     path, run = _split_run(str(name))
     if path.is_dir():
@@ -103,11 +103,11 @@ def _split_run(name: str) -> tuple[Path, str]:
 def _read_folder(folder: Path) -> Log:
     found = list(_logs_in(folder, _DEPTH))
     if not found:
-        raise ValueError(f"{folder} has no log of a run: give a folder with {FORMATS}")
+        raise ValueError(f"{folder} has no log of a run, must be a folder with {FORMATS}")
     if len(found) > 1:
         names = ", ".join(str(path) for path in sorted(found)[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise ValueError(f"{folder} has {len(found)} logs, give one of them: {names}{more}")
+        raise ValueError(f"{folder} has {len(found)} logs, choose one of them: {names}{more}")
     (path,) = found
     return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
 
@@ -115,7 +115,7 @@ def _read_folder(folder: Path) -> Log:
 def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the log of a folder, or the logs of its folders if it has none itself.
 
-    Links are not followed, so that `wandb/latest-run` is no second run.
+    Links are not followed, so that `wandb/latest-run` is not a second run.
     """
     for name in ("metrics.jsonl", "metrics.csv", "trainer_state.json"):
         if (folder / name).is_file():
@@ -153,7 +153,7 @@ def _read_file(path: Path, run: str) -> Log:
         return Log("trackio", path, _trackio_rows(path, run))
     reader = _TEXTS.get(path.suffix)
     if reader is None:
-        raise ValueError(f"{path} is not the log of a run: give {FORMATS}")
+        raise ValueError(f"{path} is not the log of a run, must be {FORMATS}")
     return reader(path, decode_utf8(path.read_bytes(), path))
 
 
@@ -161,7 +161,7 @@ def _read_file(path: Path, run: str) -> Log:
 
 
 def _read_jsonl(path: Path, text: str) -> Log:
-    # A line that a running or killed job left incomplete is not read.
+    # An incomplete last line of a running or killed job is not read.
     complete = text[: text.rfind("\n") + 1] or text
     rows = []
     source = "HistoryLogger" if path.name == "metrics.jsonl" else "JSON lines"
@@ -170,7 +170,9 @@ def _read_jsonl(path: Path, text: str) -> Log:
             continue
         row = parse_json(line, path, number)
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number} holds a {type(row).__name__}: give a JSON object")
+            raise ValueError(
+                f"{path}:{number} contains a {type(row).__name__}, must be a JSON object"
+            )
         if isinstance(row.get("data"), dict):
             source, row = "verl", {**row["data"], "step": row.get("step")}
         rows.append(row)
@@ -184,7 +186,7 @@ def _read_csv(path: Path, text: str) -> Log:
 
 
 def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> list[LoggedStep]:
-    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics that were not logged."""
+    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics not logged."""
     history: list[LoggedStep] = []
     for line, cells in rows:
         numbers = {}
@@ -199,7 +201,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
         step = numbers.pop("step", nan)
         if not isfinite(step):
             raise ValueError(
-                f"{path}:{line} has no step: give one in each row, in a column named step"
+                f"{path}:{line} has no step, must have one in each row, in a column named step"
             )
         history += at_scored_steps(int(step), numbers)
     return history
@@ -208,7 +210,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
 def _read_trainer_state(path: Path, text: str) -> Log:
     state = parse_json(text, path)
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-        raise ValueError(f"{path} has no log_history: give a trainer_state.json, or {FORMATS}")
+        raise ValueError(f"{path} has no log_history, must be a trainer_state.json, or {FORMATS}")
     return Log("trainer_state.json", path, _with_steps(state["log_history"], path), state)
 
 
@@ -270,7 +272,7 @@ def _read_tensorboard(path: Path) -> Log:
 
 def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
     try:
-        # Read-only: a running job holds the database, and a wrong file must stay as it is.
+        # Read-only: a running job uses the database, and a wrong file must not change.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             query = "SELECT run_name, step, metrics FROM metrics ORDER BY id"
             found = database.execute(query).fetchall()
@@ -278,13 +280,13 @@ def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
         raise ValueError(f"{path} is not a database of trackio: {error}") from None
     names = list(dict.fromkeys(name for name, _, _ in found))
     if run and run not in names:
-        raise ValueError(f"{path} has no run {run!r}: it has {', '.join(names)}")
+        raise ValueError(f"{path} has no run {run!r}, only {', '.join(names)}")
     if not run and len(names) > 1:
         raise ValueError(
-            f"{path} has {len(names)} runs, give one: {path}:{names[0]} (of {', '.join(names)})"
+            f"{path} has {len(names)} runs, choose one: {path}:{names[0]} (of {', '.join(names)})"
         )
     rows = [(parse_json(metrics, path), step) for name, step, metrics in found if run in ("", name)]
-    # Transformers leaves trackio to count its calls, and logs the training step as a metric.
+    # With transformers, trackio counts its calls, and the training step is a metric.
     return _with_steps([{**row, _CALLS: step} for row, step in rows], path)
 
 
@@ -294,8 +296,8 @@ def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
 def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
     """Return steps and numbers of rows.
 
-    W&B's `_step` counts if no row has another step; a row without the other step, such as that of a
-    callback which logs on its own, belongs to the last step before.
+    W&B's `_step` counts if no row has another step; a row without the other step, such as a row of
+    a callback that logs separately, belongs to the last step before.
     """
     result: list[LoggedStep] = []
     known = any(key in row for row in rows if isinstance(row, dict) for key in _STEPS)
@@ -320,7 +322,7 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
 
 
 def at_scored_steps(step: int, row: Mapping[str, Any]) -> list[LoggedStep]:
-    """Return the metrics of a row; scores that were logged late are at the step of their texts.
+    """Return the metrics of a row; scores logged late are at the step of their texts.
 
     An overlapped `GenerationScorer` logs this step as `<name>/scored_step`.
 

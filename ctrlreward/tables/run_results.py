@@ -16,7 +16,7 @@ from ctrlreward.functional.reproducibility import Table
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv, parse_json
 from ctrlreward.tables.run_logs import LoggedStep, csv_history, numbers_of, read_log
 
-SINGLE_SYSTEM = "run"  # name of the system where the results name none
+SINGLE_SYSTEM = "run"  # name of the system if the results do not name one
 
 _SELECTION = re.compile(r"(?P<file>.+\.csv):(?P<cells>[^/\\=]+=[^=]*(?:,[^/\\=]+=[^=]*)*)")
 _STUDY = "study"
@@ -42,7 +42,7 @@ def read_run(
 ) -> Run:
     """Read a CSV or JSON file, or the folder of a logger.
 
-    The folder is that of `ctrlreward evaluate` (`results.csv`), or of any trainer or logger that
+    The folder is written by `ctrlreward evaluate` (`results.csv`), or by any trainer or logger that
     `ctrlreward.tables.run_logs.read_log` reads, with the `summary.json` of `BeforeAfter` if it
     exists.
 
@@ -60,7 +60,7 @@ def read_run(
         return Run(name, {"": _read_json_table(path)})
     if path.suffix != ".csv":
         raise ValueError(
-            f"{name} ends in {path.suffix!r}: give a .csv or .json file, or a logger's folder"
+            f"{name} must be a .csv or .json file, or a logger's folder, got {path.suffix!r}"
         )
     header, rows = _read_selected_rows(path, selection)
     if "step" in header and not set(header) & {"value", *system_columns}:
@@ -117,8 +117,8 @@ def _read_json_table(path: Path) -> Table:
         for metric, value in metrics.items():
             if isinstance(value, bool) or not isinstance(value, int | float | None):
                 raise ValueError(
-                    f"{path}: {metric} = {value!r} is not a number: "
-                    "give {system: {metric: value}} or {metric: value}"
+                    f"{path}: {metric} = {value!r} is not a number, must be "
+                    "{system: {metric: value}} or {metric: value}"
                 )
             table.setdefault(metric, {})[system] = nan if value is None else float(value)
     return table
@@ -127,7 +127,7 @@ def _read_json_table(path: Path) -> Table:
 def _read_json_object(path: Path) -> dict[str, Any]:
     content = parse_json(decode_utf8(path.read_bytes(), path), path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}: give a JSON object")
+        raise ValueError(f"{path} contains a {type(content).__name__}, must be a JSON object")
     return content
 
 
@@ -187,9 +187,9 @@ def _to_studies(
             first = lines.setdefault((study, metric, system), line)
             if first != line:
                 raise ValueError(
-                    f"{path}:{line} repeats {metric!r} of {system!r} from line {first}: name the "
+                    f"{path}:{line} repeats {metric!r} of {system!r} from line {first}. Name the "
                     f"columns that distinguish them with --system_columns or --metric_columns (of "
-                    f"{', '.join(header)}), or select rows with {path}:column=value"
+                    f"{', '.join(header)}), or select rows with {path}:column=value."
                 )
             studies.setdefault(study, {}).setdefault(metric, {})[system] = value
     return studies
@@ -201,11 +201,11 @@ def _parse_number(path: Path, line: int, column: str, text: str) -> float:
         return float(text) if text.strip() else nan
     except ValueError:
         raise ValueError(
-            f"{path}:{line}: {column} = {text!r} is not a number: give numbers, and name the "
-            "columns that hold text with --system_columns"
+            f"{path}:{line}: {column} = {text!r} is not a number. Name the "
+            "columns that contain text with --system_columns."
         ) from None
 
 
 def _require_column(path: Path, header: Sequence[str], column: str) -> None:
     if column not in header:
-        raise ValueError(f"{path} has no column {column!r}: it has {', '.join(header)}")
+        raise ValueError(f"{path} has no column {column!r}, only {', '.join(header)}")

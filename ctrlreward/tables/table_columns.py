@@ -57,12 +57,13 @@ def to_samples(
     present: Sequence[str] | None = None,
     label_map: Mapping[str, str] | None = None,
 ) -> Samples:
-    """Return the columns that scorers read, of rows whose places name them in errors.
+    """Return the columns that scorers read, of rows whose places are used in errors.
 
     A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
     so do its scores. An object, or a column of each attribute, is a label of several attributes, of
-    which one that is null, or an empty cell, is not controlled. `present` are the columns of the
-    table, None those of the first row. `label_map` maps labels in the table to the scorers'.
+    where null or an empty cell is not controlled. `present` are the columns of the
+    table, None for the columns of the first row. `label_map` maps labels in the table to the
+    scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
@@ -76,13 +77,13 @@ def to_samples(
             name = next(iter((keys.keys() & row.keys()) ^ expected))
             has, lacks = (place, "the first row") if name in row else ("the first row", place)
             raise ValueError(
-                f"{lacks} has no {name!r}, but {has} has: give it in all rows"
+                f"{lacks} does not have {name!r}, but {has} has it, must be in all rows"
                 f"{_or_ignore(keys[name])}"
             )
     if label_map and "labels" not in read:
         raise ValueError(
-            f"there is no column {columns.label!r} for the label map: the file has "
-            f"{', '.join(present)}; name it with --columns.label=COLUMN"
+            f"there is no column {columns.label!r} for the label map, only "
+            f"{', '.join(present)}. Name it with --columns.label=COLUMN."
         )
     table: dict[str, list[Any]] = {
         column: [
@@ -120,15 +121,15 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
             names = name.split(",") if name and key == "label" else [name]
             absent = next((each for each in names if each not in present), name)
             raise ValueError(
-                f"there is no column {absent!r} for {key}: the file has {', '.join(present)}; "
-                f"name it with --columns.{key}=COLUMN"
+                f"there is no column {absent!r} for {key}, only {', '.join(present)}. "
+                f"Name it with --columns.{key}=COLUMN."
             )
     return read
 
 
 @contextmanager
 def explained_columns(present: Sequence[str]) -> Iterator[None]:
-    """Turn a `MissingColumn` into a ValueError that says how to give a file the column."""
+    """Turn a `MissingColumn` into a ValueError that says how to add the column to a file."""
     try:
         yield
     except MissingColumn as error:
@@ -141,7 +142,7 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
 
 
 def _attributes(columns: Columns, present: Sequence[str]) -> list[str]:
-    """Return the columns that are an attribute each, of `sentiment,topic`; none for one column."""
+    """Return the columns of `sentiment,topic`, one per attribute; empty for a single column."""
     names = (columns.label or "").split(",")
     several = columns.label not in present and len(names) > 1 and {*names} <= {*present}
     return names if several else []
@@ -166,7 +167,7 @@ def _as_string(value: Any, place: str, name: str, column: str) -> str:
     if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise TypeError(
-        f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
+        f"{place}: {name} must be a string, got {value!r}, a {type(value).__name__}"
         f"{_or_ignore(JSON_KEYS[column])}"
     )
 

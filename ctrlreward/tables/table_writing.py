@@ -17,7 +17,7 @@ from ctrlreward.tables.row_streams import Row
 
 Scores = npt.NDArray[np.float64]
 
-_ROW_GROUP = 8192  # rows of a row group of Parquet, which are held in memory
+_ROW_GROUP = 8192  # rows of a row group of Parquet, which are kept in memory
 
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -55,8 +55,8 @@ class TableShape:
                 unified = pyarrow.unify_schemas(both, promote_options="permissive")
             except pyarrow.ArrowException as error:
                 raise ValueError(
-                    f"the column {name!r} can't be stored in Parquet ({error}): write .jsonl "
-                    "instead"
+                    f"the column {name!r} can't be stored in Parquet ({error}). Write .jsonl "
+                    "instead."
                 ) from None
             self.types[name] = unified.field(name).type
 
@@ -103,7 +103,7 @@ class TableWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is held back, unless there was an error; the file itself stays open."""
+        """Write pending rows, unless there was an error; the file stays open."""
         if self._parquet is not None and kind is None:
             if self._held:
                 self._write_group()
@@ -157,7 +157,7 @@ def _escaped(value: Any) -> Any:
 def _json_line(row: Row) -> str:
     try:
         return _encoded(row) + "\n"
-    except (TypeError, ValueError):  # NaN, which is null, or what JSON lacks
+    except (TypeError, ValueError):  # NaN, which is null, or a type that JSON lacks
         cells = (f"{_encoded(name)}: {_json(row[name], name)}" for name in row)
         return "{" + ", ".join(cells) + "}\n"
 
@@ -169,15 +169,15 @@ def _json(value: Any, name: str) -> str:
         return _encoded(None if missing else value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent: "
-            "write .parquet instead"
+            f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent. "
+            "Write .parquet instead."
         ) from None
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> str:
     buffer = io.StringIO(newline="")
     minimal = csv.writer(buffer, lineterminator="\n")
-    # Minimal quoting leaves a lone \r unquoted, and readers take it for a line end.
+    # Minimal quoting leaves a lone \r unquoted, and readers treat it as a line end.
     quoting = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for cells in rows:
         has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)

@@ -41,8 +41,8 @@ def read_wandb_history(path: Path) -> list[dict[str, Any]]:
 def records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file in LevelDB's log format, after a file header.
 
-    A record is split into pieces that never cross the end of a block; a rest of a block that is
-    too short for a header is padding. A killed run leaves an incomplete record at the end, which
+    A record is split into pieces that never cross the end of a block; a remainder of a block that
+    is too short for a header is padding. A killed run leaves an incomplete record at the end, which
     is skipped.
     """
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Texts about nothing in particular, after which any label word could stand."""
+"""Texts about nothing in particular, which fit any label word."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import wordfreq
 
-# Everyday sentences without an opinion, each about something else.
+# Everyday sentences without an opinion, each about a different subject.
 _SENTENCES = (
     "The letter lay on the table for a week before anyone opened it.",
     "We walked along the road until it reached the river, and then we turned back.",
@@ -25,9 +25,9 @@ _LENGTH = 10
 def neutral_texts() -> tuple[str, ...]:
     """Return 16 English texts: 8 everyday sentences and 8 texts of random words.
 
-    A sentence is text as people write it, but it has a subject. Random words have none (Fei et
-    al., ACL 2023, https://arxiv.org/abs/2305.19148), but no one writes so. A mean over both depends
-    less on either.
+    A sentence is natural text, but it has a subject. Random words have none (Fei et
+    al., ACL 2023, https://arxiv.org/abs/2305.19148), but are not natural text. A mean over both
+    depends less on either.
     """
     known = [word for word in wordfreq.top_n_list("en", _WORDS) if word.isalpha()]
     # Python guarantees the sequence of random(), but not the algorithm of choice or sample.

@@ -27,7 +27,7 @@ def split_sentences(text: str) -> list[str]:
     """Split English text into sentences by punctuation and a short list of abbreviations.
 
     Sentences end only at whitespace, and only whitespace is lost: joined by spaces, the sentences
-    are the text up to whitespace. On the texts of the CTRLEval paper the result equals that of
+    are the text up to whitespace. On the texts of the CTRLEval paper the result is the same as by
     NLTK, which produced the published numbers, and no trained data is needed. No sentence is empty.
     """
     words = re.finditer(r"\S+", text)
@@ -36,12 +36,12 @@ def split_sentences(text: str) -> list[str]:
 
 
 def without_unfinished(text: str, start: int = 0) -> str:
-    """Return a text without its last sentence if that has no final mark.
+    """Return a text without its last sentence if that does not end with a final mark.
 
     Args:
         text: English text, as for `split_sentences`.
-        start: Where the part begins of which one sentence has to stay, such as the end of a
-            prompt. A text in which no sentence ends after it is returned whole.
+        start: Start of the part of which one sentence has to remain, such as the end of a
+            prompt. A text without a sentence end after it is returned whole.
 
     Examples:
         >>> without_unfinished("The soup was hot. It came with")
@@ -82,8 +82,8 @@ def find_splitter(
         tokenize = import_extra("nltk", "sentence_splitter = 'nltk'").sent_tokenize
         return partial(_split_by, tokenize)
     raise ValueError(
-        f"sentence_splitter = {splitter!r}: give a function str → list[str], or one of "
-        "'rules', 'sentencex', 'nltk'"
+        f"sentence_splitter must be a function str → list[str], or one of 'rules', 'sentencex', "
+        f"'nltk', got {splitter!r}"
     )
 
 

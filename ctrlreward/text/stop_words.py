@@ -50,7 +50,7 @@ def read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozen
             given = Path(given).read_text(encoding="utf-8").split()
         except OSError as error:
             raise ValueError(
-                f"stop_words = {str(given)!r} can't be read ({error.strerror}): give the path of "
-                "a file with one word per line, or a list of words"
+                f"stop_words = {str(given)!r} can't be read ({error.strerror}), must be the path "
+                "of a file with one word per line, or a list of words"
             ) from error
     return frozenset(word.lower() for word in given)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 
-# Punctuation, with dots in a row kept together and marks between digits left in place.
+# Punctuation, with consecutive dots kept together and marks between digits unchanged.
 _MARKS = re.compile(r"\.{2,}|(?<!\d)[.,:]|[.,:](?!\d)|[!?;()\"]")
 _NEGATION = re.compile(r"(?<=\w)n't\b")
 _CLITIC = re.compile(r"(?<=\w)'(?=(?:s|m|re|ve|ll|d)\b)")
 
 
 def separate_words(text: str) -> str:
-    """Write a text as tokenized corpora do: lower case, with a space between words and marks.
+    """Write a text in the style of tokenized corpora: lower case, with a space between words and
+    marks.
 
-    Contractions are split as in the Penn Treebank (`did n't`, `it 's`). A text that is already so
-    stays as it is, up to its white space and abbreviations with dots.
+    Contractions are split as in the Penn Treebank (`did n't`, `it 's`). Such a text
+    is unchanged, up to its white space and abbreviations with dots.
     """
     separated = _MARKS.sub(r" \g<0> ", text.lower().replace("’", "'"))
     separated = _NEGATION.sub(" n't", separated)

@@ -27,7 +27,7 @@ def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(path.with_name(f".{path.name}.lock")).acquire()
     except OSError as error:
-        raise OSError(f"{problem} ({error}): set {variable} to a writable folder") from error
+        raise OSError(f"{problem} ({error}). Set {variable} to a writable folder.") from error
 
 
 def build_once(key: str, build: Callable[[Path], None]) -> Path:

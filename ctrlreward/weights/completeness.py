@@ -98,8 +98,8 @@ def check_complete(
     """Raise unless every weight of a model was loaded, and every layer of its checkpoint.
 
     Weights that are tied to others count as loaded. Weights of a checkpoint that belong to no layer
-    of a numbered stack, such as another head, are left aside. `report` is the `output_loading_info`
-    of `from_pretrained`, which was told to ignore mismatched sizes; `kind` is what to give instead,
+    of a numbered stack, such as another head, are ignored. `report` is the `output_loading_info`
+    of `from_pretrained`, which ignored mismatched sizes; `kind` is what to use instead,
     and `unused` matches names of weights that may be missing.
     """
     missing = [key for key in report["missing_keys"] if not (unused and unused.search(key))]
@@ -117,8 +117,8 @@ def check_complete(
     ):
         if names:
             raise ValueError(
-                f"model = {model!r} {problem} {listed(names)}: give {kind} that was saved with all "
-                "of its weights"
+                f"model = {model!r} {problem} {listed(names)}. Use {kind} that was saved with all "
+                "of its weights."
             )
 
 

@@ -24,18 +24,18 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
             and bfloat16 on CUDA (float16 on older devices). `"fastest"` is the same on CUDA; on
             the CPU it is bfloat16 if the processor has instructions for it, which are two to four
             times as fast as float32 (emulated bfloat16 runs at a seventh of the speed).
-        device: Device that the model will run on, as in torch (`"cpu"`, `"cuda:1"`).
+        device: Device of the model, as in torch (`"cpu"`, `"cuda:1"`).
     """
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise ValueError(
-            f"device = {device!r} is not a device of torch: give one such as 'cpu' or 'cuda:1'"
+            f"device must be a device of torch, such as 'cpu' or 'cuda:1', got {device!r}"
         ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device = {device!r} and torch {torch.__version__} finds no CUDA device: "
-            "give device='cpu', or install a torch build with CUDA"
+            f"device = {device!r} and torch {torch.__version__} finds no CUDA device. "
+            "Set device='cpu', or install a torch build with CUDA."
         )
     if dtype == "fastest":
         if kind == "cpu" and _BFLOAT16 & cpu_flags():

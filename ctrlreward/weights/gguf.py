@@ -56,7 +56,7 @@ def convert(file: Path, folder: Path) -> None:
                 "kind that transformers does not read"
             ) from error
         check_complete(str(file), model, report, "a GGUF file")
-        # transformers refuses to save a model that it considers quantised, although these weights
+        # transformers does not save a model that it considers quantised, although these weights
         # no longer are. A new model from the same config saves them.
         del model.config.quantization_config
         with torch.device("meta"):

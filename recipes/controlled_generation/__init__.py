@@ -94,7 +94,7 @@ class PromptData(PromptBatches):
         batch_size: Prompts per step.
         steps: Number of batches; the trainer's `max_steps` may stop earlier.
         seed: Seed of the order.
-        models: Models that are trained first where their folders do not exist, such as a judge.
+        models: Models that are trained first if their folders do not exist, such as a judge.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ def _mean(scores: Mapping[str, Scores]) -> Scores:
 
 
 def after_text(task: str | Task) -> Task:
-    """Return a task without the prompts that stand before the text."""
+    """Return a task without the prompts that precede the text."""
     whole = task if isinstance(task, Task) else Task.load(task)
     prompts = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
     return Task(prompts, whole.verbalizers)
@@ -190,7 +190,7 @@ class LikelihoodCost(CompositeScorer):
       within it; lower is better.
 
     A lower bound on the likelihood alone lets a policy drift to likely, repetitive texts. For the
-    same reason GM takes points off for low perplexity, too (Pang and Gimpel 2019, eq. 1).
+    same reason GM also penalizes low perplexity (Pang and Gimpel 2019, eq. 1).
 
     Args:
         perplexity: Scorer of the log-probability.
@@ -231,8 +231,8 @@ def relevance_reward(
     """Return attribute relevance minus a cost for unusually unlikely and unusually likely texts.
 
     The reward is a weighted sum. Only the evaluators whose prompt follows the text are used. That
-    halves the computation, and leaves the other half as evaluators of held-out texts that were not
-    trained on.
+    halves the computation and keeps the other half for the evaluation of held-out texts: they were
+    not trained on.
 
     Args:
         model: Infilling model of the relevance and language model of the cost.
@@ -244,16 +244,16 @@ def relevance_reward(
         aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`.
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
-            there is no cost. The defaults are perplexities of 37 and 20: those of the untuned
-            SmolLM2-135M are about 28.
-        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`).
-            Coherence is higher for a sentence that is there twice.
+            there is no cost. The defaults are perplexities of 37 and 20; the untuned
+            SmolLM2-135M has about 28.
+        repetition: Cost of the share of repeated pairs of tokens in a text (`Repetition`);
+            coherence is higher for a sentence that occurs twice.
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
 
     Raises:
-        ValueError: `attributes` are not those of `task`.
+        ValueError: `attributes` differ from the attributes of `task`.
     """
     tasks: Task | dict[str, Task]
     if isinstance(task, Mapping):
@@ -290,7 +290,7 @@ def ctrleval_scores(
 ) -> dict[str, Component]:
     """Return `attribute_relevance`, each attribute's if there are several, and the aspects.
 
-    The arguments are those of `relevance_reward`.
+    The arguments are as in `relevance_reward`.
     """
 
     def scorer(task: str | Task, attribute: str | None) -> CTRLEval:
@@ -344,7 +344,7 @@ def held_out_scores(
 ) -> dict[str, Component]:
     """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model.
 
-    The same arguments give the same scorers.
+    Equal arguments return the same scorers.
 
     Args:
         model: The frozen model.
@@ -401,7 +401,7 @@ def before_after(
 ) -> BeforeAfter:
     """Return a callback that compares the untuned and the selected policy on test prefixes.
 
-    Nothing else sees the test prefixes. The judges see nothing but these texts.
+    The test prefixes and the judges are used nowhere else.
     """
     return BeforeAfter(
         held_out_scores(model, task, fold, aspects or (), evaluators, device, dtype),

@@ -1,10 +1,10 @@
-"""DPO with TRL on the pairs of `ctrlreward pairs`: a LoRA adapter, and the margin it has gained.
+"""DPO with TRL on the pairs of `ctrlreward pairs`: a LoRA adapter and its held-out margin.
 
     python -m ctrlreward.recipes.controlled_generation.dpo --pairs pairs.jsonl \
         --output_dir runs/dpo --max_steps 50
 
 `--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
-`trl.DPOConfig` is one, with the defaults of `DEFAULTS`. `--smoke` makes two steps. Copy this file
+`trl.DPOConfig` is one, with the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file
 to change more.
 """
 
@@ -46,7 +46,7 @@ _MARGIN, _ACCURACY = "eval_rewards/margins", "eval_rewards/accuracies"
 
 @dataclass
 class DPOArguments:
-    """What is trained on what.
+    """Model, adapter and training data.
 
     Attributes:
         pairs: JSONL file with prompt, chosen and rejected.
@@ -54,7 +54,7 @@ class DPOArguments:
         validation_share: Share of the prompts whose pairs are held out, in (0, 1).
         lora_r: Rank of the adapter.
         lora_alpha: Its scale.
-        smoke: Make two steps with at most eight pairs.
+        smoke: Run two steps with at most eight pairs.
     """
 
     pairs: str = field(metadata={"help": "JSONL file with prompt, chosen and rejected"})

@@ -1,1 +1,1 @@
-"""Data sets that are made, not downloaded: each module writes the files of one of them."""
+"""Data sets that are generated, not downloaded; each module writes the files of one."""

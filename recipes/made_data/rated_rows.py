@@ -18,7 +18,7 @@ def make(name: str, path_of: Callable[[str], Path]) -> bytes:
     """Return `human_ratings_yelp.csv`: each of the eight outputs of an assignment as a row.
 
     The published file does not say which system wrote an output. A row has the names of all systems
-    whose published output for its source is that text, joined by `|`; none if no output is.
+    whose published output for its source is that text, joined by `|`; empty if there is none.
 
     Args:
         name: Name of the file.

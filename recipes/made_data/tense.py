@@ -1,7 +1,7 @@
-"""Sentences in the past and in the present tense, put together from fragments of our own.
+"""Sentences in the past and in the present tense, composed of our fragments.
 
 Each sentence exists in both tenses. They are grammatical but not always likely, and far more alike
-than sentences of people: read scores on them as a check of a recipe.
+than human-written sentences. Use scores on them only to check a recipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TENSES = ("past", "present")
 _COUNTS = {"test": 200, "dev": 200, "train": 7000}
 _WORDS = range(4, 16)  # of a sentence
 
-# Verb, its past and its -ing form where they are irregular or double a letter: what follows it.
+# Verb, its past and its -ing form where they are irregular or double a letter: continuations.
 # {p} is the possessive of the subject.
 _VERBS = """
 answer: the phone | all the questions | the letter | in a low voice

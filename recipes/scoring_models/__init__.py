@@ -1,1 +1,1 @@
-"""Judges of one's own domain: classifiers, language models and word vectors of its sentences."""
+"""Judges of a custom domain: classifiers, language models and word vectors."""

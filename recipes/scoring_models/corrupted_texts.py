@@ -96,8 +96,8 @@ class CorruptedTexts(LabelledSentences):
         seed: Seed of the passages, their corruption, the split and the order.
 
     Raises:
-        ValueError: A kind is unknown, a number is out of range, or the files of a split hold fewer
-            than two passages.
+        ValueError: A kind is unknown, a number is out of range, or the files of a split contain
+            fewer than two passages.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class CorruptedTexts(LabelledSentences):
             for split, files in self.files.items()
         }
         if len(passages["test"]) < 2:
-            raise ValueError(f"{', '.join(self.files['test'])} hold fewer than two passages")
+            raise ValueError(f"{', '.join(self.files['test'])} contain fewer than two passages")
         known = [text for text in passages["train"] if text not in passages["test"]]
         train, validation = split_off(
             known, self.validation_share, self.seed, list(self.files["train"])
@@ -147,7 +147,7 @@ class CorruptedTexts(LabelledSentences):
                 rest = rest[count:]
 
     def _pairs(self, passages: list[list[str]], draw: random.Random) -> Iterator[Sentence]:
-        """Yield each passage as it is and corrupted."""
+        """Yield each passage unchanged and corrupted."""
         for i, passage in enumerate(passages):
             other = passages[(i + 1) % len(passages)]
             kinds = [kind for kind in self.kinds if len(passage) >= CORRUPTIONS[kind][1]]

@@ -58,7 +58,9 @@ def write_table(
     """
     paths = _matching_files(corpus)
     if not output.parent.is_dir():
-        raise ValueError(f"output = {output}: the folder {output.parent} does not exist, create it")
+        raise ValueError(
+            f"output = {output}: the folder {output.parent} does not exist. Create it."
+        )
     sentences = read_sentences(paths, find_splitter(sentence_splitter))
     table = InverseFrequency.from_corpus(sentences, load_tokenizer(model))
     table.save(output)
@@ -84,7 +86,7 @@ def _matching_files(corpus: str) -> list[Path]:
     paths = [Path(name) for name in sorted(glob(corpus, recursive=True)) if Path(name).is_file()]
     if not paths:
         raise ValueError(
-            f"corpus = {corpus!r} matches no file: give a text file, or a quoted pattern such as "
-            '"corpus/*.txt"'
+            f"corpus = {corpus!r} matches no file, must be a text file, or a quoted pattern such "
+            'as "corpus/*.txt"'
         )
     return paths

@@ -1,4 +1,4 @@
-"""Training of a small language model on a corpus of one's own, for perplexity in its domain.
+"""Training of a small language model on a custom corpus, for perplexity in its domain.
 
 `configs/style_transfer/language_model_*.yaml` use these classes. Copy this file to change them.
 """
@@ -28,7 +28,7 @@ from ctrlreward.scorers import Perplexity
 
 END, UNKNOWN = "<|endoftext|>", "<unk>"
 
-# Words as the Penn Treebank has them: "did n't", "it 's", and punctuation apart. Texts that are
+# Words like in the Penn Treebank: "did n't", "it 's", and punctuation apart. Texts that are
 # tokenized so already stay as they are.
 _WORD = r"\w+(?=n't\b)|n't\b|'\w+|\w+(?:[-/]\w+)*|\.+|-+|`+|'+|[^\w\s]"
 
@@ -44,7 +44,7 @@ class Corpus(pl.LightningDataModule):
     Args:
         train: Files of training sentences; see `text_files.read_lines`.
         test: Files of test sentences, used only for the final perplexity; may be none.
-        exclude: Files of further held-out sentences; a line may hold several, separated by tabs.
+        exclude: Files of further held-out sentences; a line may contain several, separated by tabs.
         validation_share: Share of the training sentences for validation, above 0 and below 1.
         batch_size: Sentences per batch.
         seed: Seed of the split and of the order.
@@ -126,14 +126,14 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     """Trainer of a word-level language model on a `Corpus`, which writes the best epoch's model.
 
     The language model of X0 ∪ X1 of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose
-    architecture the paper leaves open. The folder is plain transformers: it loads wherever a causal
-    model does, as `Perplexity(folder)` for one.
+    architecture the paper leaves open. The folder is plain transformers: it loads like any causal
+    model, for example as `Perplexity(folder)`.
 
     - **Words** are lower-cased, with punctuation and contractions apart (`did n't`), and known from
       `min_count` occurrences on, 5 as in the paper's vocabulary.
     - **Sentence ends**: `<|endoftext|>` precedes the first word, and is predicted after the last.
       `Perplexity` does not score the end, so that a text may also be a part of a sentence.
-    - **Unknown words**: the paper is silent. `<unk>` as one word would make a string of nonsense
+    - **Unknown words**: the paper does not say. `<unk>` as one word would make a string of nonsense
       likely, and a reward would find that out. So its probability is shared evenly among the
       distinct words of the corpus that are below `min_count`.
     - **The network** is Phi's: a transformer with rotary positions (no position is left untrained
@@ -143,9 +143,9 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
       tied: with a small width they are most of the weights.
 
     Logs `train_loss`, and `val_loss` and `val_perplexity` with sentence ends and with `<unk>` as
-    one word. The best epoch is that of the trainer's `ModelCheckpoint`; without one, it is the
-    last. With `fast_dev_run`, nothing is written. `evaluation.json` in the folder holds the number
-    of known words and of distinct rare ones, and for the validation and the test sentences:
+    one word. The best epoch is chosen by the trainer's `ModelCheckpoint`; without one, it is the
+    last. Nothing is written with `fast_dev_run`. `evaluation.json` in the folder contains the
+    number of known words and of distinct rare ones, and for the validation and the test sentences:
 
     - `perplexity`: of the corpus, as `Perplexity.corpus` returns it; lower is better;
     - `perplexity_with_ends`: the same with sentence ends, which are easy to predict;
@@ -153,7 +153,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
 
     Args:
         folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is refused.
+            files is an error.
         min_count: Words that occur less often in the training sentences are unknown words.
         width: Width of the embeddings and hidden states, a multiple of `4 * heads`.
         layers: Number of layers.
@@ -167,7 +167,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
             word.
 
     Raises:
-        ValueError: The width does not fit the heads; at the start of training, the folder holds
+        ValueError: The width does not fit the heads; at the start of training, the folder contains
             something other than a model.
     """
 
@@ -189,7 +189,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     ) -> None:
         super().__init__(folder)
         if width % (4 * heads):
-            raise ValueError(f"width = {width}: give a multiple of 4 * heads = {4 * heads}")
+            raise ValueError(f"width must be a multiple of 4 * heads = {4 * heads}, got {width}")
         self.min_count = min_count
         self.width, self.layers, self.heads = width, layers, heads
         self.dropout = dropout
@@ -244,7 +244,7 @@ class LanguageModelTrainer(ModelTrainer[Corpus]):
     def write_model(self, folder: Path) -> dict[str, Any]:
         """Write the model, load it as `Perplexity` does, and evaluate it."""
         if self.share_unknown:
-            # In training, <unk> stands for any of them.
+            # In training, <unk> replaces any of them.
             unknown = self.tokenizer.unk_token_id
             self.model.lm_head.bias.data[unknown] -= math.log(max(1, self.rare_words))
         self.model.float().save_pretrained(folder)

@@ -18,7 +18,7 @@ from ctrlreward.files import whole_folder, write_whole
 
 Data = TypeVar("Data", bound=pl.LightningDataModule)
 
-# Content of a finished folder, beside the vocabulary files of its tokenizer.
+# Content of a finished folder, in addition to the vocabulary files of its tokenizer.
 _FILES = {
     "added_tokens.json",
     "chat_template.jinja",
@@ -51,8 +51,8 @@ def split_off(
     """
     if len(texts) < 2:
         raise ValueError(
-            f"{', '.join(files)} hold {len(texts)} sentences that are not held out: give two or "
-            "more, for training and for validation"
+            f"{', '.join(files)} have {len(texts)} sentences that are not held out, must have two "
+            "or more, for training and for validation"
         )
     shuffled = list(texts)
     random.Random(seed).shuffle(shuffled)
@@ -63,14 +63,16 @@ def split_off(
 def check_share(validation_share: float) -> float:
     """Return a share, and raise a ValueError unless it is above 0 and below 1."""
     if not 0 < validation_share < 1:
-        raise ValueError(f"validation_share = {validation_share}: give a share above 0 and below 1")
+        raise ValueError(
+            f"validation_share must be between 0 and 1, exclusive, got {validation_share}"
+        )
     return validation_share
 
 
 class ModelTrainer(pl.LightningModule, Generic[Data]):
     """Training that writes the best epoch's model to a folder, evaluated as it will be used.
 
-    The best epoch is that of the trainer's `ModelCheckpoint`; without one, it is the last. With
+    The best epoch is chosen by the trainer's `ModelCheckpoint`; without one, it is the last. With
     `fast_dev_run`, nothing is written.
 
     Args:
@@ -92,7 +94,7 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         return data
 
     def check_replaceable(self, vocabulary_files: Sequence[str] = ()) -> None:
-        """Raise a ValueError if the folder holds something other than a trained model.
+        """Raise a ValueError if the folder contains something other than a trained model.
 
         Args:
             vocabulary_files: Names of further files of a trained model.
@@ -102,14 +104,14 @@ class ModelTrainer(pl.LightningModule, Generic[Data]):
         if folder.exists() and not folder.is_dir():
             held = "is a file"
         elif others := sorted(names - _FILES - set(vocabulary_files)):
-            held = f"holds {others[0]}, which does not belong to a trained model"
+            held = f"contains {others[0]}, which does not belong to a trained model"
         elif names and "evaluation.json" not in names:  # such as a pretrained model
-            held = "holds files and no evaluation.json of a trained model"
+            held = "contains files, but no evaluation.json of a trained model,"
         else:
             return
         raise ValueError(
-            f"folder = {str(folder)!r} {held}: it would be deleted, so give a folder for the "
-            "trained model alone"
+            f"folder = {str(folder)!r} {held} and would be deleted. Use a folder for the "
+            "trained model alone."
         )
 
     def warmed_adamw(

@@ -38,17 +38,17 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     All weights are trained; the classification head is new and starts at random. The folder is
     plain transformers, safetensors with a tokenizer, and `Accuracy(folder)` loads it. Its labels
-    are those of the data, in their order.
+    are the labels of the data, in their order.
 
     Logs `train_loss`, `val_loss` and `val_accuracy`, the share of validation sentences that are
-    classified correctly, 0 to 1, higher is better. The best epoch is that of the trainer's
-    `ModelCheckpoint`; without one, it is the last. `evaluation.json` in the folder holds
+    classified correctly, 0 to 1, higher is better. The best epoch is chosen by the trainer's
+    `ModelCheckpoint`; without one, it is the last. `evaluation.json` in the folder contains
     `test_accuracy`, the mean of `Accuracy` over the test sentences. With `fast_dev_run`, nothing
     is written.
 
     Args:
         folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is refused.
+            files is an error.
         model: Encoder to start from: local folder, Hugging Face id or short name.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of the
             steps and before linear decay to 0.
@@ -57,7 +57,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
             truncated. The trained model reads as many as the encoder can.
 
     Raises:
-        ValueError: At the start of training, the data has a single label, or the folder holds
+        ValueError: At the start of training, the data has a single label, or the folder contains
             something other than a model of this trainer.
         OSError: The encoder cannot be downloaded.
     """
@@ -83,7 +83,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         """Load the encoder and its tokenizer, with a head for the labels of the data."""
         labels = self.data.labels
         if len(labels) < 2:
-            raise ValueError(f"the data has the label {', '.join(labels)} alone: give two or more")
+            raise ValueError(f"the data must have two or more labels, got only {', '.join(labels)}")
         config = load_config(self.encoder)
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
@@ -98,7 +98,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # the head of a classifier with other labels
-        ).train()  # Lightning leaves the mode as it is
+        ).train()  # Lightning does not change the mode
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""

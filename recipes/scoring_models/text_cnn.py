@@ -97,14 +97,14 @@ class SentenceData(LabelledSentences):
     Args:
         train: Label → file of training sentences.
         test: Label → file of test sentences, used only for the final accuracy.
-        exclude: Files of further held-out sentences; a line may hold several, separated by tabs.
+        exclude: Files of further held-out sentences; a line may contain several, separated by tabs.
         validation_share: Share of the training sentences for validation, above 0 and below 1.
         batch_size: Sentences per batch.
         seed: Seed of the split and of the order.
 
     Raises:
         ValueError: `train` and `test` have different labels, the share is out of range, a file
-            holds no sentence, or fewer than two sentences are left for training and validation.
+            contains no sentence, or fewer than two sentences are left for training and validation.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class SentenceData(LabelledSentences):
         super().__init__([*train], validation_share, batch_size, seed)
         if train.keys() != test.keys():
             raise ValueError(
-                f"train has the labels {', '.join(train)} and test {', '.join(test)}: "
-                "give files of the same labels"
+                "train and test must have the same labels, got "
+                f"{', '.join(train)} and {', '.join(test)}"
             )
         self.files = {"train": train, "test": test}
         self.exclude = exclude
@@ -142,7 +142,7 @@ class SentenceData(LabelledSentences):
         for label, file in enumerate(files.values()):
             texts = [matching_key(line) for line in read_lines([file]) if line.strip()]
             if not texts:
-                raise ValueError(f"{file} has no sentences: write one per line")
+                raise ValueError(f"{file} has no sentences, must have one per line")
             yield from (Sentence(text, label) for text in texts)
 
 
@@ -169,13 +169,13 @@ class SentenceClassifierTrainer(ModelTrainer[LabelledSentences]):
 class TextCNNTrainer(SentenceClassifierTrainer):
     """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
 
-    Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is that of the trainer's
+    Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is chosen by the trainer's
     `ModelCheckpoint`; without one, it is the last. `Accuracy(...)` loads the folder;
-    `evaluation.json` in it holds `test_accuracy`. With `fast_dev_run`, nothing is written.
+    `evaluation.json` in it contains `test_accuracy`. With `fast_dev_run`, nothing is written.
 
     Args:
         folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
-            files is refused.
+            files is an error.
         min_count: Words that occur less often in the training sentences are unknown words.
         embedding_size: Size of a word embedding.
         widths: Widths of the filters, in words.
@@ -184,7 +184,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         learning_rate: Initial learning rate of Adam, with linear decay to 0 at the last step.
 
     Raises:
-        ValueError: At the start of training, the folder holds something other than a model.
+        ValueError: At the start of training, the folder contains something other than a model.
     """
 
     def __init__(

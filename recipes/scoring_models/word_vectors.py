@@ -1,6 +1,6 @@
-"""Word vectors with the idf, and the mean, of a corpus of one's own.
+"""Word vectors with the idf, and the mean, of your corpus.
 
-For YAML and the command line, wherever a sentence encoder may stand; see docs/word_vectors.md.
+For YAML and the command line, in place of a sentence encoder; see docs/word_vectors.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def sentence_vectors(
 ) -> WordVectors:
     """Return word vectors weighted by the idf of a corpus, and by default centred on its mean.
 
-    `centred=False` is the Sim of Pang & Gimpel (2019), §5, whose corpus is that of both styles.
+    `centred=False` is the Sim of Pang & Gimpel (2019), §5, whose corpus has both styles.
     Equal calls share one object for as long as a scorer holds it.
 
     Args:
@@ -33,13 +33,13 @@ def sentence_vectors(
 
     Raises:
         TypeError: `corpus` or `exclude` is a single string.
-        ValueError: The files hold no sentence outside `exclude`, or none with a known word; or
-            `vectors` names no word vectors, or centred ones.
+        ValueError: The files contain no sentence outside `exclude`, or none with a known word; or
+            `vectors` is not a set of word vectors, or is a centred one.
         OSError: A file cannot be read, or a download failed.
     """
     for name, files in (("corpus", corpus), ("exclude", exclude)):
         if isinstance(files, str):
-            raise TypeError(f"{name} = {files!r} is a str: give a list of files")
+            raise TypeError(f"{name} must be a list of files, got {files!r}, a str")
     return shared_model(_fit, tuple(corpus), tuple(exclude), vectors, centred)
 
 
@@ -56,7 +56,7 @@ def _fit(
 
     if next(sentences(), None) is None:
         raise ValueError(
-            f"corpus = {', '.join(corpus)} has no sentence outside `exclude`: give more files"
+            f"corpus = {', '.join(corpus)} has no sentence outside `exclude`. Add files."
         )
     idf = inverse_document_frequency(map(split_words_and_marks, sentences()))
     encoder = WordVectors.load(vectors, idf)

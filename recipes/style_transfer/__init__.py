@@ -61,12 +61,14 @@ class Sentences:
 
     def __post_init__(self) -> None:
         if len(self.files) != 2:
-            raise ValueError(f"files has the styles {', '.join(self.files)}: give two")
+            raise ValueError(f"files must have two styles, got {', '.join(self.files)}")
         if "{source}" not in self.template or "{style}" not in self.template:
-            raise ValueError(f"template = {self.template!r}: include {{source}} and {{style}}")
+            raise ValueError(
+                f"template must contain {{source}} and {{style}}, got {self.template!r}"
+            )
 
     def prompts(self) -> Samples:
-        """Read the files and return one prompt per sentence, those of the first file first.
+        """Read the files and return one prompt per sentence, beginning with the first file.
 
         Texts and prefixes are empty, and `labels` are the target styles.
 
@@ -178,16 +180,16 @@ def transfer_reward(
 ) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
-    The GM is 0 wherever one component misses its threshold, as for many texts of an untuned policy,
-    and equal rewards have no gradient. The components have no such dead zone: a warm-up rewards
-    them, and `RewardShaping`'s schedules of these weights then move to the GM.
+    The GM is 0 if one component misses its threshold, as for many texts of an untuned policy,
+    and equal rewards have no gradient. The components do not have such a dead zone: a warm-up
+    rewards them, and `RewardShaping`'s schedules of these weights then move to the GM.
 
     Args:
         weights: Score of `TransferQuality`, or name of one of `others`, → weight at the start of
             training, 0 included. With another aggregate only the names count.
         scoring_models: Models that compute the scores.
         others: Name → another score, such as `Repetition`.
-        conditions: Name → another name and the threshold that it has to reach, where the first
+        conditions: Name → another name and its required threshold, where the first
             counts (`Component`).
         aggregate: See `Reward`, as for `scales`.
         scales: Name → mean and deviation.
@@ -205,7 +207,7 @@ def transfer_reward(
 
 @cache  # both callbacks share the models
 def held_out_scores(scoring_models: ScoringModels) -> dict[str, Component]:
-    """Return the GM and its components; that of the corpus, `corpus/gm`, selects checkpoints."""
+    """Return the GM and its components; the GM of the corpus, `corpus/gm`, selects checkpoints."""
     quality = scoring_models.quality()
     names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
     return {name: quality[name] for name in names}
@@ -264,8 +266,8 @@ class Trajectories(pl.Callback):
     """Plot of error rate against similarity and similarity against perplexity over validations.
 
     Written to `trajectories.png` at the end of training, with one point per validation, as in Pang
-    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy, and all three are those of the corpus.
-    `ctrlreward trajectories` draws several runs in one picture.
+    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy, and all three are computed over the
+    corpus. `ctrlreward trajectories` draws several runs in one picture.
 
     Args:
         folder: Folder of the run's `HistoryLogger`, for `metrics.jsonl` and the plot.

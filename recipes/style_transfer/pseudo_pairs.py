@@ -1,7 +1,7 @@
 """Pseudo-parallel sentences of two styles, made without parallel data.
 
-The nearest sentences of the other style lend a sentence their words: where both agree the words
-stay, and where they differ some or all are exchanged. Judges choose among the results. This is
+The nearest sentences of the other style provide replacement words: words that both sentences share
+are kept, and some or all of the others are exchanged. Judges choose among the results. This is
 retrieval as in Li et al. (2018), https://arxiv.org/abs/1804.06437, with words found by alignment
 instead of a list of style words.
 """
@@ -59,7 +59,7 @@ class PseudoPairs:
     """Sentences of two styles, each with a rewriting that judges find good.
 
     A sentence is rewritten by words of its nearest sentences of the other style. Of all rewritings
-    that keep enough of its words, `best_rewritings` takes one; a sentence without any has no pair.
+    that keep enough of its words, `best_rewritings` takes one; a sentence without any is left out.
     Pairs are in lower case, and each is used in both directions.
 
     Args:
@@ -70,11 +70,11 @@ class PseudoPairs:
         file: JSON Lines file of the pairs. If it exists, the pairs are read from it.
         neighbours: Number of sentences that lend words to each.
         style_word: Log odds (`word_log_odds`) from which on a word is one of a style. A rewriting
-            has none of the old style and one or more of the new one.
+            has no word of the old style and one or more of the new one.
         min_kept: Smallest share of a sentence's other words that a rewriting keeps, 0 to 1.
 
     Raises:
-        ValueError: `neighbours` is below 1, or `min_kept` is no share.
+        ValueError: `neighbours` is below 1, or `min_kept` is not a share.
     """
 
     sentences: Sentences
@@ -86,9 +86,9 @@ class PseudoPairs:
 
     def __post_init__(self) -> None:
         if self.neighbours < 1:
-            raise ValueError(f"neighbours = {self.neighbours}: give 1 or more")
+            raise ValueError(f"neighbours must be 1 or more, got {self.neighbours}")
         if not 0 <= self.min_kept <= 1:
-            raise ValueError(f"min_kept = {self.min_kept}: give a share, 0 to 1")
+            raise ValueError(f"min_kept must be a share, 0 to 1, got {self.min_kept}")
 
     def make(self) -> None:
         """Write the file if it does not exist.
@@ -102,8 +102,8 @@ class PseudoPairs:
         pairs = list(self._pairs())
         if not pairs:
             raise ValueError(
-                "no rewriting has a GM above 0: give thresholds that fit the judges, or a lower "
-                "min_kept"
+                "no rewriting has a GM above 0. Use thresholds that fit the judges, or a lower "
+                "min_kept."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "".join(json_line(pair._asdict()) for pair in pairs))
@@ -219,7 +219,7 @@ class _Lenders:
 
 
 def rewritings(source: str, lenders: Sequence[str]) -> Counter[str]:
-    """Return the source with some of its words exchanged for those of other sentences.
+    """Return the source with some of its words exchanged for words of other sentences.
 
     Source and lender are aligned word by word. Where they differ, all places, each place, or each
     two places are exchanged, except where the lender has three words more or longer: these run two
@@ -267,7 +267,7 @@ def best_rewritings(
 ) -> Mapping[str, str]:
     """Choose the rewriting of each source with the best GM · (1 + log lenders).
 
-    What several lenders agree on is rarely an accident. The language model, the slowest judge,
+    Agreement of several lenders is rarely an accident. The language model, the slowest judge,
     reads the candidates that are best by the other two.
 
     Args:

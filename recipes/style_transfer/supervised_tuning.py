@@ -108,7 +108,7 @@ class PairData(PromptBatches):
         batch_size: Pairs per step.
         steps: Number of batches; the trainer's `max_steps` may stop earlier.
         seed: Seed of the order.
-        models: Models that are trained first where their folders do not exist, such as the judges
+        models: Models that are trained first if their folders do not exist, such as the judges
             of the pairs.
     """
 

@@ -88,7 +88,7 @@ def draw_transfer_paths(
 
     The left panel has the error rate, 1 - accuracy, on x and the similarity on y, so that upper
     left is better; the right one the similarity on x and the perplexity on y, so that lower right
-    is better. Steps stand beside all points of a single run, and beside the last ones of several.
+    is better. Steps are shown at all points of a single run, and at the last points of several.
 
     Args:
         runs: Name and validations of each run.

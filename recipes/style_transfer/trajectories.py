@@ -43,7 +43,7 @@ class MetricKeys:
         accuracy: Key of the accuracy (score/corpus/accuracy or score/accuracy).
         similarity: Key of the similarity (score/corpus/similarity or score/similarity).
         perplexity: Key of the perplexity (score/corpus/perplexity or score/perplexity).
-        gm: Key of the GM (score/corpus/gm or score/gm; a run without is given the GM of its
+        gm: Key of the GM (score/corpus/gm or score/gm; a run without it gets the GM of the
             other three).
     """
 
@@ -100,7 +100,7 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     with user_errors(parser):
         if not 0 <= options.accuracy <= 1:
-            raise ValueError(f"accuracy = {options.accuracy}: give a share, 0 to 1")
+            raise ValueError(f"accuracy must be a share, 0 to 1, got {options.accuracy}")
         found = [
             read_trajectory(read_run(name), options.metrics, options.thresholds)
             for name in options.runs
@@ -127,11 +127,11 @@ def read_trajectory(
             paper's thresholds.
 
     Raises:
-        ValueError: The run has no steps, lacks a metric, or has no validation with all of them; or
+        ValueError: The run does not have steps, a metric, or a validation with all metrics; or
             a value is out of range.
     """
     if not run.curves:
-        raise ValueError(f"{run.name} has no steps: give the folder of a logger")
+        raise ValueError(f"{run.name} has no steps, must be the folder of a logger")
     if metrics.gm is not None and thresholds is not None:
         raise ValueError("metrics.gm and thresholds are both given: a GM is read or computed")
     names = ("accuracy", "similarity", "perplexity")
@@ -173,7 +173,7 @@ def print_rows(trajectories: Sequence[Trajectory], accuracy: float) -> None:
             table.add_row(str(number), name, str(point.step), *values, f"{each.gm[i]:.1f}")
         if not any(value > 0 for value in each.gm):
             console.print(
-                "  GM is 0 at every validation, so its best is the first: see --thresholds",
+                "  GM is 0 at every validation, so its best is the first. See --thresholds.",
                 soft_wrap=True,
             )
     console.print()
@@ -204,6 +204,6 @@ def _key(run: Run, name: str, named: str | None) -> str:
             return key
     hint = did_you_mean(named or name, run.curves, str)
     raise ValueError(
-        f"{run.name} has no {' or '.join(wanted)}{hint}: name its {name} by --metrics.{name}=KEY, "
-        f"one of {', '.join(run.curves)}"
+        f"{run.name} has no {' or '.join(wanted)}{hint}. Name its {name} by --metrics.{name}=KEY, "
+        f"one of {', '.join(run.curves)}."
     )

@@ -78,7 +78,7 @@ def test_scores_by_prompt_raise_the_alarm(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'reward' is not logged: choose one of"):
+    with pytest.raises(ValueError, match="'reward' is not logged, must be one of"):
         BestCheckpoint(tmp_path, RULES)(10, {"rewards": 1.0, "acc": 1.0})
     with pytest.raises(ValueError, match=r"checkpoint must have \{step\}"):
         BestCheckpoint(tmp_path, RULES, "global_step")

@@ -76,15 +76,15 @@ def test_a_special_token_given_as_a_string_is_one_token(reward, letters) -> None
 
 def test_error_messages(reward, letters, kinds) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
-    with pytest.raises(ValueError, match="'tone', but the dataset has prompt, label: give one"):
+    with pytest.raises(ValueError, match=r"'tone', but the dataset has prompt, label\. Use one"):
         reward_func(["ab"], ["a"], ["glad"])
     with pytest.raises(
         ValueError, match=r"queries\[0\] = 'ab' does not start with prompts\[0\] = 'b'"
     ):
         reward_func(["ab"], ["b"], ["glad"])
-    with pytest.raises(TypeError, match=r"components\['share'\] is a float: give one score of"):
+    with pytest.raises(TypeError, match=r"components\['share'\] is a float, must be one score of"):
         as_reward_func({"share": 1.0}, [], -9.0)
-    with pytest.raises(ValueError, match="failed_score = inf: give a finite number"):
+    with pytest.raises(ValueError, match="failed_score must be finite, got inf"):
         as_reward_func(reward, [], float("inf"))
     with pytest.raises(ValueError, match="a component 'failed'"):
         as_reward_func(Reward({"failed": letters["share"]}), [], -9.0)

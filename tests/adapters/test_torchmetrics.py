@@ -183,23 +183,25 @@ def test_lightning_logs_and_resets_each_epoch(letters, kinds, tmp_path) -> None:
 
 
 def test_error_messages(letters, kinds) -> None:
-    with pytest.raises(ValueError, match=r"use ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
+    with pytest.raises(ValueError, match=r"Use ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
         ScoreMean(kinds["kinds"])
     for metric_type in (ScoreMean, FailRate, ScoreOfAll):
-        with pytest.raises(ValueError, match="component is a Letters with 2 scores: give one of"):
+        with pytest.raises(ValueError, match=r"component is a Letters with 2 scores. Choose one: "):
             metric_type(letters)
-        with pytest.raises(TypeError, match="component is a str: give one score of a scorer"):
+        with pytest.raises(TypeError, match="component is a str, must be one score of a scorer"):
             metric_type("share")
-    with pytest.raises(TypeError, match="'ab' is a str: put it in a list"):
+    with pytest.raises(TypeError, match="'ab' is a str, put it in a list"):
         ScoreMean(letters["share"]).update("ab")
-    with pytest.raises(TypeError, match="lable = 'x' is not a column of Samples: give texts, "):
+    with pytest.raises(
+        TypeError, match="lable = 'x' is not a column of Samples, must be one of texts, "
+    ):
         ScoreOfAll(letters["share"]).update(["ab"], lable="x")
     metric = ScoreOfAll(kinds["kinds"])
     with pytest.raises(ValueError, match="1 ids for 2 samples"):
         metric.update(Samples(["a", "b"]), ids=[1])
     metric.update(Samples(["a", "b"]), ids=[1, 2])
     metric.update(Samples(["a"]))
-    with pytest.raises(ValueError, match="ids were given for 2 of 3 samples"):
+    with pytest.raises(ValueError, match="ids were passed for 2 of 3 samples"):
         metric.compute()
     metric.reset()
     metric.update(Samples(["a"]))

@@ -98,7 +98,13 @@ LABELLED = TrainerRoutes(-9.0, {"labels": "label"})
     [
         (OPTIONS, "/get_reward", {"query": ["ab"], "prompts": ["b"]}, "query", "does not start wi"),
         (OPTIONS, "/get_reward", {"query": ["ab"], "prompts": []}, "query", "prompts has 0 items"),
-        (LABELLED, "/get_reward", {"query": ["a"], "prompts": [""]}, "query", "has no labels: giv"),
+        (
+            LABELLED,
+            "/get_reward",
+            {"query": ["a"], "prompts": [""]},
+            "query",
+            "has no labels. Add a label",
+        ),
         (
             LABELLED,
             "/get_reward",
@@ -106,10 +112,10 @@ LABELLED = TrainerRoutes(-9.0, {"labels": "label"})
             "query",
             "labels[0] = None is a NoneType",
         ),
-        (LABELLED, "/slime", {"prompt": "", "response": "a"}, "response", "has no labels: give"),
+        (LABELLED, "/slime", {"prompt": "", "response": "a"}, "response", "has no labels. Add a"),
         (OPTIONS, "/slime", {"prompt": "", "response": 3}, "response", "valid string"),
-        (LABELLED, "/classify", {"input": "a"}, "input", "start it with --trainers.template.resp"),
-        (OPTIONS, "/classify", {"input": "ab"}, "input", "has no '<end>\\n<bot>': give the text"),
+        (LABELLED, "/classify", {"input": "a"}, "input", "Start it with --trainers.template.resp"),
+        (OPTIONS, "/classify", {"input": "ab"}, "input", "does not contain '<end>\\n<bot>'"),
         (OPTIONS, "/classify", {"input": "a<end>\n<bot>b"}, "input", "template.prompt_start"),
         (OPTIONS, "/classify", {"input": "<user>a<end>\n<bot>b"}, "input", "template.response_end"),
         (OPTIONS, "/classify", {"input": "a", "use_activation": True}, "input", "no activation"),
@@ -186,7 +192,7 @@ def test_options_that_cannot_work_are_refused_at_the_start(
     reward: Reward, letters: Any, kinds: Any
 ) -> None:
     for failed_score in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="give a finite number"):
+        with pytest.raises(ValueError, match="must be finite"):
             trainer_routes(TrainerRoutes(failed_score), reward)
     with pytest.raises(ValueError, match="kinds is computed over several samples at once"):
         trainer_routes(TrainerRoutes(0.0), Reward({"kinds": kinds["kinds"]}))
@@ -194,15 +200,15 @@ def test_options_that_cannot_work_are_refused_at_the_start(
         with pytest.raises(ValueError, match=f"a component '{name}'"):
             trainer_routes(TrainerRoutes(0.0), Reward({name: letters["share"]}))
     coherence = Reward({"coherence": CTRLEval(task="sentiment")["attribute_relevance"]})
-    with pytest.raises(ValueError, match=r"needs labels: give columns.labels = 'label'"):
+    with pytest.raises(ValueError, match=r"needs labels\. Set columns\.labels to 'label'"):
         trainer_routes(TrainerRoutes(0.0, {"prefixes": "prompt"}), coherence)
     with pytest.raises(ValueError, match=r"whose requests have no labels.*maps labels"):
         trainer_routes(TrainerRoutes(0.0, {"labels": "label"}, template=MARKERS), reward)
-    with pytest.raises(ValueError, match="'tones' is not a column"):
+    with pytest.raises(ValueError, match="'tones' can't be mapped"):
         TrainerRoutes(0.0, {"tones": "label"})
     with pytest.raises(ValueError, match="labels is in columns and in constants"):
         TrainerRoutes(0.0, {"labels": "label"}, {"labels": "positive"})
-    with pytest.raises(ValueError, match="patience = -1"):
+    with pytest.raises(ValueError, match="patience must be 0 seconds or more, got -1"):
         TrainerRoutes(0.0, patience=-1)
     with pytest.raises(ValueError, match="response_start is empty"):
         TemplateMarkers("")

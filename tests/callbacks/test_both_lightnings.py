@@ -65,7 +65,7 @@ def test_a_callback_of_the_other_package_is_refused(
     name: str, ours: dict[str, type], theirs: object, right: str, curve, tmp_path
 ) -> None:
     trainer = trainer_of(theirs, tmp_path, callbacks=[build(name, ours, curve)], logger=False)
-    with pytest.raises(Exception, match=f"use `from {right} import {name}`") as error:
+    with pytest.raises(Exception, match=f"Use `from {right} import {name}`") as error:
         trainer.fit(module_of(theirs))
     assert type(error.value).__name__ == "MisconfigurationException"
 

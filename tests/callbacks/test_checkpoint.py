@@ -89,7 +89,7 @@ def test_adapters_are_written_and_removed_with_their_checkpoints(
 def test_a_key_that_is_not_logged(fit, counter, curve, held_out) -> None:
     with pytest.raises(
         MisconfigurationException,
-        match=r"RewardCheckpoint: 'score/nothing' is not logged: .*'score/v'",
+        match=r"RewardCheckpoint: 'score/nothing' is not logged, must be one of .*'score/v'",
     ):
         fit(counter(), [RewardCheckpoint("score/nothing", "max"), watch(curve(VALUES), held_out)])
 
@@ -138,7 +138,7 @@ def test_leftovers_of_a_killed_export_are_replaced(fit, tuned, curve, held_out, 
 
 def test_adapters_need_a_local_folder(fit, tuned, curve, held_out) -> None:
     keeper = RewardCheckpoint("score/v", dirpath="memory://kept")
-    with pytest.raises(MisconfigurationException, match=r"dirpath = 'memory://kept': adapters"):
+    with pytest.raises(MisconfigurationException, match=r"dirpath must be a local folder"):
         fit(tuned(), [keeper, watch(curve(VALUES), held_out)])
 
 
@@ -227,6 +227,6 @@ def test_resumes_from_the_last_validation_after_sigkill(
 def test_a_constraint_on_a_missing_key_lists_the_logged_keys(fit, counter, curve, held_out) -> None:
     keeper = RewardCheckpoint("score/v", constraints={"score/x": (0.5, None)})
     with pytest.raises(
-        MisconfigurationException, match=r"RewardCheckpoint: 'score/x' is not logged: .*'score/l'"
+        MisconfigurationException, match=r"RewardCheckpoint: 'score/x' is not logged, .*'score/l'"
     ):
         fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=1)

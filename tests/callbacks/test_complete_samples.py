@@ -145,7 +145,7 @@ def test_what_cannot_generate_is_refused_before_training(
 
     data = PROMPTS.replace(texts=["A rewrite"] * 3, prefixes=None)
     for module, samples, message in (
-        (Silent(), PROMPTS, r"Silent has none: define complete\(.*or, .*complete_samples\("),
+        (Silent(), PROMPTS, r"Silent has neither. Define complete\(.*or, .*complete_samples\("),
         (Restyler(), data, r"sources and texts, but no prefixes"),
     ):
         callbacks = [kind({"v": curve(PROXY)["value"]}, samples), RewardCheckpoint("score/v")]

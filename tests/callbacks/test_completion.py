@@ -155,5 +155,5 @@ def test_texts_of_a_data_set_are_no_beginnings() -> None:
 
 
 def test_a_module_needs_one_of_the_methods() -> None:
-    with pytest.raises(ValueError, match=r"object has none: define complete\(.*complete_samples\("):
+    with pytest.raises(ValueError, match=r"object has neither. Define complete\(.*_samples\("):
         generate(object(), ["a"])

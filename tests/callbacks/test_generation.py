@@ -277,12 +277,12 @@ def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) ->
         val_dataloader = counter.val_dataloader
 
     assert isinstance(counter(), TextGenerator)
-    with pytest.raises(MisconfigurationException, match=r"Silent has none: define complete"):
+    with pytest.raises(MisconfigurationException, match=r"Silent has neither. Define complete"):
         fit(Silent(), [GenerationScorer({"v": curve([0.0])["value"]}, held_out)])
 
 
 def test_a_run_without_validation_is_rejected(fit, counter, curve, held_out) -> None:
-    with pytest.raises(MisconfigurationException, match="scores at validation, and this run has"):
+    with pytest.raises(MisconfigurationException, match="scores at validation, but this run has"):
         fit(
             counter(),
             [GenerationScorer({"v": curve([0.0])["value"]}, held_out)],
@@ -295,10 +295,14 @@ def test_a_run_without_validation_is_rejected(fit, counter, curve, held_out) -> 
     [
         ({"scores": {}}, ValueError, "scores is empty"),
         ({"scores": {"v": "value"}}, TypeError, r"scores\['v'\] is a str"),
-        ({"samples": Samples(texts=[])}, ValueError, "samples has no items"),
-        ({"every_n_validations": 0}, ValueError, "every_n_validations = 0"),
-        ({"generations_per_prompt": 0}, ValueError, "generations_per_prompt = 0"),
-        ({"table_rows": 0}, ValueError, "table_rows = 0"),
+        ({"samples": Samples(texts=[])}, ValueError, "samples is empty"),
+        ({"every_n_validations": 0}, ValueError, "every_n_validations must be positive, got 0"),
+        (
+            {"generations_per_prompt": 0},
+            ValueError,
+            "generations_per_prompt must be positive, got 0",
+        ),
+        ({"table_rows": 0}, ValueError, "table_rows must be positive, got 0"),
     ],
 )
 def test_bad_arguments(changes, error, message, curve, held_out) -> None:

@@ -282,31 +282,31 @@ def test_two_guards_have_separate_states() -> None:
 
 def test_bad_arguments(fit, counter, writer, prompts) -> None:
     for changes, error, message in [
-        ({"held_out": "score/length"}, ValueError, "both 'score/length'"),
-        ({"window": 3}, ValueError, "window = 3: give 4 to 16"),
-        ({"window": 17}, ValueError, "window = 17: give 4 to 16"),
+        ({"held_out": "score/length"}, ValueError, "got 'score/length' for both"),
+        ({"window": 3}, ValueError, "window must be 4 to 16 scored validations, got 3"),
+        ({"window": 17}, ValueError, "window must be 4 to 16 scored validations, got 17"),
         (
             {"window": 6},
             ValueError,
-            r"level = 0.01: the smallest p-value of a window of 6 is 0.031",
+            r"at least 0.031, the smallest p-value of a window of 6, got 0.01",
         ),
         ({"level": 1.0}, ValueError, "level must be between 0 and 1"),
         (
             {"proxy_mode": "up"},
             MisconfigurationException,
-            "ProxyGuard: proxy_mode = 'up': give 'max'",
+            "ProxyGuard: proxy_mode must be 'max'",
         ),
     ]:
         with pytest.raises(error, match=message):
             guard(**changes)
     contrary = guard(held_out="score/padding", held_out_mode="max")
-    with pytest.raises(MisconfigurationException, match="use held_out_mode='min'"):
+    with pytest.raises(MisconfigurationException, match="Use held_out_mode='min'"):
         fit(writer("steady"), [watch(prompts), contrary])
     with pytest.raises(
-        MisconfigurationException, match="list ProxyGuard after the GenerationScorer"
+        MisconfigurationException, match="List ProxyGuard after the GenerationScorer"
     ):
         fit(writer("steady"), [guard(), watch(prompts)])
     with pytest.raises(
-        MisconfigurationException, match=r"ProxyGuard: 'x' is not logged: .*'score/length'"
+        MisconfigurationException, match=r"ProxyGuard: 'x' is not logged, .*'score/length'"
     ):
         fit(writer("steady"), [watch(prompts), guard(proxy="x", proxy_mode="max")])

@@ -53,9 +53,9 @@ def test_fast_dev_run_writes_nothing(fit, writer, tmp_path: Path) -> None:
 
 
 def test_bad_arguments_are_named(fit, counter) -> None:
-    with pytest.raises(ValueError, match="every_n_batches = 0: give a positive number"):
+    with pytest.raises(ValueError, match="every_n_batches must be positive, got 0"):
         RolloutSamples(0)
-    with pytest.raises(ValueError, match="table_rows = -1"):
+    with pytest.raises(ValueError, match="table_rows must be positive, got -1"):
         RolloutSamples(table_rows=-1)
-    with pytest.raises(MisconfigurationException, match="last_rollout, and Counter has none"):
+    with pytest.raises(MisconfigurationException, match="and Counter does not have it"):
         fit(counter(), [RolloutSamples()])

@@ -334,7 +334,7 @@ def test_the_module_is_restored(tuner, fit) -> None:
 
 
 def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None:
-    with pytest.raises(MisconfigurationException, match=r"Counter: define self\.reward, a Reward"):
+    with pytest.raises(MisconfigurationException, match=r"Counter\. Define self\.reward, a Reward"):
         fit(counter(), RewardShaping(normalise=True), 1)
     module = tuner()
     module.shape_rewards = other = lambda samples, scored, lengths, baseline: scored.total
@@ -351,14 +351,14 @@ def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None
         (
             {"fun": [(0, 1.0)]},
             "weighted",
-            r"weights\['fun'\]: the reward has no such component, only share, length",
+            r"weights has the key 'fun', but the components of the reward are share, length",
         ),
         (
             {"share": [(0, 1.0), (9, -0.5)]},
             "weighted",
-            r"share is better when higher, .* give 0\.5",
+            r"share is better when higher, .* Use 0\.5",
         ),
-        ({"share": [(0, 1.0)]}, lambda scores: scores["share"], "build it with aggregate='weight"),
+        ({"share": [(0, 1.0)]}, lambda scores: scores["share"], "Build it with aggregate='weight"),
     ],
 )
 def test_weights_that_do_not_fit_the_reward(
@@ -372,21 +372,27 @@ def test_weights_that_do_not_fit_the_reward(
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: RewardShaping(), "nothing to shape: give at least one of weights, clip"),
-        (lambda: RewardShaping({"a": []}), r"weights\['a'\] = \[\]: give pairs"),
+        (lambda: RewardShaping(), "nothing to shape, must have at least one of weights, clip"),
+        (lambda: RewardShaping({"a": []}), r"weights\['a'\] must be pairs .*, got \[\]"),
         (lambda: RewardShaping({"a": [(5, 1.0), (5, 2.0)]}), "by increasing step"),
-        (lambda: RewardShaping(clip=(1.0, -1.0)), r"clip = \(1\.0, -1\.0\): give the smaller"),
-        (lambda: RewardShaping(kl_target=0.0), r"kl_target = 0\.0: give nats per token"),
-        (lambda: RewardShaping(kl_target=1.0, kl_horizon=0.5), r"kl_horizon = 0\.5: give 1 batch"),
-        (lambda: LengthWindow(5, 4, 0.1), "low = 5, high = 4: give 0 <= low <= high"),
-        (lambda: LengthWindow(0, 4, -0.1), r"cost = -0\.1 would be a bonus: give 0\.1"),
-        (lambda: SoftOverlong(10, 0), "cache = 0: give 1 to longest = 10 tokens"),
-        (lambda: SoftOverlong(10, 5, -1.0), r"weight = -1\.0 would be a bonus: give 1\.0"),
+        (
+            lambda: RewardShaping(clip=(1.0, -1.0)),
+            r"the smaller bound first, .*, got \(1\.0, -1\.0\)",
+        ),
+        (lambda: RewardShaping(kl_target=0.0), r"kl_target must be positive .*, got 0\.0"),
+        (
+            lambda: RewardShaping(kl_target=1.0, kl_horizon=0.5),
+            r"kl_horizon must be 1 batch or more, got 0\.5",
+        ),
+        (lambda: LengthWindow(5, 4, 0.1), "must be 0 <= low <= high, got low = 5, high = 4"),
+        (lambda: LengthWindow(0, 4, -0.1), r"cost must be 0 or more, got -0\.1"),
+        (lambda: SoftOverlong(10, 0), "cache must be 1 to longest = 10 tokens, got 0"),
+        (lambda: SoftOverlong(10, 5, -1.0), r"weight must be 0 or more, got -1\.0"),
         (
             lambda: Potential(Vowels()["count"], discount=1.5),
-            r"discount = 1\.5: give a number in \[0, 1\]",
+            r"discount must be in \[0, 1\], got 1\.5",
         ),
-        (lambda: Potential(Vowels()["count"], -1.0), r"count is better when higher, .* give 1\.0"),
+        (lambda: Potential(Vowels()["count"], -1.0), r"count is better when higher, .* Use 1\.0"),
     ],
 )
 def test_bad_arguments(build: Callable[[], object], message: str) -> None:
@@ -495,7 +501,9 @@ def test_a_module_without_a_reference_policy_is_an_error(tuner, fit) -> None:
         reward = Reward({"length": lambda texts: [*map(len, texts)]})
         shape_rewards = None
 
-    message = "needs a policy to compare with, which Plain lacks: define complete_as_reference"
+    message = (
+        "needs a policy to compare with, which Plain does not have. Define complete_as_reference"
+    )
     shaping = RewardShaping(reference=ReferenceReward())
     with pytest.raises(MisconfigurationException, match=message):
         shaping.setup(pl.Trainer(logger=False, callbacks=[shaping]), Plain(), "fit")
@@ -531,7 +539,7 @@ def test_a_baseline_has_the_mean_length_of_what_it_is_compared_with(tuner, fit) 
 
 def test_a_negative_reward_would_gain_by_length(tuner, share, fit) -> None:
     module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
-    with pytest.raises(ValueError, match=r"is -\d.*: length_alpha multiplies rewards, of which"):
+    with pytest.raises(ValueError, match=r"is -\d.*, but length_alpha multiplies rewards, and"):
         fit(module, RewardShaping(length_alpha=1.0), 1)
     module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
     fit(module, RewardShaping(length_alpha=1.0, reference=ReferenceReward("sources")), 1)
@@ -723,15 +731,15 @@ def test_every_logged_name_of_a_guard_is_documented(tuner, share, fit) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: UsefulRange(), "low and high are None: give at least one bound"),
-        (lambda: UsefulRange(0.5, 0.1), r"low = 0\.5 is above high = 0\.1: give low <= high"),
-        (lambda: RewardShaping(ranges={}), "ranges is empty: give name → UsefulRange"),
+        (lambda: UsefulRange(), "low and high are None, must have at least one bound"),
+        (lambda: UsefulRange(0.5, 0.1), r"low must not exceed high, got low = 0\.5, high = 0\.1"),
+        (lambda: RewardShaping(ranges={}), "ranges is empty, must map a name to UsefulRange"),
         (
             lambda: RewardShaping(ranges={"a": UsefulRange(0)}, range_rate=0),
-            "range_rate = 0: give a positive number",
+            "range_rate must be positive, got 0",
         ),
-        (lambda: RewardShaping(length_alpha=0.0), r"length_alpha = 0\.0: give a positive number"),
-        (lambda: ReferenceReward(scale=0.0), r"scale = 0\.0: give a positive number"),
+        (lambda: RewardShaping(length_alpha=0.0), r"length_alpha must be positive, got 0\.0"),
+        (lambda: ReferenceReward(scale=0.0), r"scale must be positive, got 0\.0"),
     ],
 )
 def test_bad_options_of_guards(build: Callable[[], object], message: str) -> None:

@@ -496,8 +496,8 @@ def test_fast_dev_run_starts_no_run(fit: Fit, counter, report, tmp_path) -> None
 
 
 def test_one_logger_is_needed(fit: Fit, counter, report, tmp_path) -> None:
-    with pytest.raises(MisconfigurationException, match=r"use WandbReport\(WandbLogger\(project"):
+    with pytest.raises(MisconfigurationException, match=r"Use WandbReport\(WandbLogger\(project"):
         fit(counter(), [WandbReport()])
     both: Sequence[Any] = [WandbLogger(save_dir=tmp_path, offline=True)]
-    with pytest.raises(MisconfigurationException, match="give a WandbLogger to WandbReport alone"):
+    with pytest.raises(MisconfigurationException, match="Pass a WandbLogger to WandbReport alone"):
         fit(counter(), [report()], logger=both)

@@ -185,12 +185,12 @@ def test_only_the_first_gaps_are_printed(
     [
         (["absent", "b.json"], "there is no file or folder absent"),
         (["a.json", "b.json", "--metrics", "z"], "no metric matches z: there are x"),
-        (["a.json", "b.json"], "the runs have no metric in common: run 1 has x, run 2 has y"),
-        (["a.json", "c.csv"], "the runs have no study in common: there are"),
+        (["a.json", "b.json"], "the runs have no metric in common. Run 1 has x, run 2 has y"),
+        (["a.json", "c.csv"], "the runs have no study in common, only "),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
-        (["logged", "logged"], "logged/metrics.csv:2 has no step: give one in each row"),
-        (["twice.csv", "a.json"], "twice.csv:1 has several columns 'x': rename all but one"),
+        (["logged", "logged"], "logged/metrics.csv:2 has no step, must have one in each row"),
+        (["twice.csv", "a.json"], "twice.csv:1 has several columns 'x'. Rename all but one"),
     ],
 )
 def test_errors_name_the_fix(

@@ -203,7 +203,7 @@ MISTYPED = {
     "score in.jsonl": "the following arguments are required: output, scorers",
     "score in.jsonl out.csv --scorers Perplexty": "Perplexty (did you mean Perplexity?)",
     "score in.jsnl out.csv --scorers Perplexity": "in.jsnl (did you mean in.jsonl?)",
-    "score in.jsonl out.xlsx --scorers Perplexity": "out.xlsx ends in '.xlsx': give .jsonl",
+    "score in.jsonl out.xlsx --scorers Perplexity": "out.xlsx must end in one of .jsonl",
     "score in.jsonl out.csv --scorer Perplexity": "--scorer (did you mean --scorers?)",
     "trian": "there is no command 'trian' (did you mean train?)",
 }
@@ -249,7 +249,7 @@ MISTAKES = {
     "in a group": (
         edited([*INIT, "generation", "temperature"], 0, "temprature"),
         "model.init_args.generation.temprature", "mean 'temperature'?"),
-    "old name": (edited([*INIT, "lora", "r"], 0, "rank"), "model.init_args.lora.rank", "use r"),
+    "old name": (edited([*INIT, "lora", "r"], 0, "rank"), "model.init_args.lora.rank", "Use r"),
     "of a reward": (
         edited([*INIT, "reward", "init_args", "fluency"], 0, "fluenc"),
         "model.init_args.reward.init_args.fluenc", "mean 'fluency'?"),
@@ -278,8 +278,8 @@ MISTAKES = {
     "model": (edited([*INIT, "model"], "smollm-135m"), "model = 'smollm-135m'", "'smollm2-135m'?"),
     "lacking": (edited([*INIT], {"model": "m"}), "model", "lacks reward"),
     "range": (
-        edited([*INIT, "generation", "temperature"], -1), "generation.temperature = -1",
-        "positive"),
+        edited([*INIT, "generation", "temperature"], -1), "generation.temperature",
+        "must be positive, got -1"),
     "value": (
         edited(["trainer", "callbacks", 4, "init_args", "dirpath"], "${trainer.root}"),
         "${trainer.root}", "only ${trainer.default_root_dir}"),

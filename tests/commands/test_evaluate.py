@@ -290,7 +290,7 @@ def test_a_tuned_adapter_is_evaluated_from_its_run(
     selected = evaluated("selected", model=tmp_path / "run")
     assert content(selected)["texts.jsonl"] == content(other)["texts.jsonl"]
     policy.save_pretrained(str(checkpoints / "step=000010-adapter"))
-    with pytest.raises(ValueError, match=r"has 2 adapters: give one of .*step=000005-adapter, "):
+    with pytest.raises(ValueError, match=r"has 2 adapters, choose one of .*step=000005-adapter, "):
         find_model(str(tmp_path / "run"))
 
 
@@ -459,7 +459,7 @@ def test_the_card_and_a_yaml_file(
         ({"template": "{prefix}, {length}, {sentiment}"}, "must end in {prefix}"),
         ({"template": "{length {sentiment}: {prefix}"}, "template = '{length {sent"),
         ({"prefixes": "pplmm"}, "(did you mean 'pplm'?)"),
-        ({"completions": 0}, "completions = 0"),
+        ({"completions": 0}, "completions must be positive, got 0"),
         ({"label_map": "negative"}, "label_map = 'negative' must be OLD=NEW"),
         ({"label_map": "negative=NEG"}, "'NEG' is not a label of the classifier for 'sentiment'"),
         ({"base": "smollm2-135m"}, "is not the folder of an adapter"),
@@ -485,7 +485,7 @@ def test_a_mistake_is_named_before_anything_is_generated(
     [
         (["--labels", "negative"], "labels = 'negative' has no attribute"),
         (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
-        (["--labels", "mood=sad,glad"], "attribute 'mood' has no classifier"),
+        (["--labels", "mood=sad,glad"], "attribute 'mood' needs a classifier"),
         (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),
         (["--labels", "sentiment=a,b", "--classifier", "sentiment"], "must be ATTRIBUTE=MODEL"),
     ],

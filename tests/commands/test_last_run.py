@@ -95,7 +95,7 @@ def test_a_run_among_other_files_is_neither_moved_nor_replaced(
     folder = folder_with(files)
     before = content(folder)
     other = files[-1].split("/")[0]
-    message = f"demo has the files of a run, and also holds {other}, so it is not moved"
+    message = f"demo has the files of a run, and also contains {other}, so it is not moved"
     with pytest.raises(ValueError, match=message):
         move_last_run_aside(folder)
     assert content(folder) == before
@@ -108,7 +108,7 @@ def test_the_working_directory_is_not_moved(
 ) -> None:
     folder = folder_with([*RUN, "samples/score/step=000001.jsonl"])
     monkeypatch.chdir(folder / place)
-    with pytest.raises(ValueError, match="is the working directory or holds it"):
+    with pytest.raises(ValueError, match="is the working directory or contains it"):
         move_last_run_aside(Path(".") if place == "." else Path(".."))
     assert folder.is_dir()
 
@@ -182,7 +182,7 @@ def test_one_of_several_runs_that_start_at_once_has_the_folder(
     for resumed in (False, True):
         (words,) = runs(1, resumed).values()
         assert words.startswith(f"{folder} is in use by process {holder} on ")
-        assert "give another --trainer.default_root_dir" in words
+        assert "Use another --trainer.default_root_dir" in words
     os.kill(holder, signal.SIGKILL)
     ((holder, words),) = runs(1, resumed=True).items()
     os.kill(holder, signal.SIGKILL)

@@ -142,8 +142,8 @@ def test_a_crash_loses_no_reward(
 def test_one_prompt_with_two_targets_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     write(rows(prompt=["p", "p"], text=["a", "bb"], label=["glad", "sad"]))
     assert (
-        "in.jsonl:2: label = 'sad', and 'glad' at in.jsonl:1 for the same prompt, 'p': give a "
-        "prompt that says which, or ignore the column with --columns.label=null"
+        "in.jsonl:2: label = 'sad', but 'glad' at in.jsonl:1 for the same prompt, 'p'. State the "
+        "label in the prompt, or ignore the column with --columns.label=null"
     ) in fails(capsys)
     assert len(run("--columns.label=null")) == 1
 
@@ -186,5 +186,5 @@ def test_an_existing_output_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     run()
     with pytest.raises(SystemExit):
         run("--margin", "9")
-    assert "out.jsonl exists: delete it, or give another file" in capsys.readouterr().err
+    assert "out.jsonl exists. Delete it, or use another file" in capsys.readouterr().err
     assert len(read_rows(Path("out.jsonl"))) == 1

@@ -387,12 +387,21 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--replicas=2"], "replicas = 2: give --engine ray"),
-        (["--engine=ray", "--replicas=0"], "replicas = 0"),
-        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus = -1.0: give a positive number"),
-        (["--engine=ray", "--ray.max_queued_requests=0"], "max_queued_requests = 0"),
-        (["--engine=ray", "--ray.address=10.0.0.1:6379"], "port = 0: give a port that is free"),
-        (["--engine=ray", "--replicas=3", "--ray.max_replicas=2"], "max_replicas = 2: give 3"),
+        (["--replicas=2"], "replicas must be 1, or more with --engine ray, got 2"),
+        (["--engine=ray", "--replicas=0"], "replicas must be 1, or more with --engine ray, got 0"),
+        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be positive, got -1.0"),
+        (
+            ["--engine=ray", "--ray.max_queued_requests=0"],
+            "max_queued_requests must be positive, or -1 for no limit, got 0",
+        ),
+        (
+            ["--engine=ray", "--ray.address=10.0.0.1:6379"],
+            "port must be a free port on the cluster's head, got 0",
+        ),
+        (
+            ["--engine=ray", "--replicas=3", "--ray.max_replicas=2"],
+            "max_replicas must be 3 or more, got 2",
+        ),
     ],
 )
 def test_wrong_options_are_named(
@@ -409,7 +418,7 @@ def test_wrong_options_are_named(
 @pytest.mark.parametrize(
     ("resources", "options", "message"),
     [
-        ({"CPU": 2.0}, RayServeOptions(num_cpus=1), "3 replicas of 1 CPU need 3, Ray has 2: give"),
+        ({"CPU": 2.0}, RayServeOptions(num_cpus=1), "3 replicas of 1 CPU need 3, Ray has 2. Set"),
         ({"CPU": 9.0}, RayServeOptions(num_gpus=0.5), "3 replicas of 0.5 GPU need 1.5, Ray has 0"),
     ],
 )
@@ -422,4 +431,4 @@ def test_resources_that_are_not_there_are_an_error_on_one_machine_and_a_warning_
     with pytest.raises(ValueError, match=message):
         _check_resources(resources, 3, options)
     _check_resources(resources, 3, replace(options, address="10.0.0.1:6379"))
-    assert message.removesuffix(": give") in capsys.readouterr().err
+    assert message.removesuffix(". Set") in capsys.readouterr().err

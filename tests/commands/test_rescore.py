@@ -440,7 +440,7 @@ def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixtur
         (["--guard", "reward/total:policy/kl"], "has no key 'policy/kl'"),
         (["--maximise", "score/shar"], "has no key 'score/shar' (did you mean score/share?)"),
         (["--subject_to", "policy/kl<=1"], "has no key 'policy/kl'"),
-        (["--maximise", "score/fail_rate"], "is better when lower: use --minimise"),
+        (["--maximise", "score/fail_rate"], "is better when lower. Use --minimise"),
         (["--names", "held_out"], "has no texts of 'held_out', only of score"),
     ],
 )

@@ -198,7 +198,7 @@ def test_transfer_quality_is_read_from_yaml(capsys: pytest.CaptureFixture[str]) 
     Path("scorers.yaml").write_text(yaml.safe_dump(config))
     write_jsonl("in.jsonl", [{"text": "good", "label": "a", "source": "b", "gm": 1}])
     error = fails("in.jsonl", "out.jsonl", "--config=scorers.yaml", capsys=capsys)
-    assert "in.jsonl already has columns with the names of scores (gm): give --names" in error
+    assert "in.jsonl already has columns with the names of scores (gm). Pass --names" in error
 
 
 def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
@@ -392,14 +392,14 @@ def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str
     content = Path("out.jsonl").read_bytes()
     main(["score", *command])
     printed = capsys.readouterr().out
-    assert "out.jsonl is already complete: delete it to score in.jsonl again" in printed
+    assert "out.jsonl is already complete. Delete it to score in.jsonl again" in printed
     assert Path("out.jsonl").read_bytes() == content
     assert Letters.calls == [10]
     error = fails(*command[:2], "--scorers+=stubs.Rank", capsys=capsys)
     assert "out.jsonl exists but is not a complete output of this command: it has no rank" in error
     write_jsonl("in.jsonl", RECORDS[:-1])
     error = fails(*command, capsys=capsys)
-    assert "it has 10 rows instead of 9. Give another output, or delete it" in error
+    assert "it has 10 rows instead of 9. Use another output, or delete it" in error
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
@@ -416,7 +416,7 @@ def test_a_complete_output_of_other_texts_is_refused(
     write_jsonl("in.jsonl", changed)
     error = fails(*command, capsys=capsys)
     assert f"{output} exists but was made from other rows: text[3] is 'text number 3, eee'" in error
-    assert "not 'a new text'. Give another output" in error
+    assert "not 'a new text'. Use another output" in error
 
 
 def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -425,7 +425,7 @@ def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with open(".out.jsonl.lock", "w") as held:  # as another process would
         fcntl.flock(held, fcntl.LOCK_EX)
         error = fails(*command, capsys=capsys)
-        assert "another process is scoring into out.jsonl: wait for it" in error
+        assert "another process is scoring into out.jsonl. Wait for it" in error
         assert Letters.calls == []
     main(["score", *command])
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
@@ -439,24 +439,27 @@ def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     [
         (
             ["in.jsonl", "out.txt", "--scorers+=stubs.Letters"],
-            "out.txt ends in '.txt': give .jsonl",
+            "out.txt must end in one of .jsonl",
         ),
-        (["in.jsonl", "o.csv", "--scorers=[]"], "scorers is empty: give one or more of Accuracy"),
+        (
+            ["in.jsonl", "o.csv", "--scorers=[]"],
+            "scorers is empty, must be one or more of Accuracy",
+        ),
         (
             ["in.jsonl", "o.csv", *["--scorers+=stubs.Letters"] * 2],
-            "two scorers have a score 'letters': give --names, one per scorer",
+            "two scorers have a score 'letters'. Pass --names, one per scorer",
         ),
         (
             ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--names=[a,b]"],
-            "names = ['a', 'b'] for 1 scorers: give one distinct name per scorer",
+            "names must be one distinct name per scorer, got ['a', 'b'] for 1",
         ),
         (
             ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--chunk=0"],
-            "chunk = 0: give a positive",
+            "chunk must be positive, got 0",
         ),
         (
             ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--columns.text=output"],
-            "there is no column 'output' for text: the file has id, text; name it with",
+            "there is no column 'output' for text, only id, text. Name it with",
         ),
         (
             ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--columns.label=wanted"],
@@ -485,7 +488,7 @@ def test_bad_arguments(
     [
         ("", "the following arguments are required: input, output, scorers scorers: Accuracy, "),
         ("in.jsonl o.csv", "arguments are required: scorers scorers: Accuracy, Alignment,"),
-        ("in.jsonl o.csv --scorers", "scorers is empty: give one or more of Accuracy"),
+        ("in.jsonl o.csv --scorers", "scorers is empty, must be one or more of Accuracy"),
         ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl (did you mean CTRLEval?) scorers: Accuracy"),
         ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
         ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
@@ -516,27 +519,29 @@ def test_bad_arguments(
         ),
         (
             "body.csv o.csv --scorers stubs.Letters",
-            "there is no column 'text' for text: the file has id, body; name it with "
-            "--columns.text=COLUMN",
+            "there is no column 'text' for text, only id, body. Name it with --columns.text=COLUMN",
         ),
         (
             "o.csv in.jsonl --scorers stubs.Letters",
-            "there is no file o.csv: give the texts first, then the output, as in `ctrlreward "
+            "there is no file o.csv. The texts come first, then the output, as in `ctrlreward "
             "score in.jsonl o.csv`",
         ),
         (
             "scored.csv in.jsonl --scorers stubs.Letters",
-            "scored.csv already has columns with the names of scores (letters): give --names, one "
-            "per scorer, to prefix the names of their scores. If this is the output, give it after",
+            "scored.csv already has columns with the names of scores (letters). Pass --names, one "
+            "per scorer, to prefix the names of their scores. If this is the output, put it after",
         ),
         ("inn.jsonl o.csv --scorers stubs.Letters", "inn.jsonl (did you mean in.jsonl?)"),
-        ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input: give another file"),
-        ("in.jsonl . --scorers stubs.Letters", ". is a folder: give a file for the scores"),
+        ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input. Choose another file"),
+        (
+            "in.jsonl . --scorers stubs.Letters",
+            ". is a folder, but the scores of a file go to a file",
+        ),
         (
             ". o.csv --scorers stubs.Letters",
-            ". is a folder and has files of several formats (.csv, .jsonl): give a file, or a",
+            ". is a folder and has files of several formats (.csv, .jsonl), must be a file, or a",
         ),
-        ("in.jsonl o --scorers stubs.Letters", "o ends in '': give .jsonl, .csv, .parquet"),
+        ("in.jsonl o --scorers stubs.Letters", "o must end in one of .jsonl, .csv, .parquet"),
         (
             "in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency",
             "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "

@@ -95,22 +95,22 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "text": (
         rows(row_9={"text": ["a"]}),
         "shard_scorers.Length",
-        "in.jsonl:10: text = ['a'] is of type list: give strings",
+        "in.jsonl:10: text must be a string, got ['a'], a list",
     ),
     "column": (
         [{"text": "a b", "prefix": "a"}] * 9 + [{"text": "a"}],
         "shard_scorers.Length",
-        "in.jsonl:10 has no 'prefix', but the first row has: give it in all rows",
+        "in.jsonl:10 does not have 'prefix', but the first row has it, must be in all rows",
     ),
     "no text": (
         [{"text": "a", "id": 1}] * 9 + [{"id": 2}],
         "shard_scorers.Length",
-        "in.jsonl:10 has no 'text', but the first row has: give it in all rows",
+        "in.jsonl:10 does not have 'text', but the first row has it, must be in all rows",
     ),
     "prefix": (
         [{"text": "a b", "prefix": "a"}] * 9 + [{"text": "a b", "prefix": "b"}],
         "shard_scorers.Length",
-        "in.jsonl:10: prefix = 'b' does not start in.jsonl:10: text = 'a b'",
+        "in.jsonl:10: prefix = 'b' is not the beginning of in.jsonl:10: text = 'a b'",
     ),
     "value that JSON lacks": (
         rows(row_9={"size": float("inf")}),
@@ -139,7 +139,7 @@ TABLES = {
     "end.jsonl": ('{"text": "a"}\n\n{"text": "b"}\n\n', ""),
     "twice.csv": (
         "id,text,text\n1,a,b\n",
-        "twice.csv:1 has several columns 'text': rename",
+        "twice.csv:1 has several columns 'text'. Rename",
     ),
     "short.csv": ("text,id\na,1\nb\n", "short.csv:3 has 1 cells, but the header has 2 columns"),
     "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),
@@ -242,7 +242,7 @@ def test_pipes(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["score", "-", "-", *LENGTH])
     out, err = capfdbinary.readouterr()
-    assert (out, b"error: stdin:2: text = 1 is of type int" in err) == (b"", True)
+    assert (out, b"error: stdin:2: text must be a string, got 1" in err) == (b"", True)
 
 
 def test_labels_of_the_file_are_mapped() -> None:

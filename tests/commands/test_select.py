@@ -200,12 +200,15 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         ((*MAXIMISE, "--stop", "patience=two"), "--stop patience='two' must be int"),
         ((*MAXIMISE, "--stop", "patience=0"), "patience must be at least 1, got 0"),
         ((*MAXIMISE, "--minimise", "loss"), "both given"),
-        ((), "no score is given: --maximise"),
+        ((), "no score is given. Use --maximise"),
         (("--subject_to", "acc>=1", "--guard", "reward:acc"), "--subject-to needs the score"),
         ((*MAXIMISE, "--guard", "acc"), "--guard must be PROXY:HELD_OUT, got 'acc'"),
-        ((*MAXIMISE, "--guard", "reward:reward"), "proxy and held_out are both 'reward'"),
-        (("--pareto", "reward:up,acc:max"), "direction of 'reward' = 'up'"),
-        ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' = 'up'"),
+        (
+            (*MAXIMISE, "--guard", "reward:reward"),
+            "proxy and held_out must be different metrics, got 'reward'",
+        ),
+        (("--pareto", "reward:up,acc:max"), "direction of 'reward' must be one of"),
+        ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' must be one of"),
         ((*MAXIMISE, "--watch", "--prune"), "--prune removes from finished runs"),
         ((*MAXIMISE, "--maximum", "3"), "unrecognized arguments"),
     ],
@@ -225,7 +228,7 @@ def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     status, _, err = select(tmp_path, "--maximise", "score/pp")
     assert status == 2
-    assert "eval_score/pp is better when lower: use --minimise score/pp" in err
+    assert "eval_score/pp is better when lower. Use --minimise score/pp" in err
     assert "step 3" in select(tmp_path, "--minimise", "score/pp")[1]
 
 
@@ -264,7 +267,7 @@ def test_prune_asks(folder: Path, select: Any, monkeypatch: pytest.MonkeyPatch) 
     before = names(folder)
     status, _, err = select(folder, *CONSTRAINED, "--prune")
     assert status == 2
-    assert "add --yes where nobody can answer" in err
+    assert "Add --yes if nobody can answer" in err
     assert names(folder) == before
 
     class Terminal:

@@ -113,14 +113,14 @@ def test_a_device_moves_all_scorers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("soup: 3\n", [], "has no reward: give components, or class_path and init_args"),
+        ("soup: 3\n", [], "has no reward, must have components, or class_path and init_args"),
         ("a: [\n", [], "reward.yaml:2: is not YAML"),
         ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
         ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
         (BARE % "slow", [], "seconds"),
-        (BARE % 0, ["--grace", "0"], "grace = 0"),
-        (BARE % 0, ["--queue.window", "-1"], "window = -1.0"),
-        (BARE % 0, ["--body_bytes", "0"], "body_bytes = 0"),
+        (BARE % 0, ["--grace", "0"], "grace must be at least 1 second, got 0"),
+        (BARE % 0, ["--queue.window", "-1"], "window must be 0 seconds or more, got -1.0"),
+        (BARE % 0, ["--body_bytes", "0"], "body_bytes must be positive, got 0"),
         (BARE % 0, ["--token_file", "no_such_file"], "no_such_file"),
         (BARE % 0, ["--prot", "8"], "did you mean --port"),
     ],

@@ -136,7 +136,7 @@ def test_changed_content_is_refused(
         texts = DataFile("set", "texts.txt", texts.place, texts.address, None, None, blob.strip())
     site.content["/set/texts.txt"] = CONTENT.replace(b"sentence 7 ", b"sentence 8 ")
     expected = {"sha256": str(texts.sha256), "git_blob": blob.strip()}[known]
-    with pytest.raises(OSError, match=rf"has .*, expected {expected}: it is not the file that was"):
+    with pytest.raises(OSError, match=rf"has .*, expected {expected}, so it is not the published"):
         texts.get()
     assert files_in(texts.path.parent) == set()
     site.content["/set/texts.txt"] = CONTENT
@@ -202,7 +202,7 @@ def test_offline_the_error_names_address_file_and_folder(
         "set/texts.txt could not be downloaded from http://127.0.0.1:9/set/texts.txt (ConnectError"
     )
     assert message.endswith(
-        "check the connection and the proxy, or place the file by hand: texts.txt in the folder "
+        "Check the connection and the proxy, or place the file by hand: texts.txt in the folder "
         f"{texts.path.parent}"
     )
     texts.path.write_bytes(b"by hand\n")

@@ -57,7 +57,7 @@ def test_only_the_given_items_are_packed(
 
 @pytest.mark.parametrize("budget", [0, -8])
 def test_a_budget_that_is_not_positive_raises(budget: int) -> None:
-    with pytest.raises(ValueError, match=f"batch_tokens = {budget}: give a positive number"):
+    with pytest.raises(ValueError, match=f"batch_tokens must be positive, got {budget}"):
         token_budget(torch.nn.Linear(1, 1), budget)
 
 

@@ -155,5 +155,5 @@ def test_a_tie_is_upheld_only_by_a_tie() -> None:
 
 
 def test_mismatched_values_raise() -> None:
-    with pytest.raises(ValueError, match="first has 1 values and second has 2"):
+    with pytest.raises(ValueError, match="same length, got 1 and 2 values"):
         correlate([1.0], [1.0, 2.0])

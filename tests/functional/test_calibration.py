@@ -72,12 +72,12 @@ def test_a_reference_text_itself_has_equal_shares(references: np.ndarray) -> Non
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (0, 3, 4), (2, 0, 4)])
 def test_an_array_of_another_shape_raises(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"log_probs has shape \(.*\): give \(texts, evaluators"):
+    with pytest.raises(ValueError, match=r"log_probs must have shape \(texts, evaluators"):
         label_bias(np.zeros(shape))
 
 
 def test_a_log_probability_that_is_not_finite_raises() -> None:
     values = np.zeros((3, 1, 2))
     values[2, 0, 1] = -np.inf
-    with pytest.raises(ValueError, match=r"log_probs\[2, 0, 1\] = -inf is not finite: leave out"):
+    with pytest.raises(ValueError, match=r"log_probs\[2, 0, 1\] = -inf is not finite\. Leave out"):
         label_bias(values)

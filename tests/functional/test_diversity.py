@@ -74,13 +74,13 @@ def test_a_group_without_tokens_is_nan_and_left_out_of_the_mean() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"n = 0: give the length of the n-grams"):
+    with pytest.raises(ValueError, match=r"n, the length of the n-grams, must be 1 or more, got 0"):
         distinct_n([[1]], 0)
-    with pytest.raises(ValueError, match=r"groups has 1 items and token_sequences has 2"):
+    with pytest.raises(ValueError, match=r"groups has 1 items, but token_sequences has 2"):
         distinct_n([[1], [2]], 1, ["a"])
-    with pytest.raises(ValueError, match=r"groups has 1 items and token_sequences has 2"):
+    with pytest.raises(ValueError, match=r"groups has 1 items, but token_sequences has 2"):
         uniqueness([[1], [2]], 1, ["a"])
-    with pytest.raises(ValueError, match=r"n = 0: give the length of the n-grams"):
+    with pytest.raises(ValueError, match=r"n, the length of the n-grams, must be 1 or more, got 0"):
         repetition([1], 0)
 
 

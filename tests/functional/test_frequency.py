@@ -67,11 +67,11 @@ def test_doubling_the_corpus_keeps_idf(corpus: list[list[str]]) -> None:
 
 
 def test_a_str_as_document_raises() -> None:
-    message = r"documents\[1\] = 'the food' is a str: give a list of its words"
+    message = r"documents\[1\] must be a list of words, got 'the food', a str"
     with pytest.raises(TypeError, match=message):
         inverse_document_frequency([["the"], "the food"])
 
 
 def test_no_documents_raise() -> None:
-    with pytest.raises(ValueError, match="documents is empty: give at least one"):
+    with pytest.raises(ValueError, match="documents is empty, must have at least one"):
         inverse_document_frequency([])

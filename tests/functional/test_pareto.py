@@ -63,14 +63,18 @@ def test_no_points() -> None:
 @pytest.mark.parametrize(
     ("values", "directions", "message"),
     [
-        ([[1.0, 2.0]], ["max", "up"], r"directions has 'up': give 'max' or 'min'"),
-        ([[1.0, 2.0]], ["max"], r"has shape \(1, 2\) for 1 directions: give one row per point"),
-        ([1.0, 2.0], ["max", "max"], r"has shape \(2,\) for 2 directions"),
-        (np.empty((2, 0)), [], r"has shape \(2, 0\) for 0 directions.*at least one"),
+        (
+            [[1.0, 2.0]],
+            ["max", "up"],
+            r"directions must be 'max' or 'min' for each value, got 'up'",
+        ),
+        ([[1.0, 2.0]], ["max"], r"one row per point .* got shape \(1, 2\) for 1 directions"),
+        ([1.0, 2.0], ["max", "max"], r"got shape \(2,\) for 2 directions"),
+        (np.empty((2, 0)), [], r"at least one, got shape \(2, 0\) for 0 directions"),
         (
             [[1.0, 2.0], [0.0, math.nan]],
             ["max", "max"],
-            r"values\[1, 1\] is NaN: leave out",
+            r"values\[1, 1\] is NaN\. Leave out",
         ),
     ],
 )

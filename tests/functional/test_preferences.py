@@ -197,7 +197,7 @@ def test_a_reward_of_other_components_is_refused() -> None:
         Reward({"size": Length()}, LEARNED)
     with pytest.raises(ValueError, match="length is better when lower, but the learned aggregate"):
         Reward({"length": Length(higher=False)}, LEARNED)
-    with pytest.raises(ValueError, match="takes no weights"):
+    with pytest.raises(ValueError, match="does not take weights"):
         Reward({"length": (Length(), 2.0)}, LEARNED)
 
 
@@ -226,13 +226,13 @@ def test_a_file_of_another_kind_is_refused(content: str, tmp_path: Path) -> None
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="rejected has the scores b, must have those of"):
+    with pytest.raises(ValueError, match="rejected has the scores b, must have the names in"):
         Preferences({"a": [1.0]}, {"b": [1.0]}, {"a": True})
     with pytest.raises(ValueError, match=r"rejected\['a'\] has shape \(2,\), must be \(1,\)"):
         Preferences({"a": [1.0]}, {"a": [1.0, 2.0]}, {"a": True})
-    with pytest.raises(ValueError, match="groups has 2 items for 1 pairs"):
+    with pytest.raises(ValueError, match="one item per pair, got 2 for 1 pairs"):
         Preferences({"a": [1.0]}, {"a": [1.0]}, {"a": True}, ["x", "y"])
-    with pytest.raises(ValueError, match="1 groups have preferences with all scores, must be 5"):
+    with pytest.raises(ValueError, match="must come from 5 or more groups, got 1"):
         fit_aggregate(Preferences({"a": [1.0]}, {"a": [1.0]}, {"a": True}))
     with pytest.raises(TypeError, match="preferences is a dict, must be Preferences: ctrlreward"):
         fit_aggregate({"chosen": ["a"], "rejected": ["b"]})
@@ -275,8 +275,8 @@ def test_no_preferences_give_empty_arrays() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], ["a"]), r"ratings has shape \(2,\) and items has 1 items: give one"),
-        (([1, 2], ["a", "a"], -0.5), r"margin = -0\.5: give 0 or more"),
+        (([1, 2], ["a"]), r"ratings must have one value per item, got shape \(2,\) for 1 items"),
+        (([1, 2], ["a", "a"], -0.5), r"margin must be 0 or more, got -0\.5"),
     ],
 )
 def test_bad_ratings(arguments: tuple, message: str) -> None:

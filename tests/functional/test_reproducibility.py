@@ -166,9 +166,9 @@ def test_curves_are_compared_at_common_steps() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="tables has 1 item: give the tables of 2 or more runs"):
+    with pytest.raises(ValueError, match="tables must be the tables of 2 or more runs, got 1"):
         compare_tables([{"x": {"a": 1.0}}])
     with pytest.raises(
-        ValueError, match="no metric in common: run 1 has x, run 2 has none; give runs of"
+        ValueError, match=r"no metric in common. Run 1 has x, run 2 has none. Pass runs of"
     ):
         compare_tables([{"x": {"a": 1.0}}, {}])

@@ -80,9 +80,9 @@ def test_nan_propagates() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((81.8, 0.7, 30), r"accuracy = 81\.8 is outside 0 to 1: give a share"),
-        ((0.8, [0.7, 71.9], 30), r"similarity = 71\.9 is outside -1 to 1: give a cosine"),
-        ((0.8, 0.7, 0.5), r"perplexity = 0\.5 is outside 1 to inf: give exp of the mean"),
+        ((81.8, 0.7, 30), r"accuracy must be 0 to 1, a share, not per cent, got 81\.8"),
+        ((0.8, [0.7, 71.9], 30), r"similarity must be -1 to 1, a cosine, not per cent, got 71\.9"),
+        ((0.8, 0.7, 0.5), r"perplexity must be 1 to inf, exp of the mean .*, got 0\.5"),
     ],
 )
 def test_values_out_of_range_raise(arguments: tuple[float, float, float], message: str) -> None:

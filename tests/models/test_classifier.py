@@ -132,13 +132,16 @@ def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixt
 
 
 def test_a_wrong_number_of_labels_raises(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"labels = \['no', 'yes'\] has 2 labels, and .* has 3"):
+    with pytest.raises(
+        ValueError,
+        match=r"one label per output, in order, got \['no', 'yes'\] for the 3 outputs of",
+    ):
         Classifier(folder, labels=["no", "yes"])
 
 
 def test_a_regression_raises(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"has 1 output and is a regression model: give a classifier"
+        ValueError, match=r"has 1 output and is a regression model, must be a classifier"
     ):
         Classifier(save_bert(tmp_path, labels=1))
 

@@ -241,6 +241,6 @@ def test_a_message_cannot_end_its_turn(tiny_causal: Callable[..., str]) -> None:
     assert ids("Hi.") == published
     tokenizer.chat_template = TEMPLATE.replace("m.content", "m.content[:9]")
     with pytest.raises(
-        ValueError, match=r"changes a message .* remove '<\|im_end\|>' and '<\|im_st"
+        ValueError, match=r"changes a message .* Remove '<\|im_end\|>' and '<\|im_st"
     ):
         ids(attack)

@@ -119,7 +119,7 @@ def test_weights_are_frozen() -> None:
 
 
 def test_a_table_of_another_vocabulary(tokenizer: PreTrainedTokenizerBase) -> None:
-    message = "iwf has 2 weights, and the model's tokenizer has 6 tokens: give a table for this"
+    message = "iwf has 2 weights, and the model's tokenizer has 6 tokens. Use a table for this"
     with pytest.raises(ValueError, match=message):
         InverseFrequency(np.ones(2)).require(len(tokenizer))
 
@@ -134,9 +134,9 @@ def test_a_file_that_is_no_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([[1.0]], r"weights has shape \(1, 1\)"),
-        ([1.0, -2.0], r"weights\[1\] = -2\.0: give finite weights"),
-        ([math.nan], r"weights\[0\] = nan"),
+        ([[1.0]], r"one weight per token, got shape \(1, 1\)"),
+        ([1.0, -2.0], r"weights\[1\] must be finite and 0 or more, got -2\.0"),
+        ([math.nan], r"weights\[0\] must be finite and 0 or more, got nan"),
     ],
 )
 def test_weights_that_are_none(weights: list, message: str) -> None:
@@ -150,7 +150,7 @@ def test_an_empty_corpus(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def test_a_corpus_that_is_one_string(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(TypeError, match="sentences is a str: give an iterable"):
+    with pytest.raises(TypeError, match="sentences must be an iterable of sentences, got a str"):
         InverseFrequency.from_corpus("the food", tokenizer)
 
 

@@ -222,7 +222,7 @@ def test_encoder_decoders_are_known_by_their_configuration(tiny_bart: str) -> No
 
 def test_a_folder_without_weights_raises(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf: give a folder"
+        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf, must be a folder"
     ):
         load_infiller(str(tmp_path))
 

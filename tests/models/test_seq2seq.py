@@ -223,7 +223,7 @@ def test_a_family_without_a_known_mask_raises(tiny_bart: str, tmp_path: Path) ->
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_bart).save_pretrained(tmp_path)
     message = (
-        "blenderbot models are not supported for infilling: give an encoder-decoder of "
+        "blenderbot models are not supported for infilling. Use an encoder-decoder of "
         "pegasus, t5, mt5, umt5, bart, or a decoder-only model"
     )
     with pytest.raises(ValueError, match=message):

@@ -108,9 +108,9 @@ def test_frequent_words_equal_brute_force(texts: list[str], least: int) -> None:
 @pytest.mark.parametrize(
     ("words", "labels", "message"),
     [
-        (("a", "b", "a"), LABELS, "words contains 'a' 2 times: give each once"),
+        (("a", "b", "a"), LABELS, "words contains 'a' 2 times, must be distinct"),
         (("a",), ("no", "no"), "labels contains 'no' 2 times"),
-        (("a",), ("no",), r"labels = \('no',\): give 2 labels or more"),
+        (("a",), ("no",), r"labels must be 2 labels or more, got \('no',\)"),
     ],
 )
 def test_vocabularies_and_labels_that_are_none(
@@ -123,10 +123,10 @@ def test_vocabularies_and_labels_that_are_none(
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ({"widths": ()}, r"widths = \(\): give one or more, each 1 or more words"),
-        ({"widths": (3, 0)}, r"widths = \(3, 0\): give one or more"),
-        ({"filters": 0}, "filters = 0: give 1 or more"),
-        ({"embedding_size": -1}, "embedding_size = -1: give 1 or more"),
+        ({"widths": ()}, r"widths must be one or more, each 1 or more words, got \(\)"),
+        ({"widths": (3, 0)}, r"widths must be one or more, each 1 or more words, got \(3, 0\)"),
+        ({"filters": 0}, "filters must be 1 or more, got 0"),
+        ({"embedding_size": -1}, "embedding_size must be 1 or more, got -1"),
     ],
 )
 def test_shapes_that_are_none(shape: dict[str, Any], message: str) -> None:
@@ -135,7 +135,9 @@ def test_shapes_that_are_none(shape: dict[str, Any], message: str) -> None:
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.json is missing: give a folder written by"):
+    with pytest.raises(
+        ValueError, match=r"config\.json is missing, must be in a folder written by"
+    ):
         TextCNNClassifier(str(tmp_path))
 
 
@@ -144,10 +146,10 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     [
         (
             {"model_type": "bert"},
-            r"does not have \"model_type\": 'ctrlreward-text-cnn': give a folder",
+            r"does not have \"model_type\": 'ctrlreward-text-cnn'\. Use a folder",
         ),
         ({"stride": 2}, r"config\.json: .*unexpected keyword argument 'stride'"),
-        ({"filters": 0}, r"config\.json: filters = 0: give 1 or more"),
+        ({"filters": 0}, r"config\.json: filters must be 1 or more, got 0"),
         ({"filters": "many"}, r"config\.json: '<' not supported"),
     ],
 )
@@ -163,7 +165,7 @@ def test_a_configuration_of_something_else(
 @pytest.mark.parametrize("content", ["[1]", "{", ""])
 def test_a_configuration_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"config\.json is not a JSON object: write"):
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object\. Write"):
         TextCNNClassifier(str(tmp_path))
 
 
@@ -187,7 +189,7 @@ def test_weights_that_do_not_belong_to_the_configuration(
     shutil.copytree(folder, copy)
     spoil(copy)
     message = (
-        r"copy.model\.safetensors is missing or does not match its config\.json: write the folder"
+        r"copy.model\.safetensors is missing or does not match its config\.json\. Write the folder"
     )
     with pytest.raises(ValueError, match=message):
         TextCNNClassifier(str(copy))

@@ -153,7 +153,7 @@ def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCapt
         cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
     assert caplog.messages == [
         "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens and the model reads "
-        "16: a leaves no room for b and is truncated (and 1 more pairs)"
+        "16: a fills the limit and is truncated (and 1 more pairs)"
     ]
     assert len(cut.spans) == len(cut.values) == 12  # 16, less b and 3 special ones
 
@@ -183,7 +183,7 @@ def test_two_texts_of_100_000_words(by_token: str) -> None:
 def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
     folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))
     named = ", ".join(labels)
-    with pytest.raises(ValueError, match=f"has the labels {named}: rename the one for aligned"):
+    with pytest.raises(ValueError, match=f"has the labels {named}. Rename the one for aligned"):
         TokenAligner(folder)
 
 
@@ -271,7 +271,7 @@ def test_a_pair_of_a_decoder_fits_the_limit(
 
 def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
     folder = save(BertForSequenceClassification, tmp_path, LABELS)
-    with pytest.raises(ValueError, match="has 2 outputs: give a regression model, which"):
+    with pytest.raises(ValueError, match="has 2 outputs, must be a regression model, which"):
         RegressionAligner(folder)
 
 

@@ -113,11 +113,13 @@ def test_the_mean_itself_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_corpus_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(TypeError, match="texts = 'the food' is a str: give an iterable"):
+    with pytest.raises(
+        TypeError, match="texts must be an iterable of sentences, got 'the food', a str"
+    ):
         WordVectors(VECTORS).centred("the food")
-    with pytest.raises(ValueError, match="texts has no word with a vector and a weight: give"):
+    with pytest.raises(ValueError, match=r"texts has no word with a vector and a weight\. Use"):
         WordVectors(VECTORS, IDF).centred([OTHER, "the"])
-    with pytest.raises(ValueError, match=r"centre has shape \(2,\): give 3 finite numbers"):
+    with pytest.raises(ValueError, match=r"centre must be 3 finite numbers, got shape \(2,\)"):
         WordVectors(VECTORS, centre=[1, 2])
     assert caplog.messages == []
 
@@ -144,13 +146,13 @@ def test_a_folder_takes_another_idf_unless_it_is_centred(tmp_path: Path) -> None
     vectors.save(tmp_path / "raw")
     assert WordVectors.load(tmp_path / "raw", {"food": 2.0}).idf == {"food": 2.0}
     vectors.centred(["good"]).save(tmp_path / "centred")
-    with pytest.raises(ValueError, match=r"idf is given, but .*centred is centred under its own"):
+    with pytest.raises(ValueError, match=r"idf is given, but .*centred is already centred"):
         WordVectors.load(tmp_path / "centred", {"food": 2.0})
 
 
 def test_a_folder_that_holds_something_else_stays(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds something else: give a new one"):
+    with pytest.raises(ValueError, match="contains something else, must be a new folder"):
         WordVectors(VECTORS).save(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     (tmp_path / "empty").mkdir()
@@ -160,13 +162,13 @@ def test_a_folder_that_holds_something_else_stays(tmp_path: Path) -> None:
 def test_a_damaged_folder(tmp_path: Path) -> None:
     WordVectors(VECTORS).save(tmp_path / "saved")
     (tmp_path / "saved" / "words.json").write_text('["the"]')
-    with pytest.raises(ValueError, match=r"saved has 1 words and 3 vectors: write it again"):
+    with pytest.raises(ValueError, match=r"saved has 1 words and 3 vectors\. Write it again"):
         WordVectors.load(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("name", ["glove", "no/such/folder", ""])
 def test_a_name_of_no_vectors(name: str) -> None:
-    message = f"name = '{name}' names no word vectors: give a folder .* or glove-6b-50d"
+    message = f"name = '{name}' is not a set of word vectors, must be a folder .* or glove-6b-50d"
     with pytest.raises(ValueError, match=message):
         WordVectors.load(name)
 
@@ -262,18 +264,18 @@ def test_a_file_that_is_none(tmp_path: Path, lines: list[str], message: str) -> 
 
 def test_a_file_without_the_wanted_words(tmp_path: Path) -> None:
     file = written(tmp_path, "the 1 2")
-    with pytest.raises(ValueError, match=r"vectors\.txt has no vector for any of the words: give"):
+    with pytest.raises(ValueError, match=r"vectors\.txt has no vector for any of the words\. Use"):
         WordVectors.from_file(file, words={"lake"})
 
 
 @pytest.mark.parametrize(
     ("vectors", "idf", "message"),
     [
-        ({}, None, "vectors is empty: give at least one"),
+        ({}, None, "vectors is empty, must have at least one"),
         ({"a": [1, 2], "b": [1]}, None, r"vectors\['b'\] has shape \(1,\), the first one \(2,\)"),
         ({"a": [math.inf]}, None, r"vectors\['a'\] has a value that is not finite"),
-        (VECTORS, {"the": -1.0}, r"idf\['the'\] = -1\.0: give finite weights of 0 or more"),
-        (VECTORS, {}, "idf is empty: give the weights of a corpus, or None"),
+        (VECTORS, {"the": -1.0}, r"idf\['the'\] must be finite and 0 or more, got -1\.0"),
+        (VECTORS, {}, "idf is empty, must be the weights of a corpus, or None"),
     ],
 )
 def test_vectors_and_weights_that_are_none(vectors, idf, message: str) -> None:

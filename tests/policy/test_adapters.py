@@ -80,7 +80,7 @@ def test_layers_to_adapt(folder: str, targets: Any, layers: set[str]) -> None:
 
 @pytest.mark.parametrize("targets", [["q_proj", "q_prj"], "q_prj", ["self_attn.q_prj"]])
 def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> None:
-    message = r"lora\.target_modules = .*q_prj': give one of down_proj, gate_proj, k_proj, o_proj, "
+    message = r"lora\.target_modules must be one of down_proj, gate_proj, k_proj, o_proj, "
     with pytest.raises(ValueError, match=message):
         load_policy(folder, LoRA(target_modules=targets), "cpu")
 
@@ -88,7 +88,7 @@ def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> No
 @pytest.mark.parametrize("targets", ["lm_head", [], "embed_tokens", ".*lm_hea"])
 def test_neither_the_output_layer_nor_no_layer_can_be_adapted(folder: str, targets: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"lora\.target_modules = .*: give one of down_proj, gate_proj"
+        ValueError, match=r"lora\.target_modules must be one of down_proj, gate_proj"
     ):
         load_policy(folder, LoRA(target_modules=targets), "cpu")
 
@@ -109,10 +109,10 @@ def test_rank_and_alpha(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"r": 0}, "lora.r = 0: give a positive number"),
-        ({"lora_alpha": -1}, "lora.lora_alpha = -1: give a positive number"),
-        ({"lora_dropout": 1.0}, "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
-        ({"quantization": "int4"}, "lora.quantization = 'int4': give one of nf4, int8"),
+        ({"r": 0}, "lora.r must be positive, got 0"),
+        ({"lora_alpha": -1}, "lora.lora_alpha must be positive, got -1"),
+        ({"lora_dropout": 1.0}, r"lora.lora_dropout must be in \[0, 1\), got 1.0"),
+        ({"quantization": "int4"}, "lora.quantization must be one of nf4, int8"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -162,9 +162,12 @@ def test_a_config_of_peft_is_honoured(folder: str, tmp_path: Path, tuner, option
         ({"modules_to_save": ["lm_head"]}, r"LoraConfig\(modules_to_save=\['lm_head'\]\): Pol"),
         ({"trainable_token_indices": [1]}, r"LoraConfig\(trainable_token_indices=\[1\]\): Pol"),
         ({"init_lora_weights": "pissa"}, "changes the base weights, which are the reference"),
-        ({"target_modules": ["q_prj"]}, r"lora\.target_modules = 'q_prj': give one of down_proj"),
-        ({"target_modules": ["lm_head"]}, r"lora\.target_modules = 'lm_head': give one of"),
-        ({"target_modules": ".*_head|.*q_proj"}, "adapts lm_head: give linear layers other than"),
+        ({"target_modules": ["q_prj"]}, r"lora\.target_modules must be one of down_proj"),
+        ({"target_modules": ["lm_head"]}, r"lora\.target_modules must be one of .*, got 'lm_head'"),
+        (
+            {"target_modules": ".*_head|.*q_proj"},
+            "must be linear layers other than .* adapts lm_head",
+        ),
     ],
 )
 def test_a_config_of_peft_that_cannot_be_honoured(tuner, options, message: str) -> None:
@@ -323,17 +326,17 @@ def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, fol
 @pytest.mark.parametrize(
     ("option", "agrees", "message"),
     [
-        ({"r": 8}, {"r": 3}, "lora.r = 8, but .* has 3: leave lora.r out"),
+        ({"r": 8}, {"r": 3}, "lora.r = 8, but .* has 3. Leave lora.r out"),
         (
             {"lora_alpha": 6},
             {"lora_alpha": 5},
-            "lora_alpha = 6, but .* has 5: leave lora.lora_alpha",
+            "lora_alpha = 6, but .* has 5. Leave lora.lora_alpha",
         ),
         ({"lora_dropout": 0.1}, {"lora_dropout": 0.0}, "lora.lora_dropout = 0.1, but .* has 0.0"),
         (
             {"target_modules": "q_proj"},
             {"target_modules": ["up_proj", "q_proj"]},
-            "lora.target_modules = 'q_proj', but .* adapts q_proj, up_proj: leave it out",
+            "lora.target_modules = 'q_proj', but .* adapts q_proj, up_proj. Leave it out",
         ),
         (
             {"target_modules": "all-linear"},
@@ -353,9 +356,13 @@ def test_options_that_contradict_the_adapter(
 def test_only_safetensors_are_read(continued, trained: str) -> None:
     weights_file = Path(trained) / "adapter_model.safetensors"
     weights_file.rename(weights_file.with_name("adapter_model.bin"))
-    with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors: give a folder writt"):
+    with pytest.raises(
+        ValueError, match=r"does not contain adapter_model\.safetensors, must be a folder writt"
+    ):
         continued().configure_model()
-    with pytest.raises(ValueError, match=r"has no adapter_config\.json and no adapter_model"):
+    with pytest.raises(
+        ValueError, match=r"does not contain adapter_config\.json and adapter_model"
+    ):
         continued(adapter="absent").configure_model()
 
 
@@ -371,7 +378,7 @@ def test_an_adapter_of_another_model(continued, tiny_causal, trained: str, folde
     [
         ({"modules_to_save": ["lm_head"]}, "has whole layers or biases"),
         ({"bias": "lora_only"}, "has whole layers or biases"),
-        ({"target_modules": ["lm_head", "q_proj"]}, "adapts lm_head: give one of linear layers"),
+        ({"target_modules": ["lm_head", "q_proj"]}, "adapts lm_head, must adapt linear layers"),
     ],
 )
 def test_an_adapter_that_would_be_read_in_part(
@@ -388,5 +395,5 @@ def test_another_kind_of_adapter(continued, folder: str, tmp_path: Path) -> None
     base = AutoModelForCausalLM.from_pretrained(folder)
     config = peft.IA3Config(target_modules=["q_proj"], feedforward_modules=[])
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "ia3")
-    with pytest.raises(ValueError, match=r"is of type .*IA3: give a LoRA"):
+    with pytest.raises(ValueError, match=r"is of type .*IA3, must be a LoRA"):
         continued(adapter=str(tmp_path / "ia3")).configure_model()

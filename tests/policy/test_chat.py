@@ -92,7 +92,7 @@ def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_an_error(tuner) -> None:
-    with pytest.raises(ValueError, match="has no chat template: give an instruction-tuned model"):
+    with pytest.raises(ValueError, match=r"has no chat template\. Use an instruction-tuned model"):
         tuner(chat=True).configure_model()
 
 
@@ -100,7 +100,7 @@ def test_a_tokenizer_without_a_template_is_an_error(tuner) -> None:
     ("template", "message"),
     [
         (NO_SYSTEM, "refuses a conversation with generation.system = 'Be brief.': no "),
-        (DROPS_SYSTEM, "drops generation.system = 'Be brief.': leave it out"),
+        (DROPS_SYSTEM, "drops generation.system = 'Be brief.'. Leave it out"),
     ],
 )
 def test_a_template_without_system_messages_is_an_error(
@@ -123,7 +123,7 @@ def test_an_answer_that_no_special_token_ends_is_ended_by_the_models_own(
 
 @pytest.mark.parametrize("options", [{"system": "Be brief."}, {"chat_template_kwargs": {"a": 1}}])
 def test_options_of_a_chat_need_a_chat(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"is part of a chat: set generation\.chat to True"):
+    with pytest.raises(ValueError, match=r"is part of a chat\. Set generation\.chat to True"):
         Generation(**options)
 
 

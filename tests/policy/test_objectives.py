@@ -259,22 +259,22 @@ def test_a_given_choice_replaces_the_algorithms_own() -> None:
     [
         (
             {"baseline": "mean"},
-            "objective.baseline = 'mean': give one of group, leave_one_out, batch",
+            "objective.baseline must be one of group, leave_one_out, batch",
         ),
-        ({"kl_estimator": "k4"}, "objective.kl_estimator = 'k4': give one of k1, k2, k3"),
+        ({"kl_estimator": "k4"}, "objective.kl_estimator must be one of k1, k2, k3"),
         (
             {"baseline": "batch"},
             r"scale = 'group' cannot be used with objective.baseline = 'batch'.*batch, non",
         ),
         (
             {"baseline": "greedy", "scale": "batch"},
-            "objective.scale = 'batch' cannot be used with .*: .*none",
+            "objective.scale = 'batch' cannot be used with .*, must be one of .*none",
         ),
         (
             {"clip": (1.5, 0.2)},
-            r"objective.clip = \(1.5, 0.2\): give how far the ratio may go below 1, in",
+            r"objective.clip must be how far the ratio may go below 1, .*, got \(1.5, 0.2\)",
         ),
-        ({"clip": (0.2, 0.0)}, r"objective.clip = \(0.2, 0.0\): give how far"),
+        ({"clip": (0.2, 0.0)}, r"objective.clip must be how far .*, got \(0.2, 0.0\)"),
         ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, but objective.ratio = 'none'"),
     ],
 )
@@ -291,7 +291,7 @@ def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int
     optimizer = OptimizerConfig(epochs, minibatches)
     if n < minibatches:
         with pytest.raises(
-            ValueError, match=f"optimizer.minibatches = {minibatches}: this batch has only"
+            ValueError, match=f"optimizer.minibatches = {minibatches}, but this batch has only"
         ):
             list(optimizer.minibatch_rows(n))
         return
@@ -310,5 +310,5 @@ def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int
 )
 def test_counts_are_positive(changes: dict[str, Any]) -> None:
     (name,) = changes
-    with pytest.raises(ValueError, match=f"optimizer.{name} = .*: give a positive number"):
+    with pytest.raises(ValueError, match=f"optimizer.{name} must be positive, got .*"):
         OptimizerConfig(**changes)

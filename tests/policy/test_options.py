@@ -108,22 +108,22 @@ def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("optimizer.num_iterations=0", "optimizer.num_iterations = 0: give a positive number"),
-        ("critic.gamma=2", "critic.gamma = 2.0: give a number in [0, 1]"),
+        ("optimizer.num_iterations=0", "optimizer.num_iterations must be positive, got 0"),
+        ("critic.gamma=2", "critic.gamma must be in [0, 1], got 2.0"),
         (
             "generation.num_generations=1",
-            "generation.num_generations = 1: dapo compares the completions",
+            "generation.num_generations must be 2 or more for dapo",
         ),
-        ("lora.r=0", "lora.r = 0: give a positive number"),
+        ("lora.r=0", "lora.r must be positive, got 0"),
         ("objective.algorithm=trpo", "must be one of grpo, "),
         ("optimizer.lr_scheduler_type=cos", "must be one of constant, "),
-        ("optimizer.learning_rate=0", "optimizer.learning_rate = 0.0: give a positive number"),
-        ("generation.temperature=0", "generation.temperature = 0.0: give a positive number"),
-        ("generation.top_p=0", "generation.top_p = 0.0: give a number above 0"),
-        ("generation.top_k=-1", "generation.top_k = -1: give 0 for all tokens"),
-        ("generation.min_p=2", "generation.min_p = 2.0: give a number from 0 to 1"),
-        ("generation.system=Hi", "generation.system = 'Hi' is part of a chat: set generation.chat"),
-        ("lora.lora_dropout=1", "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
+        ("optimizer.learning_rate=0", "optimizer.learning_rate must be positive, got 0.0"),
+        ("generation.temperature=0", "generation.temperature must be positive, got 0.0"),
+        ("generation.top_p=0", "generation.top_p must be in (0, 1]"),
+        ("generation.top_k=-1", "generation.top_k must be 0 (all tokens) or more, got -1"),
+        ("generation.min_p=2", "generation.min_p must be in [0, 1], got 2.0"),
+        ("generation.system=Hi", "generation.system = 'Hi' is part of a chat. Set generation.chat"),
+        ("lora.lora_dropout=1", "lora.lora_dropout must be in [0, 1), got 1.0"),
     ],
 )
 def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> None:
@@ -159,7 +159,7 @@ def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
         line = f"{group}={GROUPS[group].__name__}({field.name}=...)"
         with pytest.raises(TypeError) as error:
             PolicyTuner("smollm2-135m", "reward", **{field.name: 1})
-        problem = f"PolicyTuner() has no argument {field.name!r}: use "
+        problem = f"PolicyTuner() has no argument {field.name!r}. Use "
         assert str(error.value).startswith(problem)
         assert line in str(error.value)
 
@@ -182,7 +182,7 @@ def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
 def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
     with pytest.raises(TypeError) as error:
         PolicyTuner("smollm2-135m", "reward", **{name: 1})
-    assert str(error.value) == f"PolicyTuner() has no argument {name!r}: use {line}"
+    assert str(error.value) == f"PolicyTuner() has no argument {name!r}. Use {line}."
 
 
 def test_all_lines_name_options_that_exist() -> None:
@@ -190,13 +190,15 @@ def test_all_lines_name_options_that_exist() -> None:
         options = {field.name for field in fields(kind)}
         for name, line in renamed.items():
             assert line.partition("=")[0] in options, name
-            with pytest.raises(TypeError, match=re.escape(f"no argument {name!r}: use {line}")):
+            with pytest.raises(TypeError, match=re.escape(f"no argument {name!r}. Use {line}")):
                 kind(**{name: 1})
 
 
 def test_a_loaded_model_is_refused(tiny_causal) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2"))
-    with pytest.raises(TypeError, match=r"^model is a loaded GPT2LMHeadModel: give its folder"):
+    with pytest.raises(
+        TypeError, match=r"^model must be a folder, .*, got a loaded GPT2LMHeadModel"
+    ):
         PolicyTuner(model, Reward({"length": Distinct()["distinct_1"]}))
 
 

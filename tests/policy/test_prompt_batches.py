@@ -115,19 +115,23 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
-        ([], ValueError, "the batch is empty: give strings, or dicts with a prompt"),
+        ([], ValueError, "the batch is empty, must be strings, or dicts with a prompt"),
         ({"prompt": []}, ValueError, "the batch is empty"),
-        (torch.zeros(2, 3), TypeError, r"the batch tensor\(.* is a Tensor: give strings"),
-        (["ab", 3], TypeError, r"the batch \['ab', 3\] is a list: give strings"),
+        (torch.zeros(2, 3), TypeError, r"the batch tensor\(.* is a Tensor, must be strings"),
+        (["ab", 3], TypeError, r"the batch \['ab', 3\] is a list, must be strings"),
         (
             {"question": PROMPTS},
             ValueError,
-            "the batch has the columns question: call one",
+            "the batch has the columns question. Call one",
         ),
         ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1 of the batch has the keys text"),
-        ({"prompt": ["a", 3]}, TypeError, r"prompts\[1\] = 3 is a int: give a string, or messages"),
-        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\] = .* is a conversation: set generation"),
-        ({"prompt": [[{"text": "ab"}]]}, TypeError, r"a message of prompts\[0\] = .*: give it a "),
+        (
+            {"prompt": ["a", 3]},
+            TypeError,
+            r"prompts\[1\] must be a string, or messages .*, got 3, a int",
+        ),
+        ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\] = .* is a conversation\. Set generation"),
+        ({"prompt": [[{"text": "ab"}]]}, TypeError, r"a message of prompts\[0\] must have a role"),
         (
             {"prompt": [{"role": "assistant", "content": "ab"}]},
             ValueError,
@@ -155,12 +159,14 @@ def test_ignored_columns_are_said_once(trained, caplog, monkeypatch) -> None:
 
 @pytest.mark.parametrize("data", [PROMPTS, RECORDS, {"prompt": PROMPTS}])
 def test_letters_are_no_batches(trained, data: Any) -> None:
-    with pytest.raises(MisconfigurationException, match=r"use trainer.fit\(tuner, DataLoader\("):
+    with pytest.raises(MisconfigurationException, match=r"Use trainer.fit\(tuner, DataLoader\("):
         trained(data)
 
 
 def test_a_trainer_needs_prompts(trained) -> None:
-    with pytest.raises(MisconfigurationException, match=r"no prompts to train on: use trainer.fit"):
+    with pytest.raises(
+        MisconfigurationException, match=r"no prompts to train on\. Use trainer.fit"
+    ):
         trained()
 
 

@@ -14,7 +14,7 @@ from ctrlreward import Samples
 from ctrlreward.lightning_package import SHARDING
 
 pytestmark = pytest.mark.lightning
-MESSAGE = r"the strategy {} splits the model .*: use Trainer\(strategy='ddp'\)"
+MESSAGE = r"the strategy {} splits the model .*\. Use Trainer\(strategy='ddp'\)"
 strategies = import_module(f"{LIGHTNING}.strategies")
 
 

@@ -181,7 +181,7 @@ def test_a_reward_that_is_not_split_and_overlap(tuner, share, ppo) -> None:
     with pytest.raises(ValueError, match=r"no component of the reward \(share\) can be given by t"):
         tuner(algorithm="ppo", credit="token")
     lowest = Reward({"a": Letters(), "b": share["share"]}, aggregate="min")
-    with pytest.raises(ValueError, match="has another aggregate: must be 'weighted'"):
+    with pytest.raises(ValueError, match="has another aggregate, must be 'weighted'"):
         ppo(reward=lowest)
     with pytest.raises(ValueError, match=r"takes no optimizer.overlap = True"):
         ppo(optimizer=OptimizerConfig(overlap=True))

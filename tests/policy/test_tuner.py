@@ -254,7 +254,10 @@ def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
         before = [i for i in kept if i != letter]
         assert text == module.tokenizer.decode(before, skip_special_tokens=True)
     assert 20 < stopped < rollout.ended.sum()
-    with pytest.raises(ValueError, match=r"generation\.stop = 'cd' is 2 tokens of this tokenizer"):
+    with pytest.raises(
+        ValueError,
+        match=r"generation\.stop must be a single token, but 'cd' is 2 tokens of this tokenizer",
+    ):
         tuner(stop="cd").configure_model()
 
 
@@ -295,21 +298,21 @@ def test_completes_at_a_temperature_of_its_own(tuner) -> None:
         completions = module.complete(prompts)
         # Greedy completions depend on the prompt alone.
         assert (completions[:3] * 5 != completions) is distinct
-    with pytest.raises(ValueError, match=r"generation\.eval_temperature = -1: give 0, or a number"):
+    with pytest.raises(ValueError, match=r"generation\.eval_temperature must be 0 or more, got -1"):
         tuner(eval_temperature=-1)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "trpo"}, "objective.algorithm = 'trpo': give one of grpo, rloo, reinforce"),
+        ({"algorithm": "trpo"}, "objective.algorithm must be one of grpo, rloo, reinforce"),
         (
             {"num_generations": 1},
-            "generation.num_generations = 1: grpo compares the completions of a ",
+            "generation.num_generations must be 2 or more for grpo, .* got 1",
         ),
         (
             {"num_generations": 1, "algorithm": "rloo"},
-            "generation.num_generations = 1: rloo compares the completions of a ",
+            "generation.num_generations must be 2 or more for rloo, .* got 1",
         ),
     ],
 )

@@ -265,10 +265,10 @@ def test_values_of_a_decoder(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gamma": 1.5}, r"critic.gamma = 1.5: give a number in \[0, 1\]"),
-        ({"gae_lambda": -0.1}, r"critic.gae_lambda = -0.1: give a number in \[0, 1\]"),
-        ({"coef": -1.0}, "critic.coef = -1.0: give 0 or a positive"),
-        ({"clip": 0.0}, "critic.clip = 0.0: give a positive number"),
+        ({"gamma": 1.5}, r"critic.gamma must be in \[0, 1\], got 1.5"),
+        ({"gae_lambda": -0.1}, r"critic.gae_lambda must be in \[0, 1\], got -0.1"),
+        ({"coef": -1.0}, "critic.coef must be 0 or more, got -1.0"),
+        ({"clip": 0.0}, "critic.clip must be positive, got 0.0"),
     ],
 )
 def test_bad_arguments(changes: dict[str, float], message: str) -> None:

@@ -22,7 +22,7 @@ def test_held_out_repeated_short_and_long_lines_are_left_out(files) -> None:
     assert sorted(texts) == sorted(set(TEXTS) - {TEXTS[1]})
     assert texts == sample_texts(*files, 5, (4, 6), seed=1)
     assert texts != sample_texts(*files, 5, (4, 6), seed=2)
-    with pytest.raises(ValueError, match="5 texts of 4 to 6 words, fewer than 7: give more files"):
+    with pytest.raises(ValueError, match=r"5 texts of 4 to 6 words, fewer than 7. Add files"):
         sample_texts(*files, 7, (4, 6), seed=1)
     with pytest.raises(ValueError, match="6 texts of 4 words or more, fewer than 7"):
         sample_texts(*files, 7, (4, None), seed=1)

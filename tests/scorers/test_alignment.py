@@ -279,10 +279,10 @@ def test_regression_has_no_words_to_leave_out() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"aspects": ["fluency"]}, r"aspects = \['fluency'\]: give one or more of consistency, "),
-        ({"aspects": []}, r"aspects = \[\]: give one or more of consistency, "),
-        ({"method": "E"}, "method = 'E': give one of embedding, discriminative, regression"),
-        ({"aggregate": "max"}, "aggregate = 'max': give one of mean, sum"),
+        ({"aspects": ["fluency"]}, r"aspects must be 'all' or one or more of consistency, "),
+        ({"aspects": []}, r"aspects must be 'all' or one or more of consistency, "),
+        ({"method": "E"}, "method must be one of embedding, discriminative, regression"),
+        ({"aggregate": "max"}, "aggregate must be one of mean, sum"),
         (
             {"method": "regression", "layer": 2},
             "layer = 2 is of method 'embedding', got 'regression'",
@@ -290,7 +290,7 @@ def test_regression_has_no_words_to_leave_out() -> None:
         ({"unit": "word"}, "unit = 'word' is of method 'discriminative', got 'embedding'"),
         (
             {"method": "discriminative", "unit": "token"},
-            "unit = 'token': give one of word, piece",
+            "unit must be one of word, piece",
         ),
         (
             {"model": {"relevance_output": "a"}, "aspects": "relevance"},

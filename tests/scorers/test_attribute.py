@@ -324,7 +324,7 @@ def test_moves_and_releases_every_classifier() -> None:
     [
         ("negative", r"labels\[1\] = 'negative' is not of the form 'sentiment=… topic=…'"),
         ("a topic=world", r"labels\[1\] = 'a topic=world' is not of the form"),
-        ("topic=world topic=sports", r"labels\[1\] = .* name each target attribute once"),
+        ("topic=world topic=sports", r"labels\[1\] = .* Name each target attribute once"),
         ("tone=calm", r"labels\[1\] = 'tone=calm': .* no classifier for 'tone', only for senti"),
         (
             "topic=war",
@@ -342,9 +342,13 @@ def test_a_wrong_label_raises(label: str, message: str) -> None:
 def test_other_errors() -> None:
     with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
         AttributeClassifier(CLASSIFIERS).score(Samples(["good"]))
-    with pytest.raises(ValueError, match=r"models = \{\}: give \{attribute: classifier\}"):
+    with pytest.raises(
+        ValueError, match=r"models must be a mapping, attribute → classifier, got \{\}"
+    ):
         AttributeClassifier({})
-    with pytest.raises(ValueError, match="has the attribute 'a b': give names without white"):
+    with pytest.raises(
+        ValueError, match="has the attribute 'a b', but names must not contain white"
+    ):
         AttributeClassifier({"a b": SENTIMENT})
-    with pytest.raises(ValueError, match="score = 'f1': give one of accuracy, label_probability"):
+    with pytest.raises(ValueError, match="score must be one of accuracy, label_probability"):
         AttributeClassifier(CLASSIFIERS).report(Samples([], labels=[]), "f1")

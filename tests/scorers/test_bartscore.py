@@ -114,7 +114,7 @@ def test_the_model_is_that_of_ctrleval(tiny_bart: str) -> None:
 
 
 def test_errors_say_what_to_give(tiny_llama: Callable[[str], str]) -> None:
-    with pytest.raises(ValueError, match="has no encoder, which reads the source: give an encoder"):
+    with pytest.raises(ValueError, match=r"has no encoder to read the source. Use an encoder"):
         BARTScore(tiny_llama(" abc.")).score(["a"], sources="b")
     with pytest.raises(ValueError, match="did you mean 'faithfulness'"):
         BARTScore(aspects="faithfullness")  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
         (
             {"ease": np.zeros((2, 1))},
             ValueError,
-            r"'ease' of shape \(2, 1\) for 2 samples: return an",
+            r"'ease' of shape \(2, 1\) for 2 samples\. Return an",
         ),
         ({"ease": 0.5}, TypeError, "'ease' = 0.5, a float, must be one number per sample"),
         ({"ease": [0.5, "0.5"]}, TypeError, r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be"),
@@ -200,7 +200,7 @@ def test_an_exception_of_a_scorer_names_it(call: str) -> None:
 
 @pytest.mark.parametrize("method", ["compute", "update"])
 def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
-    with pytest.raises(AttributeError, match=rf"Returns has no method '{method}': call score\(te"):
+    with pytest.raises(AttributeError, match=rf"Returns has no method '{method}'. Call score\(te"):
         getattr(Returns(None), method)
 
 

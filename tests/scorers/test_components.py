@@ -85,7 +85,7 @@ def test_prefixes_are_prompts_and_a_missing_column_is_named() -> None:
         return [len(p) - len(c) for p, c in zip(prompts, completions, strict=True)]
 
     assert FunctionScorer(echo).score(["ab", "a"], prefix="a")["echo"].tolist() == [0, 1]
-    with pytest.raises(MissingColumn, match=r"echo needs the column 'prompts'.*: give prompts="):
+    with pytest.raises(MissingColumn, match=r"echo needs the column 'prompts'.*\. Pass prompts="):
         FunctionScorer(echo).score(["ab"])
     with pytest.raises(MissingColumn, match="with_columns needs the column 'labels'"):
         Reward(with_columns)(["ab"])

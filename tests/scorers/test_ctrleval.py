@@ -209,7 +209,7 @@ def test_only_the_first_max_tokens_are_read(
         assert_array_equal(values, cut[aspect])
     short = CTRLEval(model, "topic", "consistency", max_tokens=5).score([text], **columns)
     assert np.isnan(short["consistency"]).all()  # nothing is left after the prefix
-    with pytest.raises(ValueError, match="max_tokens = 0: give a positive number"):
+    with pytest.raises(ValueError, match="max_tokens must be positive, got 0"):
         CTRLEval(model, max_tokens=0)
 
 
@@ -232,7 +232,7 @@ def test_a_missing_column_raises(scorer: CTRLEval, column: str, aspect: str) -> 
 
 @pytest.mark.parametrize("aspects", [["fluency"], []])
 def test_unknown_aspects_raise(aspects: list[str]) -> None:
-    message = r"aspects = .*: give one or more of coherence, consistency, attribute_relevance"
+    message = r"aspects must be 'all' or one or more of coherence, consistency, attribute_relevance"
     with pytest.raises(ValueError, match=message):
         CTRLEval(aspects=aspects)
 
@@ -243,14 +243,14 @@ def test_an_unknown_task_raises() -> None:
 
 
 def test_an_unknown_splitter_raises() -> None:
-    with pytest.raises(ValueError, match="sentence_splitter = 'words': give a function"):
+    with pytest.raises(ValueError, match=r"sentence_splitter must be a function .*, got 'words'"):
         CTRLEval(sentence_splitter="words")
 
 
 def test_a_model_folder_without_weights_raises(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
-        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf: give a folder"
+        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf, must be a folder"
     ):
         CTRLEval(str(tmp_path)).score(FOOD)
 

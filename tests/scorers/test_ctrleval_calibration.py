@@ -215,8 +215,8 @@ def test_an_empty_text_stays_without_a_score(causal: str) -> None:
     ("calibration", "message"),
     [
         (["It is late.", " "], r"calibration\[1\] = ' ' is not text"),
-        ("It is late.", "calibration = 'It is late.': give a list of strings"),
-        ([], r"len\(calibration\) = 0: give a positive number"),
+        ("It is late.", "calibration must be a list of strings, got 'It is late.'"),
+        ([], r"len\(calibration\) must be positive, got 0"),
     ],
 )
 def test_reference_texts_that_cannot_be_scored_raise(calibration: object, message: str) -> None:

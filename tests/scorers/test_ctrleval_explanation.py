@@ -100,7 +100,7 @@ def test_what_has_no_evaluators_cannot_be_drawn() -> None:
 
 
 def test_no_bars_at_all_raise() -> None:
-    with pytest.raises(ValueError, match="largest = 0: give a positive number of evaluators"):
+    with pytest.raises(ValueError, match="largest must be positive, got 0"):
         chart_of((PATTERNS[0], 0.2, 1.0), largest=0)
 
 

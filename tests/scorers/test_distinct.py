@@ -107,5 +107,7 @@ def test_uniqueness_is_among_groups(words: PreTrainedTokenizerBase) -> None:
 
 def test_a_length_of_0_is_refused() -> None:
     for scorer in (Repetition, Uniqueness):
-        with pytest.raises(ValueError, match="n = 0: give the length of the n-grams, 1 or more"):
+        with pytest.raises(
+            ValueError, match="n, the length of the n-grams, must be 1 or more, got 0"
+        ):
             scorer(n=0)

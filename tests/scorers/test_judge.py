@@ -290,13 +290,13 @@ def test_a_rubric_shows_other_columns() -> None:
     ("prompt", "answers", "message"),
     [
         ("{txt}", [1, 2], r"prompt has \{txt\}, must be one of"),
-        ("{text", [1, 2], "write {{ and }} for braces"),
+        ("{text", [1, 2], "Write {{ and }} for braces"),
         ("How good?", [1, 2], r"prompt must have \{text\}, or \{first\} and \{second\}"),
         ("{first}", [1, 2], r"prompt must have \{first\} and \{second\}"),
         ("{first} {second} {text}", {"A": "first", "B": "second"}, r"neither \{text\} nor"),
         ("{first} {second}", {"A": "first", "B": 3}, "answers: B = 3 must be first, second or tie"),
         ("{text}", {"good": "high", "bad": 0}, "answers: good = 'high' must be a number"),
-        ("{text}", {True: 1, False: 0}, "answers: True is not text: write it in quotes"),
+        ("{text}", {True: 1, False: 0}, "answers: True is not text. Write it in quotes"),
         ("{text}", {"good": 1}, "must be two or more"),
         ("{text}", {"good": 1, "bad": 1}, "answers all have the same score"),
         (3, [1, 2], "prompt = 3 must be a string"),
@@ -312,7 +312,7 @@ def test_a_rubric_file(tmp_path: Path) -> None:
     path.write_text('prompt: "How warm? {text}"\nanswers: [1, 2, 3]\nname: warmth\n')
     assert Rubric.load(path) == Rubric("How warm? {text}", [1, 2, 3], "warmth")
     path.write_text('prompt: "How warm? {text}"\nanswers: {yes: 1, no: 0}\n')  # YAML's booleans
-    with pytest.raises(ValueError, match=r"warmth\.yaml: answers: True is not text: write it in"):
+    with pytest.raises(ValueError, match=r"warmth\.yaml: answers: True is not text\. Write it in"):
         Rubric.load(path)
     path.write_text("promt: How warm?\n")
     with pytest.raises(ValueError, match=r"must have the keys prompt and answers.*got promt"):
@@ -322,11 +322,17 @@ def test_a_rubric_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rubric": "no-such.yaml"}, "there is no rubric no-such.yaml: give the path of a YAML"),
-        ({"address": "localhost:8000"}, "address = 'localhost:8000': give one such as"),
-        ({"key_variable": "KEY"}, "key_variable is for a server: give its address"),
+        (
+            {"rubric": "no-such.yaml"},
+            "the rubric no-such.yaml does not exist. Pass the path of a YAML",
+        ),
+        ({"address": "localhost:8000"}, "address must be a URL such as .*, got 'localhost:8000'"),
+        ({"key_variable": "KEY"}, "key_variable is for a server, but address is None"),
         ({"address": "http://h", "concurrency": 0}, "concurrency"),
-        ({"address": "http://h", "timeout": 0}, "timeout = 0: give a positive number"),
+        (
+            {"address": "http://h", "timeout": 0},
+            "timeout must be a positive number of seconds, got 0",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
@@ -337,7 +343,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 def test_a_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     judge = Judge("m", RATE, "http://127.0.0.1:9", key_variable="JUDGE_KEY")
-    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY has no API key"):
+    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY does not contain"):
         judge.score(["Tea."])
 
 

@@ -71,11 +71,13 @@ def test_polarity_alone_is_a_scorer_with_a_single_score() -> None:
 
 
 def test_bad_labels() -> None:
-    message = r"labels\[1\] = 'fine' is not a label of the lexicon, which has negative, positive: "
+    message = r"labels\[1\] = 'fine' is not a label of the lexicon, which has negative, positive\. "
     with pytest.raises(ValueError, match=message):
         LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
     for labels in (["positive"], "ab", ["a", "a"]):
-        with pytest.raises(ValueError, match="give the names of the negative and of the positive"):
+        with pytest.raises(
+            ValueError, match="must be the names of the negative and of the positive"
+        ):
             LexiconSentiment(labels=labels)
 
 

@@ -59,11 +59,11 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompts", "verbalizers", "message"),
     [
-        ([], WORDS, "prompts is empty: give patterns with <gen_result> and <mask_token>"),
+        ([], WORDS, "prompts is empty, must be patterns with <gen_result> and <mask_token>"),
         (
             [PROMPT, "It was <mask_token>."],
             WORDS,
-            "prompts[1] = 'It was <mask_token>.' contains <gen_result> 0 times: write it once",
+            "prompts[1] = 'It was <mask_token>.' contains <gen_result> 0 times. Write it once",
         ),
         (
             ["<gen_result> <mask_token> <mask_token>"],
@@ -73,8 +73,8 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         (
             [PROMPT],
             {"negative": ["bad", "poor"], "positive": ["good"]},
-            "verbalizers have {'negative': 2, 'positive': 1} words: give two labels or more, with "
-            "the same number of words each",
+            "verbalizers have {'negative': 2, 'positive': 1} words, must be two or more labels "
+            "with the same number of words each",
         ),
         ([PROMPT], {"positive": ["good"]}, "verbalizers have {'positive': 1} words"),
         ([PROMPT], {"a": [], "b": []}, "verbalizers have {'a': 0, 'b': 0} words"),
@@ -82,18 +82,18 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         (
             [PROMPT],
             {"bad": "bad", "good": ["good"]},
-            "verbalizers['bad'] = 'bad': give a list of strings",
+            "verbalizers['bad'] must be a list of strings, got 'bad'",
         ),
         (
             [PROMPT],
             {"no": [False], "yes": ["yes"]},
-            "verbalizers['no'][0] = False is not text: write a word or a phrase, in quotes",
+            "verbalizers['no'][0] = False is not text. Write a word or a phrase, in quotes",
         ),
         ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is not text"),
         ([PROMPT], {1984: ["a"], "b": ["b"]}, "labels[0] = 1984 is not text"),
-        ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] = None: give a list of strings"),
-        ([PROMPT], None, "verbalizers = None: give each label a list of words"),
-        (PROMPT, WORDS, f"prompts = '{PROMPT}': give a list of strings"),
+        ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] must be a list of strings, got None"),
+        ([PROMPT], None, "verbalizers must map each label to a list of words, got None"),
+        (PROMPT, WORDS, f"prompts must be a list of strings, got '{PROMPT}'"),
         ([{"Good": "<mask_token>"}], WORDS, "prompts[0] = {'Good': '<mask_token>'} is not text"),
     ],
 )
@@ -144,9 +144,7 @@ def test_a_subset_does_not_touch_the_global_random_state() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 7])
 def test_more_evaluators_than_there_are_raise(count: int) -> None:
-    message = (
-        rf"evaluators = {count}: the task has 6 \(prompts × verbalizers\), give 1 to 6, or None"
-    )
+    message = rf"evaluators must be 1 to 6, .* or None for all, got {count}"
     with pytest.raises(ValueError, match=message):
         COLOURS.subset(count, seed=0)
 
@@ -156,8 +154,8 @@ def test_more_evaluators_than_there_are_raise(count: int) -> None:
 
 def test_an_unknown_task_raises() -> None:
     message = (
-        r"task = 'sentimint' is neither a built-in task \(sentiment, topic\) nor a YAML file: "
-        r"give one of these, or Task\(prompts=\.\.\., verbalizers=\.\.\.\)"
+        r"task = 'sentimint' is neither a built-in task \(sentiment, topic\) nor a YAML file. "
+        r"Use one of these, or Task\(prompts=\.\.\., verbalizers=\.\.\.\)"
     )
     with pytest.raises(ValueError, match=message):
         Task.load("sentimint")
@@ -176,13 +174,13 @@ def test_a_file_without_verbalizers_raises(tmp_path: Path, content: str) -> None
     [
         (
             "phrases: [So <mask_token>!, Sentiment: <mask_token>.]",
-            "phrases[1] = {'Sentiment': '<mask_token>.'} is not text: write a word or a phrase, in "
+            "phrases[1] = {'Sentiment': '<mask_token>.'} is not text. Write a word or a phrase, in "
             "quotes",
         ),
-        ("phrases:", "food.yaml: phrases = None: give a list of strings"),
-        ("phrases: So <mask_token>!", "phrases = 'So <mask_token>!': give a list of strings"),
-        ("prompts:", "food.yaml: prompts = None: give a list of strings"),
-        ("phrases: [So <mask_token>!]\nverbalizers:", "verbalizers = None: give each label"),
+        ("phrases:", "food.yaml: phrases must be a list of strings, got None"),
+        ("phrases: So <mask_token>!", "phrases must be a list of strings, got 'So <mask_token>!'"),
+        ("prompts:", "food.yaml: prompts must be a list of strings, got None"),
+        ("phrases: [So <mask_token>!]\nverbalizers:", "verbalizers must map each label"),
     ],
 )
 def test_what_yaml_reads_as_something_else_is_named(

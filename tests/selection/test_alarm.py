@@ -98,17 +98,17 @@ def test_a_stale_metric_is_not_tested(key) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"held_out": "x"}, "proxy and held_out are both 'x': give two metrics"),
-        ({"proxy_mode": "up"}, "proxy_mode = 'up': give 'max' if higher is better"),
-        ({"held_out_mode": "up"}, "held_out_mode = 'up': give 'max' if higher is better"),
-        ({"held_out": {"y": "up"}}, r"held_out\['y'\] = 'up': give 'max' if higher is better"),
+        ({"held_out": "x"}, "proxy and held_out must be different metrics, got 'x' for both"),
+        ({"proxy_mode": "up"}, "proxy_mode must be 'max' .* or 'min' .*, got 'up'"),
+        ({"held_out_mode": "up"}, "held_out_mode must be 'max' .* or 'min' .*, got 'up'"),
+        ({"held_out": {"y": "up"}}, r"held_out\['y'\] must be 'max' .* or 'min' .*, got 'up'"),
         ({"held_out": []}, "held_out is empty, must be at least one key"),
         ({"reference": "last"}, "reference must be 'first' or 'best', got 'last'"),
         ({"margin": -1.0}, "margin must be at least 0, got -1.0"),
         ({"margin": {"z": 0.1}}, "margin has the key 'z', must be one of y"),
-        ({"window": 3}, "window = 3: give 4 to 16 scored validations"),
-        ({"window": 17}, "window = 17: give 4 to 16 scored validations"),
-        ({"window": 6}, r"level = 0.01: the smallest p-value of a window of 6 is 0.031"),
+        ({"window": 3}, "window must be 4 to 16 scored validations, got 3"),
+        ({"window": 17}, "window must be 4 to 16 scored validations, got 17"),
+        ({"window": 6}, r"at least 0.031, the smallest p-value of a window of 6, got 0.01"),
         ({"level": 1.0}, "level must be between 0 and 1, got 1.0"),
     ],
 )
@@ -119,5 +119,5 @@ def test_bad_arguments(changes, message) -> None:
 
 def test_a_missing_metric_is_named() -> None:
     rule = AlarmRule("x", "y")
-    with pytest.raises(ValueError, match=r"'y' is not logged: choose one of \['x'\]"):
+    with pytest.raises(ValueError, match=r"'y' is not logged, must be one of \['x'\]"):
         rule.update(rule.start(), 1, {"x": 0.0})

@@ -138,11 +138,11 @@ def test_bounds_are_inclusive_and_nan_meets_none(value, bounds, meets) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="mode = 'up': give 'max' if higher is better"):
+    with pytest.raises(ValueError, match=r"mode must be 'max' .* or 'min' .*, got 'up'"):
         BestRule("x", mode="up")
-    with pytest.raises(ValueError, match="top_k = -2: give a count, or -1 to keep all"):
+    with pytest.raises(ValueError, match="top_k must be a count, or -1 to keep all, got -2"):
         BestRule("x", top_k=-2)
     rule = BestRule("x", constraints={"k": (0, 1)})
     for metrics, key in (({"y": 0.0}, "x"), ({"x": 0.0, "y": 0.0}, "k")):
-        with pytest.raises(ValueError, match=rf"'{key}' is not logged: choose one of \[.*'y'\]"):
+        with pytest.raises(ValueError, match=rf"'{key}' is not logged, must be one of \[.*'y'\]"):
             rule.update(rule.start(), 1, metrics)

@@ -85,8 +85,8 @@ def test_a_point_without_its_file_leaves_the_front() -> None:
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"x": "max"}, r"metrics = \{'x': 'max'\}: give two metrics or more"),
-        ({"x": "max", "y": "up"}, r"metrics\['y'\] = 'up': give 'max' if higher is better"),
+        ({"x": "max"}, r"metrics must have two or more keys, got \{'x': 'max'\}"),
+        ({"x": "max", "y": "up"}, r"metrics\['y'\] must be 'max' .* or 'min' .*, got 'up'"),
     ],
 )
 def test_bad_metrics(metrics, message) -> None:
@@ -96,5 +96,5 @@ def test_bad_metrics(metrics, message) -> None:
 
 def test_a_missing_metric_is_named() -> None:
     rule = ParetoRule({"x": "max", "y": "max"})
-    with pytest.raises(ValueError, match=r"'y' is not logged: choose one of \['x'\]"):
+    with pytest.raises(ValueError, match=r"'y' is not logged, must be one of \['x'\]"):
         rule.update(rule.start(), 1, {"x": 0.0})

@@ -50,7 +50,7 @@ def test_serves_within_the_block_and_ends_with_it(file: Path, tmp_path: Path) ->
         assert lives(server.process.pid)
         assert server.url == remote.url
         assert "opensesame" not in " ".join(server.process.args)  # type: ignore[arg-type]
-        with pytest.raises(ServerError, match="give its token"):
+        with pytest.raises(ServerError, match="Pass its token"):
             type(remote)(remote.url).load()
     assert server.process.returncode == 0
     assert "ready" in log.read_text()

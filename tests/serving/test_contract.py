@@ -143,13 +143,13 @@ def test_scores_and_folds_survive_the_wire(values: list[float], value: float) ->
             {"samples": [{"text": "a"}, {"text": "b", "label": "c"}]},
             ("samples",),
             "value_error",
-            r"samples\[1\] has 'label', samples\[0\] has not: give all samples the same keys",
+            r"samples\[1\] has 'label', but samples\[0\] does not\. All samples must",
         ),
         (
             {"samples": [{"text": "a", "label": "c"}, {"text": "b"}]},
             ("samples",),
             "value_error",
-            r"samples\[0\] has 'label', samples\[1\] has not: give all samples the same keys",
+            r"samples\[0\] has 'label', but samples\[1\] does not\. All samples must",
         ),
         ({"samples": [{"text": "a", "label": None}]}, ("samples", 0, "label"), "string_type", ""),
         (
@@ -178,7 +178,7 @@ def test_what_is_no_score_is_named(item: Any) -> None:
 
 
 def test_parts_of_several_lengths_are_refused() -> None:
-    with pytest.raises(ValidationError, match="the parts have 1, 2 items: give as many to each"):
+    with pytest.raises(ValidationError, match="the same number of items, got 1, 2"):
         FoldBody.model_validate({"name": "perplexity", "parts": [[1.0], [1.0, 2.0]]})
 
 

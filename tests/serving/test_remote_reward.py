@@ -123,9 +123,9 @@ def test_only_a_connection_that_needs_certificates_reads_them(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"url": "127.0.0.1:8700"}, "url = '127.0.0.1:8700': give an address such as"),
-        ({"url": NOBODY, "patience": 0}, "patience = 0: give a positive number of seconds"),
-        ({"url": NOBODY, "timeout": -1.0}, "timeout = -1.0"),
+        ({"url": "127.0.0.1:8700"}, "url must be an address such as .*, got '127.0.0.1:8700'"),
+        ({"url": NOBODY, "patience": 0}, "patience must be a positive number of seconds, got 0"),
+        ({"url": NOBODY, "timeout": -1.0}, "timeout must be a positive number .*, got -1.0"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -138,7 +138,7 @@ def test_bad_expectations(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(ValueError, match=r"reward.json' is not JSON"):
         RemoteReward(NOBODY, expect=file)
-    with pytest.raises(TypeError, match="expect is a list"):
+    with pytest.raises(TypeError, match=r"expect must be .*, got a list"):
         RemoteReward(NOBODY, expect=[])  # type: ignore[arg-type]
 
 
@@ -217,7 +217,7 @@ def test_a_token(
     live_server: Callable[..., Any], reward: Reward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = live_server(reward, ServeOptions(token="opensesame")).url
-    with pytest.raises(ServerError, match=f"{url} refuses the request: give its token"):
+    with pytest.raises(ServerError, match=f"{url} refuses the request. Pass its token"):
         RemoteReward(url).load()
     assert not RemoteReward(url, token="opensesame")(["soup"], labels="o").failed[0]
     monkeypatch.setenv("CTRLREWARD_TOKEN", "opensesame")
@@ -409,7 +409,7 @@ def test_a_wrong_reply_is_never_a_score(scripted: Scripted, body: Any, message: 
 
 def test_another_protocol(scripted: Scripted) -> None:
     scripted.described["protocol"] = 2
-    with pytest.raises(ServerError, match="speaks protocol 2, this client 1: install the same"):
+    with pytest.raises(ServerError, match=r"speaks protocol 2, this client 1. Install the same"):
         RemoteReward(scripted.url).load()
 
 

@@ -74,9 +74,9 @@ def test_trackio(trackio: Path) -> None:
     assert curve(f"{trackio}:first", "eval/reward") == dict(zip(STEPS, REWARDS, strict=True))
     assert curve(f"{trackio}:second", "eval/reward")[10] == -0.2
     assert math.isnan(curve(f"{trackio}:first", "bad")[10])
-    with pytest.raises(ValueError, match=r"has 2 runs, give one: .*:first"):
+    with pytest.raises(ValueError, match=r"has 2 runs, choose one: .*:first"):
         read_log(trackio)
-    with pytest.raises(ValueError, match="has no run 'third': it has first, second"):
+    with pytest.raises(ValueError, match="has no run 'third', only first, second"):
         read_log(f"{trackio}:third")
 
 
@@ -123,7 +123,7 @@ def test_several_logs_are_named(tmp_path: Path) -> None:
     for version in ("version_0", "version_1"):
         (tmp_path / "lightning_logs" / version).mkdir(parents=True)
         (tmp_path / "lightning_logs" / version / "metrics.csv").write_text("step,a\n1,2\n")
-    with pytest.raises(ValueError, match=r"has 2 logs, give one of them: .*version_0"):
+    with pytest.raises(ValueError, match=r"has 2 logs, choose one of them: .*version_0"):
         read_log(tmp_path)
     shutil.rmtree(tmp_path / "lightning_logs" / "version_1")
     (tmp_path / "lightning_logs" / "latest").symlink_to("version_0")
@@ -135,18 +135,18 @@ def test_several_logs_are_named(tmp_path: Path) -> None:
     [
         ("a.jsonl", b"", "a.jsonl is empty: did the run reach"),
         ("a.jsonl", b'{"step": 1, "a": 1}\n{"step": 2,, }\n', "a.jsonl:2 is not JSON"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1 holds a list: give a JSON object"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1 contains a list, must be a JSON object"),
         ("a.jsonl", b'{"step": "x", "a": 1}\n', "row 1 has the step 'x', must be a number"),
         ("a.jsonl", b'{"step": 1, "a": "b"}\n', "has no logged numbers"),
         ("a.csv", b"step,caf\xe9\n1,2\n", "a.csv:1 is not UTF-8"),
         ("a.csv", b"step,a\n1,high\n", "a.csv:2: a = 'high' is not a number"),
-        ("a.json", b'{"a": 1}', "a.json has no log_history: give a trainer_state.json"),
+        ("a.json", b'{"a": 1}', "a.json has no log_history, must be a trainer_state.json"),
         ("a.json", b'{"log_history": [{"los', "a.json:1 is not JSON"),
         ("a.json", b'{"log_history": [3]}', "row 1 is not an object with a step"),
         ("a.log", b"Hello\n", "no line has a step with metrics"),
         ("a.db", b"no database at all" * 100, "a.db is not a database of trackio"),
         ("a.wandb", b"hello" * 50, "is not a W&B file"),
-        ("a.safetensors", b"\0", "is not the log of a run: give metrics.jsonl"),
+        ("a.safetensors", b"\0", "is not the log of a run, must be metrics.jsonl"),
     ],
 )
 def test_damaged_empty_and_foreign_files(

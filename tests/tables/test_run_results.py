@@ -176,17 +176,17 @@ def test_cells_can_be_long(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("system,metric,value\nA,x,high\n", r":2: value = 'high' is not a number"),
-        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2: .* \(of system, x\)"),
+        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2. .* \(of system, x\)"),
         ("x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
         (
             "system,metric,value\nA,x\n",
             r":2 has 2 cells, but the header has 3 columns \(system, metric",
         ),
-        ("system,value\nA,1\n", r"has no column 'metric': it has system, value"),
+        ("system,value\nA,1\n", r"has no column 'metric', only system, value"),
         ("system,x\n", r"has no rows below the header"),
         ("step,x\n", r"has no rows below the header"),
         ("step,x\n1,\n", r"has no logged numbers: did the run"),
-        ("step,x\n1,2\n,3\n", r"a\.csv:3 has no step: give one in each row"),
+        ("step,x\n1,2\n,3\n", r"a\.csv:3 has no step, must have one in each row"),
     ],
 )
 def test_a_wrong_csv_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -198,7 +198,7 @@ def test_a_wrong_selection_raises(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "system,x\nA,1\n")
     with pytest.raises(ValueError, match="has no rows with system = B"):
         read_run(f"{file}:system=B")
-    with pytest.raises(ValueError, match="has no column 'seed': it has system, x"):
+    with pytest.raises(ValueError, match="has no column 'seed', only system, x"):
         read_run(f"{file}:seed=1")
 
 
@@ -206,9 +206,9 @@ def test_a_wrong_selection_raises(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[1]", "holds a list: give a JSON object"),
+        ("[1]", "contains a list, must be a JSON object"),
         ('{"x": "high"}', "x = 'high' is not a number"),
-        ('{"x": {"y": 1}, "z": 2}', "is not a number: give {system: {metric: value}}"),
+        ('{"x": {"y": 1}, "z": 2}', "is not a number, must be {system: {metric: value}}"),
     ],
 )
 def test_a_wrong_json_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -225,9 +225,11 @@ def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
 def test_a_wrong_path_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         read_run(str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match=r"has no log of a run: give a folder with metrics\.jsonl"):
+    with pytest.raises(
+        ValueError, match=r"has no log of a run, must be a folder with metrics\.jsonl"
+    ):
         read_run(str(tmp_path))
-    with pytest.raises(ValueError, match=r"ends in '\.txt': give a \.csv or \.json file"):
+    with pytest.raises(ValueError, match=r"must be a \.csv or \.json file, .*, got '\.txt'"):
         read_run(write(tmp_path / "a.txt", ""))
     write(tmp_path / "b.wandb", "nothing")
     with pytest.raises(ValueError, match="is not a W&B file: it does not start with ':W&B'"):

@@ -30,11 +30,11 @@ NAN = float("nan")
             r"in\.csv:4 has 1 cells, but the header has 2 columns \(text, id\)",
         ),
         ("in.csv", 'text,id\n"a,1\n', "in.csv:. is not valid CSV: unexpected end of data"),
-        ("in.csv", "text,id,text\na,1,b\n", "in.csv:1 has several columns 'text': rename all"),
-        ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text: convert the file"),
-        ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text: convert the file"),
+        ("in.csv", "text,id,text\na,1,b\n", "in.csv:1 has several columns 'text'. Rename all"),
+        ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text. Convert the file"),
+        ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text. Convert the file"),
         ("in.parquet", "text", "in.parquet can't be read as Parquet"),
-        ("in.txt", "a", r"in\.txt ends in '\.txt': give \.jsonl, \.csv, \.parquet"),
+        ("in.txt", "a", r"in\.txt must end in one of \.jsonl, \.csv, \.parquet"),
     ],
 )
 def test_bad_files(
@@ -48,11 +48,15 @@ def test_bad_files(
 
 def test_rows_without_a_column_are_named() -> None:
     places = ["in.jsonl:1", "in.jsonl:3"]
-    with pytest.raises(ValueError, match=r"^in\.jsonl:3 has no 'label', but the first row has"):
+    with pytest.raises(
+        ValueError, match=r"^in\.jsonl:3 does not have 'label', but the first row has it"
+    ):
         to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
-    with pytest.raises(ValueError, match=r"^the first row has no 'label', but in\.jsonl:3 has"):
+    with pytest.raises(
+        ValueError, match=r"^the first row does not have 'label', but in\.jsonl:3 has it"
+    ):
         to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
-    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text = 2 is of type int: give strings$"):
+    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text must be a string, got 2, a int$"):
         to_samples([{"text": "a"}, {"text": 2}], Columns(), places)
     with pytest.raises(TypeError, match=r"ignore the column with --columns\.label=null"):
         to_samples([{"text": "a", "label": True}], Columns())
@@ -105,14 +109,18 @@ def test_labels_of_several_attributes(rows: list[dict[str, object]], columns: Co
 @pytest.mark.parametrize(
     ("row", "label", "message"),
     [
-        ({"mood": "a"}, "mood,topic", "no column 'topic' for label: the file has text, mood; name"),
+        ({"mood": "a"}, "mood,topic", "no column 'topic' for label, only text, mood. Name"),
         (
             {"mood": "a", "topic": 0.5},
             "mood,topic",
-            "^row 1: topic = 0.5 is of type float: give st",
+            "^row 1: topic must be a string, got 0.5, a float",
         ),
         ({"mood": "a", "topic": "b a=c"}, "mood,topic", "^row 1: mood,topic: labels of attributes"),
-        ({"label": {"mood": ["a"]}}, "label", r"^row 1: mood = \['a'\] is of type list: give str"),
+        (
+            {"label": {"mood": ["a"]}},
+            "label",
+            r"^row 1: mood must be a string, got \['a'\], a list",
+        ),
     ],
 )
 def test_wrong_labels_of_attributes_are_named(
@@ -125,7 +133,7 @@ def test_wrong_labels_of_attributes_are_named(
 
 def test_the_error_names_a_column_that_parquet_cannot_hold() -> None:
     with pytest.raises(
-        ValueError, match=r"the column 'a' can't be stored in Parquet .*write .jsonl"
+        ValueError, match=r"the column 'a' can't be stored in Parquet .*Write .jsonl"
     ):
         encode_rows(".parquet", [{"a": 1}, {"a": "x"}], {})
 

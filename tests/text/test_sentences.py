@@ -84,7 +84,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"= 'punkt': give .*'rules', 'sentencex', 'nltk'"):
+    with pytest.raises(ValueError, match=r"must be .*'rules', 'sentencex', 'nltk', got 'punkt'"):
         find_splitter("punkt")
 
 

@@ -150,7 +150,7 @@ def test_another_number_of_layers(
     model_of: Callable[[str], Path], kind: str, load: Loader, option: str
 ) -> None:
     folder = model_of(kind)
-    with pytest.raises(ValueError, match=r"has no weights for .*\.2\..* and \d+ more: give a"):
+    with pytest.raises(ValueError, match=r"has no weights for .*\.2\..* and \d+ more\. Use a"):
         load(with_layers(folder, option, 3))
     with pytest.raises(ValueError, match=r"of layers that its config\.json does not have: .*\.1\."):
         load(with_layers(folder, option, 1))
@@ -167,13 +167,13 @@ def test_another_number_of_layers(
 )
 def test_an_encoder_is_refused_by_its_kind(load: Loader, expected: str, tmp_path: Path) -> None:
     folder = save_bert(tmp_path, BertForMaskedLM)
-    with pytest.raises(ValueError, match=f"{folder}.* is .*: give {expected}$"):
+    with pytest.raises(ValueError, match=f"{folder}.*, must be {expected}$"):
         load(folder)
 
 
 def test_an_encoder_decoder_is_no_decoder(tiny_bart: str, tiny_t5: str) -> None:
     for folder in (tiny_bart, tiny_t5):
-        with pytest.raises(ValueError, match="is an encoder-decoder: give a decoder-only"):
+        with pytest.raises(ValueError, match="is an encoder-decoder, must be a decoder-only"):
             CausalLM(folder)
 
 
@@ -199,7 +199,7 @@ def test_what_nothing_reads_may_be_missing(
 def test_similarity_without_a_query(model_of: Callable[[str], Path]) -> None:
     query = "encoder.layer.0.attention.self.query.weight"
     folder = edited(model_of("encoder"), lambda weights: weights.pop(query))
-    with pytest.raises(ValueError, match=f"model = {folder!r} has no weights for {query}: give an"):
+    with pytest.raises(ValueError, match=f"model = {folder!r} has no weights for {query}. Use an"):
         Similarity(folder).score(["a"], sources=["b"])
 
 

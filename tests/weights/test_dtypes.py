@@ -44,7 +44,7 @@ def test_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_dtype() -> None:
-    with pytest.raises(ValueError, match="dtype = 'fp8': give one of float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16"):
         pick_dtype("fp8", "cpu")
 
 

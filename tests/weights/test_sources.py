@@ -86,7 +86,7 @@ def test_a_trained_model_is_found_in_the_cache(cache: Path, tiny_llama: Path) ->
 @pytest.mark.parametrize("name", sources.TRAINED_NAMES)
 def test_an_untrained_one_names_the_command_that_trains_it(cache: Path, name: str) -> None:
     config = sources.TRAINED_NAMES[name]
-    message = f"{name}' is not trained yet: run `ctrlreward train --config {config}`, which writes"
+    message = f"{name}' is not trained yet. Run `ctrlreward train --config {config}`, which writes"
     with pytest.raises(ValueError, match=re.escape(f"{message} {cache / name}")):
         resolve(name)
     settings = yaml.safe_load((Path(__file__).parents[2] / config).read_text())
@@ -128,11 +128,11 @@ def test_a_hub_id_is_unchanged(model: str) -> None:
     [
         (
             [],
-            r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf: give a folder written by",
+            r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf, must be a folder written",
         ),
         (["config.json", "pytorch_model.bin"], r"pickled \*\.bin weights are never loaded"),
         (["adapter_model.safetensors"], r"has no config\.json.*merge an adapter"),
-        (["a.gguf", "b.gguf"], r"several GGUF files, a\.gguf, b\.gguf: give the path of one"),
+        (["a.gguf", "b.gguf"], r"several GGUF files, a\.gguf, b\.gguf\. Use the path of one"),
     ],
 )
 def test_a_folder_that_cannot_be_loaded(tmp_path: Path, files: list[str], message: str) -> None:
@@ -166,7 +166,7 @@ def test_a_short_name_is_fetched_once(cache: Path, index: Path) -> None:
 def test_offline(cache: Path, index: Path) -> None:
     (index / "toy_model-1.0-py3-none-any.whl").unlink()
     message = (
-        r"pip could not download toy-model==1\.0 \(.*No matching distribution.*\): check the "
+        r"pip could not download toy-model==1\.0 \(.*No matching distribution.*\)\. Check the "
         rf"connection.* place toy_model-1\.0-py3-none-any\.whl in {cache} by hand"
     )
     with pytest.raises(OSError, match=message):
@@ -179,7 +179,7 @@ def test_the_index_serves_another_file(
 ) -> None:
     serve(monkeypatch, Wheel("toy-model", "1.0", "0" * 64, "toy_model/model/"))
     with pytest.raises(
-        OSError, match=r"toy-model==1\.0 with another sha256 than 0{64}: your index"
+        OSError, match=r"toy-model==1\.0 with another sha256 than 0{64}, so your index"
     ):
         resolve("toy")
 
@@ -198,7 +198,7 @@ def test_a_wrong_wheel_put_by_hand(cache: Path, index: Path) -> None:
     cache.mkdir()
     (cache / "toy_model-1.0-py3-none-any.whl").write_text("half a wheel")
     with pytest.raises(
-        OSError, match=r"toy_model-1.0.* has sha256 .*, expected .* remove it and try"
+        OSError, match=r"toy_model-1.0.* has sha256 .*, expected .* Remove it and try"
     ):
         resolve("toy")
 
@@ -206,7 +206,7 @@ def test_a_wrong_wheel_put_by_hand(cache: Path, index: Path) -> None:
 def test_without_pip(cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        OSError, match=r"does not have: run `python -m ensurepip`, or place toy_model-1"
+        OSError, match=r"does not have\. Run `python -m ensurepip`, or place toy_model-1"
     ):
         resolve("toy")
 
@@ -266,7 +266,7 @@ def test_a_cache_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(OSError, match=r"is not writable.*set CTRLREWARD_CACHE"):
+    with pytest.raises(OSError, match=r"is not writable.*Set CTRLREWARD_CACHE"):
         build_once("toy", lambda folder: None)
 
 

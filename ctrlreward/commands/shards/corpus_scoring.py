@@ -36,7 +36,7 @@ class Corpus:
     label_map: Mapping[str, str] | None = None
 
     def shard(self, number: int, rows: Sequence[PlacedRow]) -> Shard:
-        """Return rows that follow one another as a shard."""
+        """Return consecutive rows as a shard."""
         places = [row.place for row in rows]
         cells = [row.cells for row in rows]
         samples = to_samples(cells, self.columns, places, self.present, self.label_map)
@@ -53,7 +53,7 @@ def check_corpus(
     chunk: int,
     shapes: Sequence[TableShape],
 ) -> Manifest:
-    """Read all rows, raise what would fail after hours of scoring, and cut them into shards."""
+    """Read all rows, raise errors that would otherwise come after hours, and cut into shards."""
     checksums: list[str] = []
     count = 0
     for rows in in_chunks(corpus.rows.placed(), chunk):
@@ -70,13 +70,13 @@ def check_shard(
     rows: Sequence[PlacedRow],
     shapes: Sequence[TableShape],
 ) -> None:
-    """Check rows that follow one another; a line names each whose text is not valid Unicode."""
+    """Check consecutive rows; a line names each row whose text is not valid Unicode."""
     clashing = [name for name in components if any(name in row.cells for row in rows)]
     if clashing:
         raise ValueError(
-            f"{corpus.rows} already has columns with the names of scores ({', '.join(clashing)}): "
-            "give --names, one per scorer, to prefix the names of their scores. If this is the "
-            "output, give it after the texts"
+            f"{corpus.rows} already has columns with the names of scores ({', '.join(clashing)}). "
+            "Pass --names, one per scorer, to prefix the names of their scores. If this is the "
+            "output, put it after the texts."
         )
     valid = [place for i, place in enumerate(shard.places) if i not in shard.invalid]
     with explained_columns(corpus.present), items_named(ItemPlaces(valid, shard.columns)):
@@ -100,7 +100,7 @@ def check_shard(
 def score_in_memory(
     components: Mapping[str, Component], shard: Shard, score_shards: ScoreShards
 ) -> dict[str, Scores]:
-    """Return the scores of rows, shape (rows,) by name, NaN where they failed; show the progress.
+    """Return the scores of rows, shape (rows,) by name, NaN if failed; show the progress.
 
     The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees its
     models before the next one loads.
@@ -139,7 +139,7 @@ def score_corpus(
                         store.write(i, part)
                 advance(manifest.rows)
                 continue
-            # A run that is resumed on other devices may have other units, of which a part is done.
+            # A run resumed on other devices may have other units, some partly done.
             for names in dict.fromkeys(filter(None, missing)):
                 wanted = {i for i in numbers if missing[i] == names}
                 shards = _shards(corpus, manifest.chunk, wanted)
@@ -151,13 +151,13 @@ def score_corpus(
 def scored_shards(
     corpus: Corpus, manifest: Manifest, store: ShardStore
 ) -> Iterator[tuple[list[PlacedRow], dict[str, Scores]]]:
-    """Yield the rows of each shard and their scores, as `write_output` takes them."""
+    """Yield the rows of each shard and their scores, for `write_output`."""
     for i, rows in enumerate(in_chunks(corpus.rows.placed(), manifest.chunk)):
         yield rows, store.read(i)
 
 
 class ScoreSummary(NamedTuple):
-    """Mean of a score, NaN where all rows failed; number of rows, and of those that failed."""
+    """Mean of a score, NaN if all rows failed; number of rows, and of failed rows."""
 
     mean: float
     rows: int
@@ -198,14 +198,14 @@ def write_output(
 
 
 def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
-    """Yield the shards that are wanted, as the rows are read."""
+    """Yield the requested shards, while reading the rows."""
     for i, rows in enumerate(in_chunks(corpus.rows.placed(), chunk)):
         if i in wanted:
             yield corpus.shard(i, rows)
 
 
 def models_of(scorer: Scorer) -> frozenset[Hashable]:
-    """Return a key of each model that a scorer uses: all that it is loaded with."""
+    """Return a key of each model that a scorer uses: all its loading options."""
     if isinstance(scorer, CompositeScorer):
         return frozenset(model for part in scorer.parts for model in models_of(part))
     if not isinstance(scorer, ModelScorer):
@@ -220,9 +220,9 @@ def models_of(scorer: Scorer) -> frozenset[Hashable]:
 def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
     """Group scorers so that each unit can be scored and released before the next one is loaded.
 
-    A scorer joins a scorer that uses all of its models, so a unit holds no more models than one of
-    its scorers needs alone. Its scorers are all pointwise, or none is. Units are in the order of
-    their first scorers.
+    A scorer joins a scorer that uses all of its models, so a unit loads no more models than one of
+    its scorers needs alone. Its scorers are either all pointwise, or none is. Units are in the
+    order of their first scorers.
     """
     largest_first = sorted(scorers, key=lambda scorer: -len(models_of(scorer)))
     units: list[list[Scorer]] = []

@@ -12,17 +12,17 @@ from ctrlreward.commands.shards.workers import LoadedComponents, ScoreShards, Wo
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import write_line
 
-# Between two lines that say that the cluster has no free CPUs or GPUs.
+# Seconds between warnings that the cluster has no free CPUs or GPUs.
 _PATIENCE = 60.0
-_OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: shards and requests are small
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Where actors run, and what each of them takes.
+    """Address of the cluster, and resources of each actor.
 
     Args:
-        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the one of the
+        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the cluster of the
             variable RAY_ADDRESS, which `ray job submit` sets; without it, Ray is started on this
             machine, for this run.
         num_cpus: CPUs of an actor.
@@ -37,16 +37,16 @@ class RayOptions:
         for name in ("num_cpus", "num_gpus"):
             number = getattr(self, name)
             if not 0 <= number < math.inf:
-                raise ValueError(f"{name} = {number}: give 0 or more")
+                raise ValueError(f"{name} must be 0 or more, got {number}")
         if not (self.num_cpus or self.num_gpus):
-            raise ValueError("num_cpus and num_gpus are 0: give CPUs, GPUs or both")
+            raise ValueError("num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
 
 
 class RayWorkers(WorkerPool):
-    """Actors, wherever the cluster has CPUs and GPUs for them.
+    """Actors on any nodes of the cluster with free CPUs and GPUs.
 
-    Ray restarts and retries nothing, since a shard that was lost is known here. If Ray is connected
-    already, it is used, and left as it is.
+    Ray restarts and retries nothing, since lost shards are known here. If Ray is connected
+    already, it is used and not shut down.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class RayWorkers(WorkerPool):
 
     def __enter__(self) -> ScoreShards:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, in log files too
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, also in log files
         cpus = math.ceil(self.workers * self.options.num_cpus)
-        # What scorers warn of in actors is shown here.
+        # Warnings of scorers in actors are shown here.
         self._started = connect_ray(address, {"num_cpus": cpus}, log_to_driver=True)
         self.dumps = import_extra("ray", "--engine ray").cloudpickle.dumps
         try:
@@ -83,7 +83,7 @@ class RayWorkers(WorkerPool):
         return _ActorHandle(self)
 
     def capacity(self) -> int:
-        """Return how many actors the cluster can hold."""
+        """Return how many actors the cluster can run."""
         ray = import_extra("ray", "--engine ray")
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         asked = {"CPU": self.options.num_cpus, "GPU": self.options.num_gpus}
@@ -98,28 +98,28 @@ class RayWorkers(WorkerPool):
             )
             wanted = " and ".join(f"{number:g} {name}s" for name, number in asked.items())
             raise ValueError(
-                f"no node of the Ray cluster has {wanted} for an actor: they have {has}. Give "
-                "smaller --ray.num_cpus and --ray.num_gpus, or add a node"
+                f"no node of the Ray cluster has {wanted} for an actor: they have {has}. Set "
+                "smaller --ray.num_cpus and --ray.num_gpus, or add a node."
             )
         return capacity
 
 
 class _ActorHandle:
-    """One actor, as a `Worker`; it has PyTorch's threads apart from the CPUs that Ray counts."""
+    """One actor, as a `Worker`; its number of PyTorch threads is independent of its CPUs in Ray."""
 
     def __init__(self, pool: RayWorkers) -> None:
         self._ray = import_extra("ray", "--engine ray")
         self._pool = pool
         cpus, gpus = pool.options.num_cpus, pool.options.num_gpus
         actor = self._ray.remote(LoadedComponents).options(num_cpus=cpus, num_gpus=gpus)
-        # Ray shows it no other GPUs than its own.
+        # It sees only its GPUs.
         self._actor = actor.remote(pool.threads, "cuda" if gpus else None)
 
     def call(self, method: str, argument: object) -> Any:
         """See `Worker.call`."""
         returned = getattr(self._actor, method).remote(argument)
         while method == "load" and not self._ray.wait([returned], timeout=_PATIENCE)[0]:
-            self._pool.capacity()  # a cluster that has lost its nodes has none
+            self._pool.capacity()  # raises if the cluster has lost its nodes
             write_line("waiting until the cluster has CPUs and GPUs for an actor")
         try:
             return self._ray.get(returned)
@@ -133,7 +133,7 @@ class _ActorHandle:
             raise WorkerDied(f"{type(error).__name__}{early * (method == 'load')}") from error
 
     def end(self) -> None:
-        """End the actor; where it is out of reach, it may still hold its CPUs."""
+        """End the actor; if unreachable, it may still occupy its CPUs."""
         self._ray.kill(self._actor)
 
 
@@ -141,12 +141,12 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     """Join a cluster or start Ray on this machine; return False if Ray is connected already.
 
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
-    statistics; `ray.init` takes the options, and then its own ones too.
+    statistics; `ray.init` takes the options in addition to ours.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
         # Read when Ray is imported: its processes listen on the loopback address, not on all.
-        # `_node_ip_address` does not do it, since Ray resolves 127.0.0.1 to another one.
+        # `_node_ip_address` does not work, since Ray resolves 127.0.0.1 to another address.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = import_extra("ray", "--engine ray")
     if ray.is_initialized():

@@ -44,18 +44,18 @@ class Manifest:
 
 
 class ShardStore:
-    """Folder with the scores of the shards that are done; a file that is missing means undone.
+    """Folder with the scores of finished shards; a missing file means unfinished.
 
-    A file holds some scores of one shard, `{"coherence": [-1.5, null]}`, and is renamed into place
+    A file has some scores of one shard, `{"coherence": [-1.5, null]}`, and is renamed into place
     whole. Its name has the shard and the positions of the scores in `names` (`00000003-0.1.json`),
-    since a run that is resumed on other devices may group scorers differently.
+    since a run resumed on other devices may group scorers differently.
     """
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self.folder = folder
         self._manifest = folder.child("manifest.json")
         self._names = list(names)
-        # Shards by the positions of the scores in their files: some tens of bytes for a file.
+        # Shards by the positions of the scores in their files: tens of bytes per file.
         self._shards: dict[tuple[int, ...], set[int]] = {}
         for file in folder.names():
             if found := _SHARD.fullmatch(file):
@@ -72,8 +72,8 @@ class ShardStore:
                 return Manifest(**json.load(opened))
             except (TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{self._manifest} is not a manifest of shards ({error}): delete the folder to "
-                    "start over"
+                    f"{self._manifest} is not a manifest of shards ({error}). Delete the folder to "
+                    "start over."
                 ) from None
 
     def start(self, manifest: Manifest) -> None:
@@ -82,7 +82,7 @@ class ShardStore:
             file.write(json.dumps(asdict(manifest), indent=0, ensure_ascii=False).encode())
 
     def drop(self, shards: Collection[int], names: Collection[str]) -> None:
-        """Delete some scores of some shards, and what shares their files."""
+        """Delete some scores of some shards, and other scores in the same files."""
         for positions, done in self._shards.items():
             if any(self._names[i] in names for i in positions):
                 for shard in done.intersection(shards):
@@ -90,7 +90,7 @@ class ShardStore:
                     done.remove(shard)
 
     def missing(self, shard: int, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the scores of a shard, of those named, that are not on disk."""
+        """Return the named scores of a shard that are not on disk."""
         done = {self._names[i] for positions in self._positions(shard) for i in positions}
         return tuple(name for name in names if name not in done)
 

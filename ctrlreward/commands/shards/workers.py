@@ -27,7 +27,7 @@ from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, scatter, score
 
-# A shard whose worker has died so often is taken for the cause.
+# A shard whose worker died so often is considered the cause.
 MOST_DEATHS = 3
 
 _ITEM_FILTER = ItemFilter()
@@ -35,7 +35,7 @@ _ITEM_FILTER = ItemFilter()
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of a table that follow one another, each with its place (`"reviews.jsonl:417"`).
+    """Consecutive rows of a table, each with its place (`"reviews.jsonl:417"`).
 
     `columns` maps columns of `Samples` to other names in the file. `invalid` has the column with
     invalid Unicode by row; `samples` are the other rows.
@@ -51,7 +51,7 @@ class Shard:
         return f"{self.places[0]} to {self.places[-1]}"
 
 
-# Yields number and scores of each shard once, in any order. Shards are taken as they are needed, so
+# Yields number and scores of each shard once, in any order. Shards are consumed lazily, so
 # that few are in memory. The models of the components are loaded once, and freed after the last.
 # Errors come from a scorer, and name the rows.
 ScoreShards: TypeAlias = Callable[
@@ -81,24 +81,24 @@ def _score_here(
 
 
 class WorkerDied(Exception):
-    """A worker that has ended or can't be reached; says how."""
+    """A worker has ended or can't be reached; says how."""
 
 
 class Worker(Protocol):
     """Another process, which has `LoadedComponents`."""
 
     def call(self, method: str, argument: object) -> Any:
-        """Return what a method returns, or raise its error or `WorkerDied`; called in a thread."""
+        """Return the result of a method, or raise its error or `WorkerDied`; called in a thread."""
 
     def end(self) -> None:
         """End the process."""
 
 
 class WorkerPool(ABC):
-    """Context manager of other processes, each with models of its own, that score shards.
+    """Context manager of other processes, each with separate models, that score shards.
 
-    This process reads, and hands a worker the next shard when it has done one. A worker that dies
-    is replaced and its shard is scored again, where a pool of `concurrent.futures` would give up
+    This process reads, and sends a worker the next shard when it has finished one. A worker that
+    dies is replaced and its shard is scored again, whereas a pool of `concurrent.futures` gives up
     all of its workers.
     """
 
@@ -130,7 +130,8 @@ class WorkerPool(ABC):
         wanted = self.workers if len(waiting) > 1 else 1
         threads = ThreadPoolExecutor(self.workers)
         idle: list[Worker] = []
-        # Workers that load have no shard: where a cluster is full, others have scored all by then.
+        # Loading workers do not have a shard yet: on a full cluster others may score all of them
+        # first.
         busy: dict[Future[Any], tuple[Worker, Shard | None]] = {}
         deaths: Counter[int | None] = Counter()
 
@@ -180,9 +181,9 @@ class WorkerPool(ABC):
         except Exception as error:
             names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
             raise ValueError(
-                f"{names} can't be sent to other processes ({error}): define the class in a "
+                f"{names} can't be sent to other processes ({error}). Define the class in a "
                 "module, keep open files and locks out of it, or score with --workers 1 --engine "
-                "process"
+                "process."
             ) from error
 
 
@@ -220,7 +221,7 @@ class LoadedComponents:
 
 
 class ProcessWorkers(WorkerPool):
-    """Child processes, which end with this process, however it ends."""
+    """Child processes, which end with this process in any case."""
 
     def __init__(self, workers: int, threads: int | None = None) -> None:
         super().__init__(workers, threads or max(1, (os.cpu_count() or 1) // workers))
@@ -231,11 +232,11 @@ class ProcessWorkers(WorkerPool):
 
 
 class _Child:
-    """One process, and this end of its pipe."""
+    """Worker process and our end of its pipe."""
 
     def __init__(self, threads: int) -> None:
-        # A fork of this process would copy locks that its threads hold. A process that has imported
-        # torch and nothing else forks in milliseconds instead, where the system can.
+        # A fork of this process would copy locks held by its threads. A process that has imported
+        # only torch forks in milliseconds instead, if the system supports it.
         context: Any = get_context("spawn")
         if "forkserver" in get_all_start_methods():
             context = get_context("forkserver")
@@ -245,7 +246,7 @@ class _Child:
             target=_work, args=(theirs, threads), name="ctrlreward-worker"
         )
         self._process.start()
-        theirs.close()  # so that its death is an end of file
+        theirs.close()  # so that its death is seen as end of file
 
     def end(self) -> None:
         """End the process. The pipe is closed when no thread reads it any more."""
@@ -295,7 +296,7 @@ def _end_with_parent() -> None:
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
     """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
-        handler.addFilter(_ITEM_FILTER)  # once; the loggers may be those of a user's scorer
+        handler.addFilter(_ITEM_FILTER)  # once; the loggers may belong to a user's scorer
     size = len(shard.places)
     rows = [i for i in range(size) if i not in shard.invalid]
     if not rows:
@@ -323,7 +324,7 @@ def release(components: Mapping[str, Component]) -> None:
 def _portable_errors() -> Iterator[None]:
     """Raise an error that can't be read in another process as a RuntimeError with its text.
 
-    Its reader would take it for an error of the connection, like the death of a worker.
+    Otherwise it would look like an error of the connection, such as the death of a worker.
     """
     try:
         yield

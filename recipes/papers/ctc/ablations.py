@@ -75,8 +75,8 @@ def ablate(rated: Rated, scores: Mapping[str, Scores], suffix: str = "") -> list
 
     Returns:
         For each table and row: `table`, `rating`, `variant`, the statistics of `correlate`, and
-        `published`, the paper's Pearson's r by aligner with the best encoder; None where we have no
-        figure.
+        `published`, the paper's Pearson's r by aligner with the best encoder; None if we don't
+        have the figure.
     """
     rows: list[dict[str, Any]] = []
     for table, ratings, variants in ABLATIONS:

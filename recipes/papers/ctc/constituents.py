@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Tree(Protocol):
-    """Constituent; a word has no children."""
+    """Constituent; a word does not have children."""
 
     children: Sequence[Tree]
 

@@ -4,7 +4,7 @@
         fact_to_response.ckpt FacebookAI/roberta-large aligners/fact_to_response
 
 `Alignment(folder, method="discriminative")` loads it, or `method="regression"` for a BLEURT. Only
-tensors are read from the pickle (`torch.load` with `weights_only=True`), whatever else it holds.
+tensors are read from the pickle (`torch.load` with `weights_only=True`), other objects are ignored.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
         folder: New folder of the aligner.
 
     Raises:
-        ValueError: The file holds other weights than such an aligner of this encoder, or the
+        ValueError: The weights do not match such an aligner with this encoder, or the
             folder exists.
-        pickle.UnpicklingError: The file holds more than tensors.
+        pickle.UnpicklingError: The file contains objects other than tensors.
     """
     path = Path(folder).expanduser()
     if path.exists():
@@ -90,7 +90,7 @@ def _fill(
         for name, weight in weights.items()
     }
     missing, left = model.load_state_dict(renamed, strict=False)
-    # A token classifier has no pooler, and older versions saved the numbers of positions.
+    # A token classifier does not have a pooler, and older versions saved the numbers of positions.
     unknown = [name for name in left if ".pooler." not in name and "position_ids" not in name]
     if missing or unknown:
         names = ", ".join([*missing, *unknown][:3])

@@ -138,7 +138,7 @@ class CausalGenerator(_Generator):
         """Continue each prompt, which is read as the start of a document.
 
         Args:
-            prompts: Any number. Prompts that leave no room for the longest completion get "", with
+            prompts: Any number. Prompts too long for the longest completion get "", with
                 one warning for all.
             new_tokens: Largest number of tokens to generate for each prompt; prompts of one batch
                 share the largest.
@@ -284,11 +284,11 @@ class Paraphraser:
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one batch of inputs, padding included.
         beams: Number of beams.
-        candidates: Number of paraphrases to choose from, the paper's 10; taken is the farthest from
+        candidates: Number of paraphrases to choose from, 10 in the paper; the one farthest from
             the text in edit distance over words.
 
     Raises:
-        ValueError: The prompt has no `{text}`.
+        ValueError: The prompt does not contain `{text}`.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ def edit_lightly(text: str, random_: random.Random) -> str:
 
     The two sides of a conjunction ("and", "but", a comma) are swapped with probability 0.5, and
     each light word ("a", "the", "very") is dropped with probability 0.5. No word is replaced, so an
-    aligner knows only those synonyms that its encoder knows from pretraining.
+    aligner knows only the synonyms that its encoder learned in pretraining.
     """
     conjunctions = list(_CONJUNCTION.finditer(text))
     if conjunctions and random_.random() < 0.5:
@@ -159,7 +159,7 @@ def make_pairs(
         texts: The text, its context, its paraphrase and an unrelated context.
         spans: Masked spans of the paraphrase.
         fillings: One per span; None leaves out pairs 2 and 3.
-        labels: What a filling has labels for, in pair 2: its `"words"`, of which those that it
+        labels: What is labelled in pair 2: the `"words"` of a filling, where the words that it
             replaced are aligned, or the `"fillings"` as a whole, as in the paper.
         extra_pairs: Whether to make the pairs that the paper lacks, all but 2.
     """

@@ -113,10 +113,12 @@ class PairFile:
             "paraphrases": 1,
         }.items():
             if getattr(self, name) < smallest:
-                raise ValueError(f"{name} = {getattr(self, name)}: give {smallest} or more")
+                raise ValueError(f"{name} must be {smallest} or more, got {getattr(self, name)}")
         low, high = self.mask_share
         if not 0 <= low <= high <= 1:
-            raise ValueError(f"mask_share = {self.mask_share}: give two shares of 0 to 1 in order")
+            raise ValueError(
+                f"mask_share must be two shares of 0 to 1 in order, got {self.mask_share}"
+            )
 
     def build(self) -> None:
         """Build the file, or resume it. A second process that builds the same file waits.
@@ -243,11 +245,11 @@ def read_pair_file(file: str) -> list[AlignmentPair]:
     """Return the pairs of a file that `PairFile.build` wrote.
 
     Raises:
-        FileNotFoundError: The file does not exist or holds no pairs.
+        FileNotFoundError: The file does not exist or contains no pairs.
     """
     _, *chunks = JsonLog(Path(file)).read() or [None]
     if not chunks:
-        raise FileNotFoundError(f"{file} has no pairs: build it with `PairFile.build`")
+        raise FileNotFoundError(f"{file} has no pairs. Build it with `PairFile.build`.")
     return [
         AlignmentPair(
             row["source"], row["a"], row["b"], tuple((s, e) for s, e in row["hallucinated"])
@@ -292,7 +294,7 @@ class AlignmentData(pl.LightningDataModule):
         super().__init__()
         if not 0 < validation_share < 1:
             raise ValueError(
-                f"validation_share = {validation_share}: give a share above 0 and below 1"
+                f"validation_share must be between 0 and 1, exclusive, got {validation_share}"
             )
         self.pair_file = pairs
         self.passages = passages

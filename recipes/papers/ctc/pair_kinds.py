@@ -58,7 +58,7 @@ def textrank(document: str, count: int) -> str:
 
     Args:
         document: The document.
-        count: Number of sentences; a shorter document is returned as it is.
+        count: Number of sentences; a shorter document is returned unchanged.
     """
     sentences = split_sentences(document)
     words = [
@@ -69,7 +69,7 @@ def textrank(document: str, count: int) -> str:
     graph.add_nodes_from(range(len(sentences)))
     for i, j in combinations(range(len(sentences)), 2):
         if common := len(words[i] & words[j]):
-            # Two sentences of one word have no logarithm to divide by.
+            # The logarithms of two sentences of one word sum to 0.
             length = max(math.log(len(words[i])) + math.log(len(words[j])), math.log(2))
             graph.add_edge(i, j, weight=common / length)
     ranks = networkx.pagerank(graph)
@@ -124,12 +124,12 @@ def sample_rows(
         files: Files of one text per line, or of one JSON record per line for a kind with keys.
         exclude: Files of held-out texts; a row with one of them at a key is left out.
         count: Number of rows.
-        min_words: Smallest number of words of the altered text, or what it is drawn from.
+        min_words: Smallest number of words of the altered text, or of its source.
         seed: Seed of the choice and its order.
 
     Raises:
-        ValueError: The files hold fewer than `count` such rows, or a line is not a record with the
-            keys.
+        ValueError: The files contain fewer than `count` such rows, or a line is not a record with
+            the keys.
     """
     keys = KINDS[kind].keys
     if not keys:
@@ -145,7 +145,7 @@ def sample_rows(
     if len(rows) < count:
         raise ValueError(
             f"{', '.join(files)}: {len(rows)} records of {min_words} words or more, fewer than "
-            f"{count}: give more files, or a smaller number"
+            f"{count}. Add files, or use a smaller number."
         )
     return random.Random(seed).sample(rows, count)
 

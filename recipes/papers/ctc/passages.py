@@ -1,8 +1,8 @@
 """Labelled pairs from running text, without a model: sentences against the passage around them.
 
-A summary repeats a document's subject in other words, and an invented name stands in a fluent
-sentence. A sentence that its author wrote next to others is like that: taken out of its passage, it
-has words that the rest supports and words that it does not, all of them well chosen.
+A summary describes the subject of a document in other words, and a hallucinated name occurs in a
+fluent sentence. Sentences taken out of their passage have both properties: the rest of the passage
+supports some of their words and not others, and all are fluent.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 Layout: TypeAlias = Literal["document", "dialog"]
 Absent: TypeAlias = Literal["words", "names"]
 
-# Words that stand for rare ones in WikiText; without them a sentence still reads as one.
+# Placeholder of rare words in WikiText; sentences are readable without it.
 _RARE = re.compile(r"\s*<unk>")
 _NAME = r"[A-Z]\w*(?:['’\-]\w+)*"
-# What is replaced as a whole: names in a row, a number, or a word.
+# Units of replacement: names in a row, a number, or a word.
 _UNIT = re.compile(rf"{_NAME}(?: {_NAME})*|\d[\d,.]*\d|{WORD.pattern}")
 _ENDINGS = ("ing", "ed", "ly", "s")
 
@@ -49,7 +49,7 @@ def read_passages(
         seed: Seed of their lengths, choice and order.
 
     Raises:
-        ValueError: The files hold fewer passages.
+        ValueError: The files contain fewer passages.
     """
     random_ = random.Random(seed)
     found: list[list[str]] = []
@@ -70,18 +70,18 @@ def read_passages(
     if len(found) < count:
         raise ValueError(
             f"{', '.join(files)}: {len(found)} passages of {words[0]} to {words[1]} words, fewer "
-            f"than {count}: give more files, or a smaller number"
+            f"than {count}. Add files, or use a smaller number."
         )
     return random_.sample(found, count)
 
 
 @dataclass(frozen=True)
 class PassagePairs:
-    """Pairs of a few sentences and the passage that they stand in.
+    """Pairs of a few sentences and their passage.
 
-    Of half of the pairs the context lacks the sentences: content words that it has are supported,
-    the names and numbers that it lacks are hallucinated, and function words have no label. Of the
-    other half it has them, and they are edited lightly. In both, content words that the context
+    In half of the pairs the context lacks the sentences: content words that it contains are
+    supported, names and numbers that it lacks are hallucinated, and function words have no label.
+    In the other half it contains them, and they are edited lightly. In both, content words that the
     supports are then replaced by others of the same form, from other passages.
 
     Args:
@@ -91,11 +91,12 @@ class PassagePairs:
         sentences: Smallest and largest number of sentences of a text.
         replaced: Smallest and largest share of the supported content words that are replaced.
         layout: `"document"`: b is the passage. `"dialog"`: b is a few of its sentences, the facts,
-            and three line breaks later those before the text, the history, as `Alignment` joins
-            them for engagingness; half of the pairs have no history, as for groundedness.
+            and three line breaks later the sentences before the text, the history, as `Alignment`
+            joins them for engagingness; half of the pairs do not have a history, as for
+            groundedness.
         absent: Which words of a sentence that the context lacks are hallucinated, if they are not
             in the context: content `"words"`, or `"names"` and numbers only, since a passage often
-            says the others in other words; these then have no label.
+            paraphrases the others; these then have no label.
         lower: Share of the pairs in lower case.
         seed: Seed of all choices.
 
@@ -117,7 +118,7 @@ class PassagePairs:
         one_of("layout", self.layout, ("document", "dialog"))
         one_of("absent", self.absent, ("words", "names"))
         if self.count < 2:
-            raise ValueError(f"count = {self.count}: give 2 or more")
+            raise ValueError(f"count must be 2 or more, got {self.count}")
         for name, (low, high), largest in (
             ("words", self.words, None),
             ("sentences", self.sentences, None),
@@ -125,15 +126,17 @@ class PassagePairs:
         ):
             least = 0 if name == "replaced" else 1
             if not least <= low <= high or (largest is not None and high > largest):
-                raise ValueError(f"{name} = {(low, high)}: give two numbers from {least} in order")
+                raise ValueError(
+                    f"{name} must be two numbers from {least} in order, got {(low, high)}"
+                )
         if not 0 <= self.lower <= 1:
-            raise ValueError(f"lower = {self.lower}: give a share, 0 to 1")
+            raise ValueError(f"lower must be a share, 0 to 1, got {self.lower}")
 
     def build(self) -> list[AlignmentPair]:
         """Return the pairs; equal settings give equal pairs.
 
         Raises:
-            ValueError: The files hold fewer passages than `count`.
+            ValueError: The files contain fewer passages than `count`.
         """
         passages = read_passages(self.texts, self.words, self.count, self.seed)
         random_ = random.Random(self.seed)
@@ -258,7 +261,7 @@ def stem(word: str) -> str:
 def _replacement(
     unit: str, known: set[str], pool: Mapping[str, Sequence[str]], random_: random.Random
 ) -> str:
-    """Draw another unit of the same form of which the context has no word; the unit if none is."""
+    """Draw another unit of the same form without a word of the context; else return the unit."""
     candidates = pool.get(unit_form(unit), ())
     for _ in range(20 if candidates else 0):
         drawn = random_.choice(candidates)

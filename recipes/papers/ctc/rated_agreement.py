@@ -1,4 +1,4 @@
-"""Agreement with people while an aligner is trained: Figure 7 of CTC (Deng et al. 2021)."""
+"""Agreement with human ratings while an aligner is trained: Figure 7 of CTC (Deng et al. 2021)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RatedAgreement(pl.Callback):
         self.stop_words = stop_words
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Score the files with the model as it is, on rank 0, and log the correlations."""
+        """Score the files with the current model, on rank 0, and log the correlations."""
         if trainer.sanity_checking:
             return
         if not isinstance(pl_module, AlignerTrainer):
@@ -78,7 +78,7 @@ class RatedAgreement(pl.Callback):
             trained.tokenizer.save_pretrained(folder)
             for file, rated in self.rated.items():
                 aspects = {a: r for r, a in ASPECTS.items() if r in rated.ratings}
-                aspects.pop("relevance", None)  # of references, by an aligner of its own
+                aspects.pop("relevance", None)  # of references, by a separate aligner
                 scorer = Alignment(folder, tuple(aspects), method, self.stop_words)
                 scores = scorer.score(rated.samples[:rows])
                 for aspect, rating in aspects.items():

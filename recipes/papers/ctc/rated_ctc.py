@@ -55,7 +55,7 @@ def ctc(
 
     Engagingness and groundedness of responses are evaluated as sums over tokens, as in the paper,
     and also as means over tokens (`engagingness_mean`), unless `--aggregate` is given. Below the
-    correlations stand the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), and
+    correlations are the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), and
     for dialogs the correlations with every rating (Table F.6).
 
     Args:
@@ -81,7 +81,7 @@ def ctc(
     file = read_ctc(data)
     aspects = tuple(aspect for rating, aspect in ASPECTS.items() if rating in file.ratings)
     if isinstance(model, dict):
-        # Unknown names, and a direction that lacks its model, are for `Alignment` to refuse.
+        # `Alignment` raises for unknown names and for a direction without a model.
         given = tuple(a for a in aspects if {*DIRECTIONS[a].directions} <= {*model})
         aspects = given or aspects
     kind = f"CTC {method[0].upper()}"

@@ -73,7 +73,7 @@ def load_span_filler(
     if config.model_type not in _FAMILIES:
         raise ValueError(
             f"model = {model!r} is a {config.model_type}, for which filling blanks is not "
-            f"supported: give an encoder-decoder of {', '.join(_FAMILIES)}, or a decoder-only model"
+            f"supported. Use an encoder-decoder of {', '.join(_FAMILIES)}, or a decoder-only model."
         )
     mask, parse = _FAMILIES[config.model_type]
     generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, options)

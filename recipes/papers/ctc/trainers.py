@@ -59,7 +59,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
         folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
             folder is in the cache. It is written after each validation of a fit that is the best so
             far, or at the end of a fit without validations. A folder with a model is replaced; a
-            folder with other files is refused.
+            folder with other files is an error.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
@@ -210,8 +210,8 @@ class AlignerTrainer(pl.LightningModule, ABC):
         occupied = not folder.is_dir() or any(folder.iterdir())
         if folder.exists() and occupied and not (folder / "config.json").is_file():
             raise ValueError(
-                f"folder = {self.folder!r} exists and holds no model: it would be replaced, so "
-                "give an empty or a new folder"
+                f"folder = {self.folder!r} exists and does not contain a model; it would be "
+                "replaced. Use an empty or a new folder."
             )
         return folder
 
@@ -266,7 +266,7 @@ class RegressionAlignerTrainer(AlignerTrainer):
         folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
             folder is in the cache. It is written after each validation of a fit that is the best so
             far, or at the end of a fit without validations. A folder with a model is replaced; a
-            folder with other files is refused.
+            folder with other files is an error.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
@@ -338,7 +338,7 @@ class RegressionAlignerTrainer(AlignerTrainer):
 def alignment_labels(encoded: EncodedPair, pair: AlignmentPair) -> list[int]:
     """Return one label per unit of a: 1 if b supports it, 0 if it overlaps a hallucinated span.
 
-    `NO_LABEL` if it overlaps no hallucinated span, but one that has no label.
+    `NO_LABEL` if it does not overlap a hallucinated span, but a span without a label.
     """
 
     def overlaps(unit: Span, spans: Sequence[Span]) -> bool:

@@ -33,11 +33,11 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
         ValueError: The explanation has no evaluators, or `largest` is not positive.
     """
     if largest < 1:
-        raise ValueError(f"largest = {largest}: give a positive number of evaluators")
+        raise ValueError(f"largest must be positive, got {largest}")
     if not explanation.evaluators:
         raise ValueError(
-            f"this {explanation.aspect} has no evaluators, because its text could not be scored: "
-            "give an explanation whose score is a number"
+            f"this {explanation.aspect} has no evaluators, because its text could not be scored. "
+            "Use an explanation whose score is a number."
         )
     shown = sorted(explanation.evaluators, key=lambda e: -e.weight)[:largest]
     figure = new_figure(10, 1.2 + 0.26 * len(shown))

@@ -86,7 +86,7 @@ def ctrleval(
     if ablation or evaluator_counts is not None:
         scorer = recorded = RecordedCTRLEval(model, task, iwf=iwf, **options)
     file = read_ctrleval(data, systems)
-    if baselines:  # the prefix stands in for a source, which BARTScore needs
+    if baselines:  # BARTScore needs a source: the prefix
         samples = file.samples.replace(sources=file.samples.prefixes)
         file = replace(file, samples=samples)
     components = name_components([scorer, *baselines], None)

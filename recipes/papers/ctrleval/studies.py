@@ -70,7 +70,7 @@ def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[di
 
 
 def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
-    """Print the result of `ablate` for a file, beside the paper's."""
+    """Print the result of `ablate` for a file, next to the paper's."""
     aspects = list(dict.fromkeys(row["score"] for row in rows))
     table = new_table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
     for heading in ("weights", *aspects):
@@ -173,7 +173,7 @@ def count_evaluators(
 ) -> list[dict[str, Any]]:
     """Correlate attribute relevance by k random evaluators with its rating (Figure 4).
 
-    Draw d is that of `CTRLEval(evaluators=k, seed=seed + d)`.
+    Draw d is the draw of `CTRLEval(evaluators=k, seed=seed + d)`.
 
     Args:
         rated: The rated file, n rows.
@@ -253,7 +253,7 @@ def print_counts(
 ) -> None:
     """Print every result of `count_evaluators` that a reader needs: 1, 2, 4, … and all.
 
-    Below stand the correlations of other scores by name, which have no evaluators.
+    Below are the correlations of other scores by name, which do not have evaluators.
     """
     table = new_table(
         f"{file}: attribute_relevance by k evaluators, mean ± deviation of {draws} draws"

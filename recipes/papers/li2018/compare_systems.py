@@ -74,17 +74,18 @@ def compare_systems(
         output: Folder to write.
         uncentred: Encoder of a second similarity.
         constant_files: Style → file of training sentences, of which one is the constant output.
-        ratings: Li et al.'s rated transfers, whose systems are compared too; see `rated_outputs`.
+        ratings: Li et al.'s rated transfers, whose systems are compared as well; see
+            `rated_outputs`.
         system: `NAME=FILE` of further systems; see `read_outputs`.
-        selected: System whose GM is compared with that of others, and which is checked.
+        selected: System whose GM is compared with others, and which is checked.
         against: The others; by default copying, the constant sentences and each of `system`.
         run: Folders of runs whose validations are drawn as trails; see `validation_trail`.
         resamples: Number of draws of each interval, 1 or more.
         seed: Seed of the draws and of the choice of constants.
 
     Raises:
-        ValueError: A file of outputs lacks a sentence or has it twice, `selected` or `against` is
-            no system with all sentences, or two systems have the same name.
+        ValueError: A file of outputs lacks a sentence or has it twice, `selected` or `against`
+            does not name a system with all sentences, or two systems have the same name.
         ImportError: sacrebleu or nltk is not installed.
     """
     import_extra("sacrebleu", "BLEU")
@@ -173,15 +174,15 @@ def _others(
     sizes: dict[str, int] = {}
     for system in systems:
         if system.name in sizes:
-            raise ValueError(f"two systems are named {system.name}: rename one")
+            raise ValueError(f"two systems are named {system.name}. Rename one.")
         sizes[system.name] = len(system.rows)
     if selected is None:
         if against:
-            raise ValueError("against needs selected: name the system to compare")
+            raise ValueError("against needs selected. Name the system to compare.")
         return []
     for name in (selected, *against):
         if name not in sizes:
-            raise ValueError(f"{name} is no system: the systems are {', '.join(sizes)}")
+            raise ValueError(f"{name} is not a system, must be one of {', '.join(sizes)}")
         if sizes[name] != n:
             raise ValueError(
                 f"{name} has {sizes[name]} of {n} sentences: compare systems that have all"

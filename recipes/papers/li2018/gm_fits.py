@@ -66,7 +66,7 @@ class JudgedThresholds:
 
 @dataclass(frozen=True)
 class HeldOutFits:
-    """Thresholds fitted to preferences of half of the items, and judged on those of the rest.
+    """Thresholds fitted to preferences of half of the items, and judged on the rest.
 
     Attributes:
         fitted_pairs: Number of preferences that thresholds were fitted to.
@@ -92,7 +92,7 @@ def fit_held_out(
         rated: The rated file, with the rating `mean` and items as clusters.
         inputs: Accuracy, similarity and perplexity of each row, shape (n, 3); NaN where a score
             failed.
-        given: Thresholds of the user's own to judge as well.
+        given: User-defined thresholds to evaluate as well.
         margin: Mean ratings that differ by no more than this express no preference; 0 or more.
         seed: Seed of the search for thresholds.
 
@@ -121,7 +121,8 @@ class JudgedAggregate(NamedTuple):
         agreement: Share of the preferences with the higher total on the preferred side, ties
             counted as one half, in [0, 1], with an interval over items.
         tied: Share of the preferences with equal totals.
-        ahead: Agreement minus that of GM with all thresholds fitted, with an interval over items.
+        ahead: Agreement minus the agreement of GM with all thresholds fitted, with an interval over
+            items.
     """
 
     agreement: Estimate
@@ -139,7 +140,7 @@ def judge_learned(
 ) -> tuple[dict[str, JudgedAggregate], LearnedAggregate]:
     """Judge aggregates that `fit_aggregate` learns from every other item, and GM, on the rest.
 
-    The items, which are the source sentences, are those of `fit_held_out`: no sentence is on both
+    The items, which are the source sentences, are as in `fit_held_out`: no sentence is on both
     sides.
 
     Args:
@@ -286,7 +287,7 @@ def fits_record(fits: HeldOutFits) -> dict[str, Any]:
 
 
 def print_fits(fits: HeldOutFits, width: int | None) -> None:
-    """Print a table of losses and agreements, and what is degenerate.
+    """Print a table of losses and agreements, and the degenerate fits.
 
     Args:
         fits: Result of `fit_held_out`.

@@ -1,4 +1,4 @@
-"""Table 5 of Pang & Gimpel (2019): how well Acc, Sim and PP each agree with people."""
+"""Table 5 of Pang & Gimpel (2019): how well Acc, Sim and PP each agree with human ratings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MIDDLE = 3.0
 
 
 def style_match(decisions: Scores, ratings: Scores) -> tuple[float, int]:
-    """Return how often the classifier's decision matches people's judgement of the style.
+    """Return how often the classifier's decision matches the human rating of style.
 
     A rating above the middle of the scale, 3, says that the text has the target style, one below
-    that it has not. A rating of 3 says neither and is left out.
+    that it does not. A rating of 3 says neither and is left out.
 
     Args:
         decisions: 1 where the classifier finds the target style, else 0; NaN where it failed.
             Shape (n,).
-        ratings: Rating of the style, 1 to 5; NaN where there is none. Shape (n,).
+        ratings: Rating of the style, 1 to 5; NaN if missing. Shape (n,).
 
     Returns:
         The share of matches, 0 to 1, and the number of texts that it is of; NaN and 0 if no text
@@ -70,13 +70,13 @@ def validity_record(
 
 
 def print_validity(record: Mapping[str, Any], width: int | None) -> None:
-    """Print Table 5 beside the paper's figures.
+    """Print Table 5 next to the paper's figures.
 
     Args:
         record: Result of `validity_record`.
         width: Columns of the output; None takes the terminal's.
     """
-    title = "Table 5 of Pang & Gimpel (2019), Yelp: agreement of each metric with people"
+    title = "Table 5 of Pang & Gimpel (2019), Yelp: agreement of each metric with human ratings"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for heading in ("metric and judgement", "outputs", "here", "in the paper"):
         table.add_column(heading, justify="left" if "metric" in heading else "right")

@@ -37,7 +37,7 @@ class _Item(NamedTuple):
     """One row: a source, the systems of sides A and B, and the pair in its order.
 
     Attributes:
-        pair: The two systems as they were given.
+        pair: The two systems in the given order.
         sides: The same in the order of A and B.
         source: The sentence that was rewritten.
         target: Its target style; "" where a file has none.
@@ -51,7 +51,7 @@ class _Item(NamedTuple):
     texts: tuple[str, str]
 
     def code(self, seed: int) -> str:
-        """Return a name of the row that says nothing of the systems, and fits no other sheet."""
+        """Return a name of the row that does not reveal the systems and is unique to this sheet."""
         return hashlib.sha256(json.dumps([seed, *self]).encode()).hexdigest()[:12]
 
 
@@ -78,7 +78,7 @@ def write_preference_sheet(
 
     Raises:
         ValueError: A system is given twice or not at all, a file has a sentence twice, or a pair
-            is not of two of the systems or has fewer than `count` sentences in common.
+            does not name two of the systems or has fewer than `count` sentences in common.
     """
     if count < 1:
         raise ValueError(f"count must be 1 or more, got {count}")
@@ -105,7 +105,7 @@ def write_preference_sheet(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write a sheet and its key, and print where they are and what the sheet asks."""
+    """Write a sheet and its key, and print their paths and the questions."""
     parser = ArgumentParser(
         prog="ctrlreward papers preference-sheet",
         description=(__doc__ or "").splitlines()[0],
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{folder}/sheet.csv: answer each question with A, B or tie")
     for column, question in QUESTIONS.items():
         print(f"  {column:<10}{question}")
-    print(f"{folder}/key.csv: keep it from the judges, for ctrlreward papers win-rates")
+    print(f"{folder}/key.csv is for ctrlreward papers win-rates. Do not show it to the judges.")
 
 
 def _read(file: Path) -> _Outputs:
@@ -164,8 +164,8 @@ def _items(
     common = [key for key in first if key in second]
     if len(common) < count:
         raise ValueError(
-            f"{pair[0]} and {pair[1]} must have {count} sentences in common, got {len(common)}: "
-            "lower the count"
+            f"{pair[0]} and {pair[1]} must have {count} sentences in common, got {len(common)}. "
+            "Lower the count."
         )
     swapped = draws.sample([i % 2 for i in range(count)], count)
     rows = []

@@ -26,7 +26,7 @@ _MOST_TIES = 0.5
 _POPULATION = 60
 _GENERATIONS = 200
 
-# What a threshold at its lower and at its upper bound means, for t1 to t4.
+# Effects of a threshold at its lower and at its upper bound, for t1 to t4.
 _EFFECTS_AT_BOUNDS = (
     ("accuracy decides little", "only an accuracy of 1 counts"),
     ("similarity decides little", "only a similarity of 1 counts"),
@@ -75,8 +75,8 @@ class GMFit(NamedTuple):
         >>> fit.default_agreement.agreed, fit.agreement.agreed
         (1.0, 1.0)
         >>> fit_gm([[0.9, 0.9, 50]], [[0.9, 0.9, 50]]).problems[0]
-        'c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing: give \
-more pairs or other judges'
+        'c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing. Use \
+more pairs or other judges.'
     """
 
     thresholds: Thresholds
@@ -104,7 +104,7 @@ def fit_gm(
     The paper has c = 1. GM has a unit, the cube root of perplexity's, so a margin of 1 is small
     when perplexities are high, as they are for single sentences. A wrongly ordered pair then
     costs so much that the best t makes every GM 0, which costs 1 per pair and prefers nothing.
-    A factor c changes no preference and removes the problem, so the default is to fit it too.
+    A factor c changes no preference and removes the problem, so the default is to fit it as well.
 
     Differential evolution, started from the paper's and random thresholds, finds a good region and
     Nelder-Mead refines it. t1 and t2 stay within ±100, t3 and t4 within twice the largest
@@ -123,7 +123,7 @@ def fit_gm(
         seed: Random seed of the evolution; the same seed gives the same result.
 
     Raises:
-        ValueError: The shapes are wrong or differ, there are no pairs, a number is NaN or out of
+        ValueError: The shapes are wrong or differ, or are empty, a number is NaN or out of
             range, the scale is not positive and finite, or all thresholds are fixed.
 
     Examples:
@@ -133,10 +133,10 @@ def fit_gm(
         PairwiseAgreement(agreed=1.0, tied=0.0)
     """
     if scale is not None and not 0 < scale < np.inf:
-        raise ValueError(f"scale = {scale}: give a finite number above 0, or None to fit it")
+        raise ValueError(f"scale must be positive and finite, or None to fit it, got {scale}")
     free = np.array([threshold is None for threshold in fixed])
     if free.shape != (4,) or not free.any():
-        raise ValueError(f"fixed = {fixed}: give t1 to t4, with None for those to fit")
+        raise ValueError(f"fixed must be t1 to t4, with None for thresholds to fit, got {fixed}")
     better, worse = _pairs(preferred, rejected)
     # Before the search, because this raises if a number is out of range.
     default = pairwise_agreement(better, worse)
@@ -163,27 +163,27 @@ def fit_gm(
     any_gm = bool(_gm(outputs, thresholds).any())
     if factor == 0:
         problems.append(
-            "c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing: "
-            "give more pairs or other judges"
+            "c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing. "
+            "Use more pairs or other judges."
         )
     elif not any_gm:
         problems.append(
-            "every GM is 0, so nothing is preferred: fit c too (scale=None), since a wrongly "
-            "ordered pair costs more than a tie in the loss of a fixed c"
+            "every GM is 0, so nothing is preferred. Fit c as well (scale=None), since a wrongly "
+            "ordered pair costs more than a tie in the loss of a fixed c."
         )
     elif fitted.tied > _MOST_TIES:
         problems.append(
             f"{fitted.tied:.0%} of the pairs are ties, more than {_MOST_TIES:.0%}, since GM is "
-            "0 for most outputs: fit c and all thresholds, or use judges that suit the texts"
+            "0 for most outputs. Fit c and all thresholds, or use judges that suit the texts."
         )
     if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
         problems.append(
             "accuracy is 0 or 1 in all pairs, so t1 only scales GM and any from 0 to 100 prefers "
-            "the same: hold it (fixed), or fit to the label probability"
+            "the same. Fix it (fixed), or fit to the label probability."
         )
     problems += [
         f"t{i + 1} = {best[i]:.1f} is at the bound of its search, ±{high[i]:.0f}, where "
-        f"{_EFFECTS_AT_BOUNDS[i][int(best[i] > 0)]}: hold it at a value that you can defend (fixed)"
+        f"{_EFFECTS_AT_BOUNDS[i][int(best[i] > 0)]}. Fix it at a justified value (fixed)."
         for i in range(4)
         if free[i] and abs(best[i]) > 0.99 * high[i]
     ]
@@ -229,7 +229,7 @@ def _search(
             polish=False,
             seed=seed,
         ).x
-        # A loss over GM has no gradient beyond a threshold.
+        # The gradient of a loss over GM is 0 beyond a threshold.
         refined = minimize(searched_loss, evolved, method="Nelder-Mead", bounds=bounds).x
         candidates += [evolved, refined]
     return whole(min(candidates, key=searched_loss))
@@ -287,7 +287,7 @@ def pairwise_agreement(
         thresholds: t1 to t4.
 
     Raises:
-        ValueError: The shapes are wrong or differ, there are no pairs, or a number is NaN or out
+        ValueError: The shapes are wrong or differ, or are empty, or a number is NaN or out
             of range.
 
     Examples:
@@ -305,21 +305,21 @@ def _pairs(preferred: npt.ArrayLike, rejected: npt.ArrayLike) -> tuple[Floats, F
         array = np.asarray(values, dtype=np.float64)
         if array.ndim != 2 or array.shape[1] != 3:
             raise ValueError(
-                f"{name} has shape {array.shape}: give accuracy, similarity and perplexity of each "
-                "pair, (pairs, 3)"
+                f"{name} must be accuracy, similarity and perplexity of each pair, shape "
+                f"(pairs, 3), got {array.shape}"
             )
         failed = np.flatnonzero(np.isnan(array).any(axis=1))
         if failed.size:
             raise ValueError(
-                f"{name}[{failed[0]}] = {array[failed[0]].tolist()} contains NaN: leave out pairs "
-                "with failed samples, for example by a NaN rating in pairwise_preferences"
+                f"{name}[{failed[0]}] = {array[failed[0]].tolist()} contains NaN. Leave out pairs "
+                "with failed samples, for example by a NaN rating in pairwise_preferences."
             )
         sides.append(array)
     better, worse = sides
     if len(better) != len(worse) or not len(better):
         raise ValueError(
-            f"preferred has {len(better)} pairs and rejected has {len(worse)}: give both sides of "
-            "one or more pairs"
+            "preferred and rejected must be both sides of one or more pairs, got "
+            f"{len(better)} and {len(worse)}"
         )
     return better, worse
 

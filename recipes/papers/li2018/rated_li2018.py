@@ -93,8 +93,8 @@ def li2018(
         words: How GM's judges read texts: as they are written, or lower-cased with punctuation
             and contractions separated, as in the corpora of such judges. Half of the human
             references are not written so.
-        score_end: Whether the perplexity counts the end of a sentence, as that of a language model
-            of sentences does.
+        score_end: Whether the perplexity counts the end of a sentence, as the perplexity of a
+            language model of sentences does.
         fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
             with the paper's on the rest, and both with aggregates that `fit_aggregate` learns.
         margin: Mean ratings that differ by no more than this express no preference for the fit.
@@ -111,7 +111,7 @@ def li2018(
     """
     if classifier is None and (fit_gm or thresholds is not None):
         name = "--fit-gm" if fit_gm else "--thresholds"
-        raise ValueError(f"{name} needs GM: give a --classifier")
+        raise ValueError(f"{name} needs GM. Pass a --classifier.")
     outputs = Outputs(output, scores, plot, resamples, seed, published)
     preservation = Alignment(aligner, "preservation", method, **options)
     file = read_li2018(data)

@@ -60,7 +60,7 @@ class SystemFigures:
         return int(self.scores.failed.sum())
 
     def plain(self) -> dict[str, Any]:
-        """Return the figures as JSON can hold them, null where undefined."""
+        """Return the figures as JSON values, null if undefined."""
         return {
             "n": len(self.rows),
             "failed": self.failed,

@@ -63,7 +63,7 @@ def read_outputs(name: str, file: Path, test: Samples) -> SystemOutputs:
         test: Test sentences; see `read_references`.
 
     Raises:
-        ValueError: A line has no such keys, or `aligned` refuses a sentence.
+        ValueError: A line does not have these keys, or `aligned` raises for a sentence.
     """
     return aligned(name, output_rows(file), test)
 
@@ -72,7 +72,7 @@ def output_rows(file: Path) -> list[tuple[str, str, str | None]]:
     """Read source, text, and target style or None of each line; see `read_outputs`.
 
     Raises:
-        ValueError: A line has no such keys.
+        ValueError: A line does not have these keys.
     """
     rows = []
     with open(file, encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
@@ -88,11 +88,11 @@ def rated_outputs(file: str, test: Samples) -> list[SystemOutputs]:
     Texts without a system are left out.
 
     Args:
-        file: Such as their human_ratings_yelp.csv; see `read_li2018`.
+        file: File like their human_ratings_yelp.csv; see `read_li2018`.
         test: Test sentences; see `read_references`.
 
     Raises:
-        ValueError: The file is malformed, or `aligned` refuses a sentence.
+        ValueError: The file is malformed, or `aligned` raises for a sentence.
     """
     rated = read_li2018(Path(file))
     samples = rated.samples
@@ -128,25 +128,25 @@ def aligned(
     places: dict[str, int] = {}
     for i, source in enumerate(sources):
         if places.setdefault(matching_key(source), i) != i:
-            raise ValueError(f"references has the sentence {source!r} twice: give it once")
+            raise ValueError(f"references has the sentence {source!r} twice, must be distinct")
     texts: dict[int, str] = {}
     for source, text, label in outputs:
         place = places.get(matching_key(source))
         if place is None:
-            raise ValueError(f"{name} has {source!r}, which is not a test sentence: leave it out")
+            raise ValueError(f"{name} has {source!r}, which is not a test sentence. Leave it out.")
         if place in texts:
-            raise ValueError(f"{name} has {source!r} twice: give one output per sentence")
+            raise ValueError(f"{name} has {source!r} twice, must have one output per sentence")
         if label not in (None, labels[place]):
             raise ValueError(
-                f"{name} rewrites {source!r} as {label}, the references as {labels[place]}: give "
-                "outputs of the same target style"
+                f"{name} rewrites {source!r} as {label}, but the references as {labels[place]}. "
+                "All outputs must have the same target style."
             )
         texts[place] = text
     missing = [source for i, source in enumerate(sources) if i not in texts]
     if missing and complete:
         raise ValueError(
-            f"{name} has no output for {missing[0]!r}, and {len(missing)} of {len(test)} sentences "
-            "are missing: give one for each"
+            f"{name} has no output for {missing[0]!r}; {len(missing)} of {len(test)} sentences "
+            "are missing. Add an output for each."
         )
     rows = tuple(sorted(texts))
     return SystemOutputs(name, rows, test[rows].replace(texts=[texts[i] for i in rows]))
@@ -164,7 +164,7 @@ def tokenized(samples: Samples) -> Samples:
 def training_sentences(
     files: Mapping[str, str], references: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Read the sentences that constant outputs are chosen from, without those of the references.
+    """Read the candidates for constant outputs, without sentences of the references.
 
     Args:
         files: Style → file of its sentences, one per line.
@@ -180,5 +180,7 @@ def _output(row: Any, place: str) -> tuple[str, str, str | None]:
     text = record.get("text", outputs.get(_CHECKPOINT) if isinstance(outputs, dict) else None)
     source, label = record.get("source"), record.get("label")
     if not (isinstance(text, str) and isinstance(source, str)):
-        raise ValueError(f"{place}: give `source` and `text`, or `outputs` with `{_CHECKPOINT}`")
+        raise ValueError(
+            f"{place} must have `source` and `text`, or `outputs` with `{_CHECKPOINT}`"
+        )
     return source, text, label

@@ -20,7 +20,7 @@ from ctrlreward.recipes.papers.li2018.system_outputs import REFERENCES, SystemOu
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.samples import Samples
 
-# Columns with intervals, and the others' heading beside them.
+# Columns with intervals, and the headings of the others.
 _COLUMNS = {
     "accuracy": ("Acc", 3),
     "independent": ("Acc, independent", 3),
@@ -42,7 +42,7 @@ class Check(NamedTuple):
     Attributes:
         claim: The requirement, in words.
         figures: The figures that it compares.
-        met: Whether it holds; false where a figure is undefined.
+        met: Whether it is met; False if a figure is undefined.
     """
 
     claim: str
@@ -102,23 +102,23 @@ def acceptance(
             mine["independent"] >= _LEAST_ACCURACY,
         ),
         Check(
-            f"Sim ≥ that of the references - {_SIMILARITY_LOSS:.2f}",
+            f"Sim ≥ Sim of the references - {_SIMILARITY_LOSS:.2f}",
             f"{mine['similarity']:.3f}, at least {least:.3f}",
             mine["similarity"] >= least,
         ),
         Check(
-            "PP ≤ that of the references",
+            "PP ≤ PP of the references",
             f"{mine['perplexity']:.1f}, at most {theirs['perplexity']:.1f}",
             mine["perplexity"] <= theirs["perplexity"],
         ),
         Check(
-            f"Distinct-2 ≥ {_LEAST_DISTINCT:.1f} × that of the references",
+            f"Distinct-2 ≥ {_LEAST_DISTINCT:.1f} × Distinct-2 of the references",
             f"{system.distinct_2:.3f}, at least {distinct:.3f}",
             system.distinct_2 >= distinct,
         ),
     ]
     for name, gm in found.items():
-        claim = f"GM above that of {name}, with the interval above 0"
+        claim = f"GM above the GM of {name}, with the interval above 0"
         checks.append(Check(claim, _signed(gm), gm.value > 0 and gm.low > 0))
     return checks
 
@@ -161,7 +161,7 @@ def systems_text(
         parts.append(f"Outputs that a judge could not score, left out: {', '.join(failed)}.")
     if found:
         parts += [
-            f"GM of {selected} minus that of another system on the same sentences:",
+            f"GM of {selected} minus GM of another system on the same sentences:",
             markdown_table(["other", "difference"], [[k, _signed(e)] for k, e in found.items()]),
         ]
     if checks:
@@ -207,7 +207,7 @@ def validation_trail(folder: Path, scorer: str = "score") -> list[tuple[float, f
     points = [pair for pair in pairs if all(map(isfinite, pair))]
     if not points:
         raise ValueError(
-            f"{folder}/metrics.jsonl has no validation with {keys[0]} and {keys[1]}: leave it out"
+            f"{folder}/metrics.jsonl has no validation with {keys[0]} and {keys[1]}. Leave it out."
         )
     return points
 

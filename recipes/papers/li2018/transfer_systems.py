@@ -52,7 +52,7 @@ def score_systems(
     unrated: Mapping[str, Samples],
     thresholds: Mapping[str, Thresholds],
 ) -> list[SystemRow]:
-    """Score each system's outputs, and those of systems without ratings, as one corpus each.
+    """Score the outputs of each system, also of systems without ratings, as one corpus each.
 
     Args:
         rated: The rated file, with systems, sources, labels and the rating `mean`.
@@ -100,7 +100,7 @@ def baselines(rated: Rated, constants: Mapping[str, str]) -> dict[str, Samples]:
         constants: The constant sentence of each label.
 
     Raises:
-        ValueError: A label has no constant sentence.
+        ValueError: A label does not have a constant sentence.
     """
     items = dict(zip(rated.clusters or (), range(len(rated.samples)), strict=True))
     sources = rated.samples.require("sources", "copying")
@@ -108,7 +108,7 @@ def baselines(rated: Rated, constants: Mapping[str, str]) -> dict[str, Samples]:
     missing = sorted(set(labels) - set(constants))
     if missing:
         raise ValueError(
-            f"constants has no sentence for {', '.join(missing)}: give one per target style "
+            f"constants has no sentence for {', '.join(missing)}, must have one per target style "
             f"(--constants.{missing[0]}='...')"
         )
     rows = list(items.values())
@@ -129,7 +129,7 @@ def system_pearson(rows: Sequence[SystemRow], under: str) -> float:
 
 
 def beaten_by(rows: Sequence[SystemRow], baseline: str, under: str) -> list[str]:
-    """Return the rated systems whose corpus GM is not above that of a baseline."""
+    """Return the rated systems whose corpus GM does not exceed a baseline's."""
     (bar,) = (row.gm[under] for row in rows if row.system == baseline)
     return [row.system for row in rows if not np.isnan(row.rating) and not row.gm[under] > bar]
 
@@ -151,7 +151,8 @@ def systems_record(rows: Sequence[SystemRow]) -> dict[str, Any]:
 
 
 def print_systems(rows: Sequence[SystemRow], width: int | None) -> None:
-    """Print a table of the systems, Pearson's r with the ratings, and which baseline beats whom.
+    """Print a table of the systems, Pearson's r with the ratings, and the baselines that outperform
+    a system.
 
     Args:
         rows: Result of `score_systems`.

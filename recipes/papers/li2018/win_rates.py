@@ -63,7 +63,7 @@ def win_rates(
 ) -> list[WinRates]:
     """Read filled sheets, and return the rates of each pair and question, in the key's order.
 
-    An empty cell is no answer. Intervals are percentile intervals over rows of the sheet: the
+    An empty cell is not an answer. Intervals are percentile intervals over rows of the sheet: the
     answers of several people to one row are drawn together. A share of 0 has the interval 0 to 0.
 
     Args:

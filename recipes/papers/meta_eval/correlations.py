@@ -183,7 +183,7 @@ def require_plot(path: Path) -> None:
         ImportError: matplotlib is not installed.
     """
     if path.suffix != ".png":
-        raise ValueError(f"plot = {path}: give a file that ends in .png")
+        raise ValueError(f"plot must be a file that ends in .png, got {path}")
     import_extra("matplotlib", f"plot = {path}")
 
 

@@ -1,4 +1,4 @@
-"""Correlations with human ratings that papers report, to stand beside ours."""
+"""Correlations with human ratings that papers report, for comparison with ours."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def is_of_other_texts(figure: Published, file: str) -> bool:
 def best_model(figures: Sequence[Published], kind: str = "", strict: bool = False) -> str | None:
     """Return the paper's own model with the highest correlation, by Pearson's r.
 
-    Baselines and ablations are left out, and models for which the paper has no Pearson's r.
+    Baselines, ablations and models without a Pearson's r in the paper are left out.
 
     Args:
         figures: Figures of one score, rating and level.

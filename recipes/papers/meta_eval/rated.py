@@ -1,4 +1,4 @@
-"""`ctrlreward meta-eval rated`: any scores on a rated file of the user's own."""
+"""`ctrlreward meta-eval rated`: any scores on the user's rated file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def rated(
         published: Models of a paper to print if it reports figures for the file: best or all.
     """
     if not (ratings and (scorers or metrics)):
-        raise ValueError("give --ratings, and --scorers, --metrics (columns of the file) or both")
+        raise ValueError(
+            "--ratings, and --scorers, --metrics (columns of the file) or both, are needed"
+        )
     if scores and not scorers:
         raise ValueError("--scores needs --scorers: the file already has its --metrics")
     outputs = Outputs(output, scores, plot, resamples, seed, published)
@@ -68,7 +70,7 @@ def rated(
     components = name_components(scorers, names) if scorers else {}
     duplicates = sorted(existing.keys() & components.keys())
     if duplicates:
-        raise ValueError(f"{', '.join(duplicates)} is both a column and a score: give --names")
+        raise ValueError(f"{', '.join(duplicates)} is both a column and a score. Pass --names.")
     file = Rated(
         data.name,
         to_samples(rows, columns) if scorers else Samples([""] * len(rows)),  # texts are not used
@@ -85,13 +87,13 @@ def _clusters(rows: list[Row], name: str) -> tuple[str, ...]:
     column = _optional_cells(rows, name)
     for i, cluster in enumerate(column):
         if cluster is None:
-            raise ValueError(f"{name}[{i}] is empty: give each row its cluster")
+            raise ValueError(f"{name}[{i}] is empty, must be the cluster of the row")
     return tuple(str(cluster) for cluster in column)
 
 
 def _optional_cells(rows: list[Row], name: str) -> tuple[str | None, ...]:
     """Return a column as strings; None for rows that lack it or have an empty cell."""
     if not any(name in row for row in rows):
-        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
     cells = (row.get(name) for row in rows)
     return tuple(None if cell in ("", None) else str(cell) for cell in cells)

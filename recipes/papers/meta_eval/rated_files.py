@@ -25,10 +25,10 @@ class Rated:
     Attributes:
         file: The file's name.
         samples: The texts and the other columns that scorers read.
-        ratings: Each rating by name, float64 of shape (n,); NaN where a row has none.
+        ratings: Each rating by name, float64 of shape (n,); NaN if a row has none.
         clusters: Id of the cluster of each row, shape (n,): rows that share a prefix, dialog,
             document or item. The bootstrap draws clusters. None draws rows.
-        systems: System that wrote each text, shape (n,), None where it is unknown. None if the
+        systems: System that wrote each text, shape (n,), None if unknown. None if the
             file names no systems.
         references: References of each text, the same number for all, shape (n,); None if the file
             has none.
@@ -58,7 +58,7 @@ def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
 
     Raises:
         ValueError: A line does not have these six columns, or the rows of a label and prefix are
-            no whole number of turns.
+            not a whole number of turns.
     """
     path = local_file(path)
     names = ("coherence", "consistency", "attribute_relevance")
@@ -75,7 +75,7 @@ def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"{path}:{number} has {len(cells)} cells: give label, prefix, text and the "
+                f"{path}:{number} has {len(cells)} cells, must have label, prefix, text and the "
                 f"ratings {', '.join(names)} as numbers, separated by tabs"
             ) from None
         rows.append((text, prefix, label))
@@ -128,7 +128,7 @@ class _Format(NamedTuple):
 
     Attributes:
         text: Key of the scored text; a file with it has this format.
-        inputs: Column of `Samples` → key of what the text was generated from. Rows that agree in
+        inputs: Column of `Samples` → key of the input of the generator. Rows that agree in
             all of them are a cluster.
         system: Key of the system's name.
         ratings: Keys of the ratings, of which a file has one or more.
@@ -170,7 +170,7 @@ def read_ctc(path: Path) -> Rated:
     path = local_file(path)
     rows = parse_json(decode_utf8(read_bytes(path), path), path)
     if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
-        raise ValueError(f"{path} is not a JSON list of objects: give a list of rated texts")
+        raise ValueError(f"{path} is not a JSON list of objects, must be a list of rated texts")
     form = next((form for form in _CTC_FORMATS if form.text in rows[0]), _CTC_FORMATS[-1])
     inputs = {column: _strings(rows, key, path) for column, key in form.inputs.items()}
     samples = Samples(_strings(rows, form.text, path), **inputs)
@@ -240,9 +240,9 @@ def assign_systems(names: Sequence[str], items: Sequence[str]) -> tuple[str | No
 def _strings(rows: Sequence[dict[str, Any]], key: str, path: Path) -> tuple[str, ...]:
     for i, row in enumerate(rows):
         if key not in row:
-            raise ValueError(f"{path}: row {i} lacks {key!r}: it has {', '.join(row)}")
+            raise ValueError(f"{path}: row {i} does not have {key!r}, only {', '.join(row)}")
         if row[key] is None:
-            raise ValueError(f"{path}: {key}[{i}] is null: give a text, or drop the row")
+            raise ValueError(f"{path}: {key}[{i}] is null. Add a text, or drop the row.")
     return tuple(str(row[key]) for row in rows)
 
 
@@ -272,16 +272,16 @@ def number_column(rows: Sequence[Row], name: str) -> Scores:
             a value that is not a number (names the row).
     """
     if name not in rows[0]:
-        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
     values = np.full(len(rows), np.nan)
     for i, row in enumerate(rows):
         if name not in row:
-            raise ValueError(f"row {i} has no {name!r}, but the first row has: give it in all rows")
+            raise ValueError(f"row {i} does not have {name!r}, must be in all rows")
         if row[name] not in ("", None):
             try:
                 values[i] = float(row[name])
             except (TypeError, ValueError):
                 raise ValueError(
-                    f"{name}[{i}] = {row[name]!r} is not a number: give a number or an empty cell"
+                    f"{name}[{i}] must be a number or an empty cell, got {row[name]!r}"
                 ) from None
     return values

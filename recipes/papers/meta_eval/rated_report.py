@@ -58,9 +58,9 @@ class Outputs:
 
     def __post_init__(self) -> None:
         if self.resamples < 1:
-            raise ValueError(f"resamples = {self.resamples}: give 1 or more")
+            raise ValueError(f"resamples must be 1 or more, got {self.resamples}")
         if self.seed < 0:
-            raise ValueError(f"seed = {self.seed}: give 0 or more")
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
         one_of("published", self.published, ("best", "all"))
         if self.scores is not None:
             check_suffix(self.scores)
@@ -68,7 +68,7 @@ class Outputs:
             require_plot(self.plot)
         for path in (self.output, self.scores, self.plot):
             if path is not None and path.is_dir():
-                raise ValueError(f"{path} is a folder: give a file")
+                raise ValueError(f"{path} is a folder, must be a file")
 
 
 def score_rated(
@@ -85,7 +85,7 @@ def score_rated(
     for name, ratings in rated.ratings.items():
         if np.isinf(ratings).any():
             row = int(np.flatnonzero(np.isinf(ratings))[0])
-            raise ValueError(f"{rated.file}: {name}[{row}] is infinite: give finite ratings")
+            raise ValueError(f"{rated.file}: {name}[{row}] must be finite, got inf")
     places = [f"sample {i}" for i in range(len(rated.samples))]
     with in_process() as score_shards:
         shard = Shard(0, rated.samples, places)

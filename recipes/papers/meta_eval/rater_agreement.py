@@ -26,7 +26,7 @@ def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
         1 if all raters agree, 0 at chance level, negative below it; NaN if only one label occurs.
 
     Raises:
-        ValueError: There are no items, or items differ in their number of labels or have fewer
+        ValueError: `items` is empty, or items differ in their number of labels or have fewer
             than two.
         ImportError: statsmodels is not installed.
 
@@ -59,7 +59,7 @@ def krippendorff_alpha(
         different ratings remain.
 
     Raises:
-        ValueError: There are no items, or items differ in their number of ratings or have fewer
+        ValueError: `items` is empty, or items differ in their number of ratings or have fewer
             than two; or a rating is not a number and `level` is not `"nominal"`.
         ImportError: krippendorff is not installed.
 
@@ -77,8 +77,8 @@ def krippendorff_alpha(
         for rating in codes:
             if isinstance(rating, str):
                 raise ValueError(
-                    f"rating {rating!r} is not a number: level = {level!r} takes numbers; for "
-                    "labels use level = 'nominal'"
+                    f"rating {rating!r} is not a number, but level = {level!r} takes numbers. For "
+                    "labels use level = 'nominal'."
                 )
             codes[rating] = float(rating)
     if len(codes) < 2:
@@ -93,9 +93,9 @@ def _rectangle(ratings: Sequence[Sequence[Rating]]) -> list[list[Rating]]:
     for i, row in enumerate(rows):
         if len(row) < 2 or len(row) != len(rows[0]):
             raise ValueError(
-                f"item {i} has {len(row)} ratings and item 0 has {len(rows[0])}: "
-                "give every item one rating from each of 2 or more raters"
+                f"item {i} has {len(row)} ratings and item 0 has {len(rows[0])}, "
+                "must be one rating from each of 2 or more raters"
             )
     if not rows:
-        raise ValueError("there are no items: give one or more, each with its ratings")
+        raise ValueError("items is empty, must be one or more, each with its ratings")
     return rows

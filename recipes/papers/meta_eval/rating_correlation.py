@@ -42,7 +42,7 @@ class RatingCorrelations:
         pearson: Pearson's r.
         spearman: Spearman's ρ.
         kendall: Kendall's τ-b.
-        note: Reason for a NaN value or interval; empty if there is none.
+        note: Reason for a NaN value or interval, else empty.
 
     Examples:
         >>> sample_correlations([0.1, 0.2, None], [1, 2, 3]).note
@@ -149,7 +149,7 @@ def system_correlations(
 
     The systems are fixed and whole clusters of rows (inputs) are drawn with replacement. An
     interval therefore covers other inputs to the same systems, not other systems. Draws in which
-    a system has no rows or a side is constant are left out. Means that differ only by rounding
+    a system has no rows, or a side is constant, are left out. Means that differ only by rounding
     are ties.
 
     Args:
@@ -206,26 +206,28 @@ def _paired(scores: npt.ArrayLike, ratings: npt.ArrayLike) -> tuple[Floats, Floa
     y = np.asarray(ratings, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(
-            f"scores has shape {x.shape} and ratings has {y.shape}: give one of each per row"
+            f"scores and ratings must have one item per row, got shapes {x.shape} and {y.shape}"
         )
     for name, side in (("scores", x), ("ratings", y)):
         if np.isinf(side).any():
             place = int(np.flatnonzero(np.isinf(side))[0])
-            raise ValueError(f"{name}[{place}] is infinite: give numbers, NaN for failed samples")
+            raise ValueError(f"{name}[{place}] is infinite, must be finite, NaN for failed samples")
     return x, y
 
 
 def _codes(name: str, items: Sequence[Hashable], kept: npt.NDArray[np.bool_]) -> Ints:
     """Return an integer code for the item of each kept row, numbered from 0 by first occurrence."""
     if len(items) != len(kept):
-        raise ValueError(f"{name} has {len(items)} items for {len(kept)} rows: give one per row")
+        raise ValueError(
+            f"{name} must have one item per row, got {len(items)} for {len(kept)} rows"
+        )
     chosen = [item for item, keep in zip(items, kept.tolist(), strict=True) if keep]
     places = {item: place for place, item in enumerate(dict.fromkeys(chosen))}
     return np.array([places[item] for item in chosen], dtype=np.int64)
 
 
 def _degenerate(x: Floats, y: Floats, unit: str) -> str:
-    """Return the reason why x and y have no correlation; empty if they have one."""
+    """Return the reason why the correlation of x and y is undefined; empty if it is defined."""
     if len(x) < 3:
         return f"{len(x)} {unit}s: a correlation takes 3 or more"
     for name, side in (("score", x), ("rating", y)):

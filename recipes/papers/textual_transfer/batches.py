@@ -65,14 +65,14 @@ class TransferSentences(pl.LightningDataModule):
     """Sentences of two styles, their vocabulary, and batches of both by length.
 
     Sentences that differ only in case and white space count as one; held-out ones are never trained
-    on. Those of each style are sorted by length, those of the smaller corpus repeated, so that a
+    on. The sentences of a style are sorted by length, the smaller corpus is repeated, so that a
     batch has as many of each style and of about equal length. Order and noise depend on the seed,
     the epoch and the batch alone, and a resumed run continues exactly, in mid-epoch as well.
 
     Args:
         files: Style → file of one tokenized sentence per line; see `text_files.read_lines`. The
             first style is style 0 of the paper, the second style 1.
-        exclude: Files of held-out sentences; a line may hold several, separated by tabs.
+        exclude: Files of held-out sentences; a line may contain several, separated by tabs.
         words: Smallest and largest number of words of a sentence; the paper has 1 to 15 for Yelp, 6
             to 25 for Literature.
         count: Number of sentences of each style, drawn at random; None for all.
@@ -95,8 +95,9 @@ class TransferSentences(pl.LightningDataModule):
         batches_per_epoch: Number of batches of an epoch.
 
     Raises:
-        ValueError: There are not exactly two styles, both `subwords` and `max_words` are given, or
-            a number is out of range. In `setup`: a style has no sentence, or fewer than `count`.
+        ValueError: `files` does not have exactly two styles, both `subwords` and `max_words` are
+            given, or a number is out of range. In `setup`: a style has no sentence, or fewer than
+            `count`.
     """
 
     def __init__(
@@ -116,18 +117,20 @@ class TransferSentences(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         if len(files) != 2:
-            raise ValueError(f"files has the styles {', '.join(files) or 'none'}: give two")
+            raise ValueError(f"files must have two styles, got {', '.join(files) or 'none'}")
         if subwords is not None and max_words is not None:
             raise ValueError(
-                f"subwords = {subwords} and max_words = {max_words}: give one of them, for a "
-                "vocabulary of subwords or of words"
+                f"subwords = {subwords} and max_words = {max_words} exclude each other: a "
+                "vocabulary has subwords or words"
             )
         if batch_size < 1 or (count is not None and count < 1):
-            raise ValueError(f"batch_size = {batch_size} and count = {count}: give 1 or more")
+            raise ValueError(
+                f"batch_size and count must be 1 or more, got {batch_size} and {count}"
+            )
         if not 1 <= words[0] <= words[1]:
-            raise ValueError(f"words = {words}: give two numbers of 1 or more in order")
+            raise ValueError(f"words must be two numbers of 1 or more in order, got {words}")
         if not shuffle_distance >= 0:
-            raise ValueError(f"shuffle_distance = {shuffle_distance}: give 0 or more")
+            raise ValueError(f"shuffle_distance must be 0 or more, got {shuffle_distance}")
         first, second = files
         self.files, self.exclude = files, exclude
         self.styles: tuple[str, str] = (first, second)
@@ -195,8 +198,8 @@ class TransferSentences(pl.LightningDataModule):
         if len(texts) < (self.count or 1):
             raise ValueError(
                 f"{self.files[style]} has {len(texts)} sentences of {shortest} to {longest} words "
-                f"that are not held out, fewer than {self.count or 1}: give a file of more, a "
-                "smaller count, or other limits of words"
+                f"that are not held out, fewer than {self.count or 1}. Use a larger file, a "
+                "smaller count, or other limits of words."
             )
         return texts if self.count is None else random.Random(self.seed).sample(texts, self.count)
 

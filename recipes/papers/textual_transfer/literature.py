@@ -1,4 +1,4 @@
-"""Corpora of two literary styles, out of books and articles: the Literature data of the paper.
+"""Corpora of two literary styles, from books and articles: the Literature data of the paper.
 
 `ctrlreward papers literature --help` lists the options.
 """
@@ -51,7 +51,7 @@ def write_literature(
     names replaced. Sentences are in lower case with a space between words and marks, as the Yelp
     data and the transfers of a model are, since a judge should tell the two styles by their words.
     Left out are sentences without a final mark (titles and items of lists), with `<unk>`, of other
-    lengths, repeated ones, and those of both styles. Byte-pair encoding is the data module's
+    lengths, repeated ones, and sentences of both styles. Byte-pair encoding is the data module's
     (`subwords`).
 
     Args:
@@ -71,11 +71,11 @@ def write_literature(
 
     Returns:
         The content of `report.json`: `settings`, and for each style the number of sentences found,
-        dropped by reason, and written, and that of names.
+        dropped by reason, and written, and the number of names.
 
     Raises:
-        ValueError: There are not two styles, an option is out of range, a style has no more
-            sentences than `dev` and `test` need, or the folder holds other files.
+        ValueError: `files` does not have two styles, an option is out of range, a style has no more
+            sentences than `dev` and `test` need, or the folder contains other files.
         OSError: A file cannot be read.
     """
     destination = Path(folder).expanduser()
@@ -90,8 +90,8 @@ def write_literature(
     for style, sentences in corpora.items():
         if len(sentences) <= dev + test:
             raise ValueError(
-                f"{style}: {len(sentences)} sentences of {words[0]} to {words[1]} words, and dev "
-                f"and test take {dev + test}: give more files, or a smaller dev and test"
+                f"{style}: {len(sentences)} sentences of {words[0]} to {words[1]} words, but dev "
+                f"and test take {dev + test}. Add files, or use a smaller dev and test."
             )
         random.Random(seed).shuffle(sentences)
     settings = {
@@ -125,25 +125,25 @@ def _check(
     files: Mapping[str, Sequence[str]], folder: Path, words: tuple[int, int], dev: int, test: int
 ) -> None:
     if len(files) != 2:
-        raise ValueError(f"files has the styles {', '.join(files) or 'none'}: give two styles")
+        raise ValueError(f"files must have two styles, got {', '.join(files) or 'none'}")
     for style, paths in files.items():
         if isinstance(paths, str) or not paths:
-            raise ValueError(f"files of {style} = {paths!r}: give a list of one file or more")
+            raise ValueError(f"files of {style} must be a list of one file or more, got {paths!r}")
     if not 1 <= words[0] <= words[1]:
-        raise ValueError(f"words = {words}: give two numbers of 1 or more, in order")
+        raise ValueError(f"words must be two numbers of 1 or more in order, got {words}")
     for name, count in (("dev", dev), ("test", test)):
         if count < 1:
-            raise ValueError(f"{name} = {count}: give 1 or more")
+            raise ValueError(f"{name} must be 1 or more, got {count}")
     occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if occupied and not (folder / _REPORT).is_file():
         raise ValueError(
-            f"folder = {str(folder)!r} exists and holds no {_REPORT}: it would be replaced, so "
-            "give an empty or a new folder"
+            f"folder = {str(folder)!r} exists and does not contain {_REPORT}; it would be "
+            "replaced. Use an empty or a new folder."
         )
 
 
 def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
-    """Return the sentences of files of running text, in their own capitals."""
+    """Return the sentences of files of running text, with their original capitalization."""
     split = find_splitter(sentence_splitter)
     texts = ("".join(read_lines([path])) for path in paths)
     return [
@@ -157,7 +157,7 @@ def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
 def _with_names_replaced(
     found: Mapping[str, Sequence[str]], names: str | NameTagger | None
 ) -> dict[str, list[str]]:
-    """Return the sentences after the tagger, which sees those of both styles together."""
+    """Return the sentences after the tagger, which sees both styles together."""
     if names is None:
         return {style: list(sentences) for style, sentences in found.items()}
     if isinstance(names, str):
@@ -167,7 +167,8 @@ def _with_names_replaced(
     replaced = tagger(sentences)
     if len(replaced) != len(sentences):
         raise ValueError(
-            f"names returned {len(replaced)} sentences for {len(sentences)}: return one for each"
+            f"names returned {len(replaced)} sentences for {len(sentences)}, must return one for "
+            "each"
         )
     rest = iter(replaced)
     return {style: list(islice(rest, len(sentences))) for style, sentences in found.items()}
@@ -199,7 +200,7 @@ def _separated(sentence: str) -> str:
 
 
 def _drop_shared(corpora: dict[str, list[str]], counts: Mapping[str, dict[str, int]]) -> None:
-    """Take sentences of both styles out of both."""
+    """Remove sentences that occur in both styles."""
     first, second = ({matching_key(text) for text in texts} for texts in corpora.values())
     for style, texts in corpora.items():
         corpora[style] = [text for text in texts if matching_key(text) not in first & second]

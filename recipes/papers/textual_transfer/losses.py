@@ -1,6 +1,6 @@
 """Losses of textual transfer (Pang & Gimpel 2019, https://arxiv.org/abs/1810.11878, eqs. 2 to 7).
 
-Each is of the sentences of one style t; the objective adds those of both. n sentences, T words and
+Each is over the sentences of one style t; the objective adds both styles. n sentences, T words and
 one end each, V words in the vocabulary.
 """
 
@@ -43,10 +43,10 @@ def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
 def generator_loss(real: Tensor, fake: Tensor, form: GeneratorLoss) -> Tensor:
     """Return the adversarial loss that encoder and generator minimise.
 
-    - `minimax`: minus eq. 3, as it is printed. Where D is sure of a fake, as in the beginning, its
+    - `minimax`: minus eq. 3, as printed. Where D is sure of a fake, as early in training, its
       gradient vanishes.
     - `non_saturating`: -mean log D(h̃), with the same fixed point and the largest gradient there
-      (Goodfellow et al. 2014, §3). Real states take no part: they are not to look like fakes.
+      (Goodfellow et al. 2014, §3). Real states are not used: they should not look like fakes.
 
     Args:
         real: Logits of D of real states, shape (n,).
@@ -113,7 +113,7 @@ def critic_loss(
 def wasserstein_gap(real: Tensor, fake: Tensor) -> Tensor:
     """Return mean D′(h̃) - mean D′(h), the part of eq. 7 that encoder and generator maximise.
 
-    The penalty bounds the slope of D′ and is no aim of theirs.
+    The penalty bounds the slope of D′ and is not part of it.
 
     Args:
         real: D′ of real states, shape (n,).

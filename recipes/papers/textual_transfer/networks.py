@@ -205,7 +205,7 @@ class TransferNetworks(nn.Module):
     The embeddings are drawn at random and scaled to norm 1.
 
     Args:
-        vocabulary_size: Number of words, V; the reserved ids are those of `vocabulary.py`.
+        vocabulary_size: Number of words, V; for the reserved ids see `vocabulary.py`.
         embedding_size: Width of the word embeddings.
         style_size: Width of y.
         content_size: Width of z.
@@ -241,8 +241,8 @@ class TransferNetworks(nn.Module):
     def unfold(self, words: Tensor, styles: Tensor, content: Tensor) -> Tensor:
         """Return the generator's states over given words, shape (n, words + 2, width).
 
-        The first is [y ; z], the second that after `<go>`; the logits of the i-th word are those of
-        state i + 1.
+        The first is [y ; z], the second the state after `<go>`; the logits of the i-th word follow
+        from state i + 1.
         """
         inputs = self.embedding(F.pad(words, (1, 0), value=GO))
         return self.generator.unfold(inputs, self.generator.start(styles, content))
@@ -313,7 +313,7 @@ def transferred(
         sentences: n sentences of the other styles.
         targets: Style to write in, 0 or 1, n of them.
         max_words: Most words of a result.
-        batch_size: Sentences per forward pass; those of a pass are about equally long.
+        batch_size: Sentences per forward pass, of about equal length.
     """
     device = networks.embedding.weight.device
     encoded = tokenizer(list(sentences)).input_ids if sentences else []

@@ -37,7 +37,7 @@ class States(NamedTuple):
     fake: Tensor
 
     def of_style(self, style: int) -> tuple[Tensor, Tensor]:
-        """Return real states of a style and those of sentences transferred into it, k of each."""
+        """Return real states of a style and states of sentences transferred into it, k of each."""
         k = len(self.real) // 2
         return self.real[style * k :][:k], self.fake[(1 - style) * k :][:k]
 
@@ -62,7 +62,7 @@ def discriminator_losses(
 
     Args:
         states: States without gradients.
-        discriminators: Those of style 0 and of style 1.
+        discriminators: Discriminators of style 0 and of style 1.
         critics: The second pair, or none.
     """
     losses = {}
@@ -88,7 +88,7 @@ def adversarial_losses(
 
     Args:
         states: States with gradients.
-        discriminators: Those of style 0 and of style 1.
+        discriminators: Discriminators of style 0 and of style 1.
         critics: The second pair, or none.
         form: Form of eq. 3; see `losses.generator_loss`.
     """

@@ -25,7 +25,7 @@ _SHARE = 0.2
 class Paraphrases:
     """Paraphrase pairs ⟨u, v⟩ of the loss of eq. 5 of Pang & Gimpel (2019).
 
-    The paper takes them from ParaNMT-50M: those of which neither sentence contains the other, then
+    The paper takes them from ParaNMT-50M: pairs in which neither sentence contains the other, then
     90,000 at random. `file` is read in the same way. Without a file, a stand-in is made of the
     training sentences by `rewrite`, whose rules are for English. Equation 5 decodes each
     v in both styles, so that a v with the words of one style would teach the other style to write
@@ -49,7 +49,7 @@ class Paraphrases:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"count = {self.count}: give 1 or more")
+            raise ValueError(f"count must be 1 or more, got {self.count}")
 
     def pairs(self, *sentences: Sequence[str]) -> list[Pair]:
         """Return the pairs, in lower case and tokenized; their number and three are logged.
@@ -58,7 +58,7 @@ class Paraphrases:
             *sentences: Training sentences of each style, for the stand-in.
 
         Raises:
-            ValueError: A line of the file has no tab or an empty side, or no pair is left.
+            ValueError: A line of the file lacks a tab, has an empty side, or no pair is left.
         """
         draws = random.Random(self.seed)
         if self.file is not None:
@@ -71,8 +71,8 @@ class Paraphrases:
             source = "rewritten training sentences, in place of a file of paraphrases"
         if not found:
             raise ValueError(
-                f"{source}: no pair of which neither sentence contains the other; give a file of "
-                "lines u<TAB>v"
+                f"{source}: there is no pair in which neither sentence contains the other, must "
+                "have lines u<TAB>v"
             )
         shown = "; ".join(f"{u} → {v}" for u, v in found[:3])
         rank_zero_info(f"{len(found)} paraphrase pairs from {source}: {shown}")
@@ -86,8 +86,8 @@ def _read_pairs(file: str) -> Iterator[Pair]:
         u, v, *_ = (separate_words(column) for column in f"{line}\t".split("\t"))
         if not u or not v:
             raise ValueError(
-                f"{file}, line {number}: {shortened(line.strip())} is no pair: write two sentences "
-                "with a tab between them"
+                f"{file}, line {number}: {shortened(line.strip())} is not a pair, must be two "
+                "sentences with a tab between them"
             )
         yield u, v
 
@@ -117,7 +117,7 @@ def _mean_of(odds: dict[str, float], text: str) -> float:
     return sum(abs(odds.get(word, 0.0)) for word in words) / len(words)
 
 
-# Phrases that may stand for each other; with `>`, only the second for the first. Tokenized, lower
+# Interchangeable phrases; with `>`, only the second for the first. Tokenized, lower
 # case. None that has a second common sense in the same place ("happy hour", "really liked").
 _PHRASES = """
 very > really; very much > so much; the very best > the absolute best; extremely > very
@@ -162,7 +162,7 @@ _AUXILIARIES = "do|does|did|is|are|was|were|has|have|had|would|could|should"
 _SUBJECTS = "i|you|he|she|it|we|they"
 # After `'s`, these say that it is `has`.
 _PARTICIPLES = "been|got|gone|had|become|changed|always been|never been"
-# A form, and the form that takes its place; none where a question needs it ("did n't we").
+# A form and its replacement; none where a question needs it ("did n't we").
 _CONTRACTIONS: list[tuple[str, str]] = [
     (rf"({_AUXILIARIES}) n't(?! (?:{_SUBJECTS}|the)\b)", r"\1 not"),
     (rf"({_AUXILIARIES}) not(?! only\b)", r"\1 n't"),
@@ -192,8 +192,8 @@ _TWO_CLAUSES = re.compile(
 def rewrite(text: str, random_: random.Random) -> str:
     """Return a tokenized lower-case text with phrases, contractions and clauses exchanged.
 
-    Every rule that applies is applied; of several phrases that may stand for one, a random one is
-    taken. A text to which none applies is returned as it is.
+    Every rule that applies is applied; of several alternatives of a phrase, a random one is
+    taken. A text to which none applies is returned unchanged.
 
     Examples:
         >>> rewrite("we did n't wait and the staff was very nice .", random.Random(0))
@@ -209,7 +209,7 @@ def rewrite(text: str, random_: random.Random) -> str:
 
 
 def _alternatives() -> dict[str, list[str]]:
-    """Return the phrases that may stand for each phrase."""
+    """Return the alternatives of each phrase."""
     found: dict[str, list[str]] = {}
     for entry in _PHRASES.strip().replace("\n", ";").split(";"):
         phrases = [phrase.strip() for phrase in re.split("[>=]", entry)]

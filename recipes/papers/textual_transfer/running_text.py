@@ -19,7 +19,7 @@ _HEADING = re.compile(
 _ENDED = re.compile(r"[.!?…:;*=][\"'”’»)\]]*$")  # a line that a heading may follow
 
 _BROKEN_WORD = re.compile(r"(\w+)-\n\s*(\w+)")
-# Marks as books and WikiText have them, in the order in which they are made alike. Apostrophes that
+# Marks as books and WikiText have them, in the order of their normalization. Apostrophes that
 # begin a word: 'em, 'tis, 'twas, 's.
 _CLITIC = r"(?:[Ee]m|[Tt]is|[Tt]w\w+|[Uu]n|[Uu]d|ll|s|d|re|ve|m)\b"
 _MARKS = [
@@ -61,7 +61,7 @@ def split_paragraphs(text: str) -> list[str]:
     `= title =`, lines of capitals that do not continue a sentence) and marks of emphasis. Wrapped
     lines are joined. A word that is hyphenated at the end of a line loses the hyphen if the text
     has it elsewhere without one. Quotation marks become `"`, apostrophes `'`, dashes ` - `, and
-    spaces before punctuation go, so that a tokenized text and a typeset one become alike.
+    spaces before punctuation are removed, so that tokenized and typeset texts look the same.
 
     Args:
         text: Running text; an empty line, or a heading, ends a paragraph.
@@ -79,12 +79,12 @@ def replace_names(sentences: Sequence[str]) -> list[str]:
 
     A name is a word that has a capital inside sentences and almost never a small letter: at most
     once for twenty capitals. Names in a row are one name, and what follows a title belongs to it. A
-    word is a location if a preposition of place stands before it in a tenth of the cases or more;
-    every other name is a person, the title of a book too. A recognizer of named entities is better
-    at this; this rule needs no model, and reads every corpus alike.
+    word is a location if a preposition of place precedes it in a tenth of the cases or more;
+    every other name is a person, including book titles. A recognizer of named entities is better
+    at this; this rule needs no model and treats every corpus the same.
 
     Args:
-        sentences: Sentences in their own capitals, of all corpora together.
+        sentences: Sentences with their original capitalization, of all corpora together.
 
     Returns:
         The sentences in the same order.

@@ -63,7 +63,7 @@ class StyleLanguageModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return log-probabilities of the token after each input, shape (n, T, V).
 
-        Those at a position depend on the inputs up to it alone, so padding may follow.
+        A position depends only on the inputs up to it, so padding may follow.
 
         Args:
             inputs: Token ids that begin with `<go>`, shape (n, T).
@@ -113,7 +113,7 @@ class StyleLanguageModel(nn.Module):
         Args:
             folder: The folder.
             tokenizer: Vocabulary of the model.
-            training: JSON values about the training, which `config.json` is to hold.
+            training: JSON values about the training, written to `config.json`.
         """
         path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def load_style_model(folder: str | Path) -> tuple[StyleLanguageModel, PreTrained
     """Return the model and the tokenizer of a folder that `StyleLanguageModel.save` wrote.
 
     Raises:
-        ValueError: The folder holds no such model, or is damaged.
+        ValueError: The folder does not contain such a model or is damaged.
     """
     model, tokenizer, _ = _read(Path(folder).expanduser())
     return model, tokenizer
@@ -143,14 +143,14 @@ def load_style_model(folder: str | Path) -> tuple[StyleLanguageModel, PreTrained
 class StyleModels:
     """Folder and training of the language models of both styles.
 
-    The paper names no sizes; the defaults are those of Shen et al. (2017).
+    The paper does not state the sizes; the defaults follow Shen et al. (2017).
 
     Args:
         folder: Folder of the two models, in `style_0` and `style_1`.
         embedding_size: Width of the word embeddings.
         width: Width of the GRU.
         dropout: Dropout probability in training.
-        epochs: Most epochs. Training ends with the first that does not lower the perplexity of
+        epochs: Most epochs. Training stops at the first epoch that does not lower the perplexity of
             held-out sentences, and the weights of the best are kept.
         batch_size: Sentences per batch.
         learning_rate: First learning rate of Adam, with linear decay to 0 at the last epoch.
@@ -175,24 +175,24 @@ class StyleModels:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            given = f"epochs = {self.epochs} and batch_size = {self.batch_size}"
-            raise ValueError(f"{given}: give 1 or more")
+            given = f"{self.epochs} and {self.batch_size}"
+            raise ValueError(f"epochs and batch_size must be 1 or more, got {given}")
         if not 0 < self.validation_share < 1:
-            given = f"validation_share = {self.validation_share}"
-            raise ValueError(f"{given}: give a share above 0 and below 1")
+            given = f"{self.validation_share}"
+            raise ValueError(f"validation_share must be between 0 and 1, exclusive, got {given}")
 
     def trained(self, data: TransferSentences) -> tuple[StyleLanguageModel, StyleLanguageModel]:
         """Return the frozen models of style 0 and style 1, on the CPU.
 
-        A model is trained unless the folder holds that of the same vocabulary, sentences and
+        A model is trained unless the folder has one of the same vocabulary, sentences and
         options. Of several processes one trains and the others wait. Equal arguments give equal
-        models, and the caller's random state is left as it was.
+        models, and the caller's random state is restored.
 
         Args:
             data: Sentences of the two styles and their vocabulary, after `setup`.
 
         Raises:
-            ValueError: A style has fewer than two sentences, a folder holds other files, which
+            ValueError: A style has fewer than two sentences, a folder contains other files, which
                 would be lost, or the training diverges.
         """
         first, second = (self._model(data, i) for i in range(2))
@@ -207,7 +207,7 @@ class StyleModels:
                 model, report = self._train(data, style)
                 with whole_folder(folder) as unfinished:
                     model.save(unfinished, data.tokenizer, {**report, "fingerprint": fingerprint})
-            # From the file, so that the run that trained a model goes on as one that found it.
+            # From the file, so that the run that trained a model continues like one that found it.
             return load_style_model(folder)[0].eval().requires_grad_(False)
 
     def _fingerprint(self, data: TransferSentences, style: str) -> str:
@@ -218,11 +218,11 @@ class StyleModels:
     def _train(
         self, data: TransferSentences, style: str
     ) -> tuple[StyleLanguageModel, dict[str, Any]]:
-        """Return the model of the best epoch, and what `config.json` says about its training."""
+        """Return the model of the best epoch, and the training record of `config.json`."""
         rows: list[list[int]] = data.tokenizer(data.sentences[style]).input_ids
         if len(rows) < 2:
             raise ValueError(
-                f"the style {style} has {len(rows)} sentences: give two or more, to train its "
+                f"the style {style} has {len(rows)} sentences, must have two or more, to train its "
                 "language model and to validate it"
             )
         with torch.random.fork_rng():
@@ -258,8 +258,8 @@ class StyleModels:
                 weights = {name: value.clone() for name, value in model.state_dict().items()}
         if not weights:
             raise ValueError(
-                f"the language model of {style} has no finite perplexity after its first epoch: "
-                f"give a learning_rate below {self.learning_rate:g}"
+                f"the language model of {style} has no finite perplexity after its first epoch. "
+                f"Set a learning_rate below {self.learning_rate:g}."
             )
         model.load_state_dict(weights)
         return model.cpu(), {
@@ -285,12 +285,12 @@ def _batches(rows: Sequence[Sequence[int]], size: int) -> Iterator[list[Sequence
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:
-    """Return True if a folder holds the model with this fingerprint; otherwise say why not."""
+    """Return True if a folder contains the model with this fingerprint; otherwise log why not."""
     present = {path.name for path in folder.glob("*")}
     if others := sorted(present - _FILES):
         raise ValueError(
-            f"{folder} holds {others[0]}, which does not belong to a style's language model and "
-            "would be deleted: give another folder"
+            f"{folder} contains {others[0]}, which does not belong to a style's language model and "
+            "would be deleted. Use another folder."
         )
     if not present:
         return False
@@ -315,5 +315,5 @@ def _read(path: Path) -> tuple[StyleLanguageModel, PreTrainedTokenizerFast, dict
         return model, tokenizer, dict(config["training"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"{path} does not hold a style's language model, or is damaged ({error})"
+            f"{path} does not contain a style's language model, or is damaged ({error})"
         ) from error

@@ -40,9 +40,9 @@ def best_constants(
     """Choose the training sentence of each style that is the best constant output by GM.
 
     A fluent sentence that has the style gets a perfect Acc and a low PP whatever the source is, so
-    constants differ by what is left, their mean Sim with sources; GM weighs all three. This is the
-    strongest baseline of its kind: another sentence would flatter the models. If every GM is 0, as
-    under the paper's thresholds, it is the one with the highest Sim of those that have the style.
+    constants differ mainly in their mean Sim with the sources; GM weighs all three. This is the
+    strongest baseline of its kind: a weaker one would favour the models. If every GM is 0, as
+    under the paper's thresholds, the sentence with the highest Sim that has the style is chosen.
 
     Args:
         quality: Judges, with the thresholds of GM.
@@ -53,11 +53,11 @@ def best_constants(
         Style → sentence.
 
     Raises:
-        ValueError: There are not two styles, or one has no sentences.
+        ValueError: `sentences` does not have two styles, or one is empty.
     """
     if len(sentences) != 2 or not all(sentences.values()):
         found = ", ".join(f"{style}: {len(texts)}" for style, texts in sentences.items())
-        raise ValueError(f"sentences has {found or 'no styles'}: give sentences of two styles")
+        raise ValueError(f"sentences must have two styles, got {found or 'none'}")
     drawn = {
         style: random.Random(seed).sample(list(texts), min(_CANDIDATES, len(texts)))
         for style, texts in sentences.items()
@@ -119,7 +119,7 @@ def corpus_transfer(
     *,
     thresholds: tuple[float, float, float, float],
 ) -> CorpusTransfer:
-    """Return the scores of a corpus from those of its n sentences.
+    """Return the scores of a corpus from the scores of its n sentences.
 
     Args:
         accuracy: 1 for a sentence with the target label, 0 for another, shape (n,).

@@ -23,7 +23,7 @@ class Bleu(NamedTuple):
 
 
 class _NoSynonyms:
-    """Stands in for NLTK's WordNet, whose data NLTK downloads apart from the package."""
+    """Replacement of NLTK's WordNet, whose data NLTK downloads apart from the package."""
 
     def synsets(self, word: str) -> tuple[()]:
         """Return no synonyms of a word."""
@@ -41,16 +41,17 @@ def read_references(files: dict[str, str]) -> Samples:
         Samples with empty texts: `sources`, `references`, and the target styles as `labels`.
 
     Raises:
-        ValueError: There are not two styles, or a line is not a source and a reference.
+        ValueError: There are fewer or more than two styles, or a line is not a source and a
+            reference.
     """
     if len(files) != 2:
-        raise ValueError(f"references has the styles {', '.join(files)}: give two")
+        raise ValueError(f"references must have two styles, got {', '.join(files)}")
     rows: list[tuple[str, str, str]] = []
     for (_, file), target in zip(files.items(), reversed(files), strict=True):
         for number, line in enumerate(read_lines([file]), 1):
             columns = [column.strip() for column in line.split("\t")]
             if len(columns) != 2 or not all(columns):
-                raise ValueError(f"{file}:{number} is {line!r}: give source ⇥ reference")
+                raise ValueError(f"{file}:{number} must be source ⇥ reference, got {line!r}")
             rows.append((columns[0], columns[1], target))
     sources, references, labels = zip(*rows, strict=True) if rows else ((), (), ())
     return Samples(
@@ -66,20 +67,20 @@ def reference_bleu(samples: Samples) -> Bleu:
     """Return BLEU-4 of texts against one reference each, by sacrebleu; higher is better.
 
     Table 6 is by multi-bleu.perl, which splits at spaces and smooths nothing; so do `tokenize=none`
-    and `smooth_method=none`. Both sides are written as the corpus is (`separate_words`): Li et
-    al.'s references are not, `food.` for `food .`. The one row of Table 6 that needs no model is
+    and `smooth_method=none`. Both sides are tokenized like the corpus (`separate_words`): Li et
+    al.'s references are not (`food.`, not `food .`). The one row of Table 6 that needs no model is
     the untransferred input: 31.3 with these settings, 31.4 in the paper, 24.8 without separation.
 
     Args:
         samples: n texts with `references`.
 
     Raises:
-        MissingColumn: There are no references.
+        MissingColumn: The samples do not have references.
         ImportError: sacrebleu is not installed.
     """
     references = samples.require("references", "reference_bleu")
     metrics = import_extra("sacrebleu.metrics", "BLEU")
-    # force: sacrebleu else warns of texts that end in a separated full stop.
+    # force: otherwise sacrebleu warns about texts that end in a separated full stop.
     bleu = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
     texts, targets = (list(map(separate_words, side)) for side in (samples.texts, references))
     score = bleu.corpus_score(texts, [targets]).score
@@ -92,14 +93,14 @@ def reference_meteor(samples: Samples) -> float:
     By NLTK, with the weights of Banerjee and Lavie (2005): α = 0.9, β = 3, γ = 0.5. Words match
     exactly or by their Porter stems. Synonyms don't count: they are in WordNet, which is a separate
     download of NLTK's, and nothing is downloaded here. METEOR 1.5, with synonyms, paraphrases and
-    other weights, has other values. Both sides are written as the corpus is; see
+    other weights, has other values. Both sides are tokenized like the corpus; see
     `reference_bleu`.
 
     Args:
         samples: n texts with `references`, 1 or more; an empty text has 0.
 
     Raises:
-        MissingColumn: There are no references.
+        MissingColumn: The samples do not have references.
         ImportError: nltk is not installed.
     """
     references = samples.require("references", "reference_meteor")

@@ -53,7 +53,7 @@ class Comparison:
         )
 
     def plain(self) -> dict[str, Any]:
-        """Return the comparison as JSON can hold it, null where undefined."""
+        """Return the comparison as JSON values, null if undefined."""
         found = self.differences or {}
         return {
             **asdict(self),
@@ -64,7 +64,7 @@ class Comparison:
 def trend(run: TransferRun) -> dict[str, float | None]:
     """Return Spearman's ρ of each figure with the step over n validations, None where undefined.
 
-    No interval is given: the validations of a run are no independent draws.
+    There is no interval, since the validations of a run are not independent draws.
     """
     steps = [point.step for point in run.points]
     columns = {name: [getattr(p, name) for p in run.points] for name in run.points[0]._fields[1:]}
@@ -83,19 +83,19 @@ def compare_at_equal_accuracy(
 ) -> Comparison:
     """Compare two runs at a validation each whose accuracies differ by `tolerance` at most.
 
-    Figures that are compared do not choose among several such pairs. The one after most steps is
+    The compared figures play no role in the choice of the pair. The pair after most steps is
     taken, since models that are hardly trained differ by chance, or the one whose mean accuracy is
     nearest to `accuracy`; of equals, the one with the smaller difference.
 
     Args:
         first: A run with the transfers of its validations.
         second: A run on the same dev sentences.
-        accuracy: Accuracy to be near to, 0 to 1; None takes the pair after most steps.
+        accuracy: Preferred accuracy, 0 to 1; None takes the pair after most steps.
         thresholds: t1 to t4 of GM.
         tolerance: Largest difference of the accuracies.
 
     Raises:
-        FileNotFoundError: The transfers of a validation are absent.
+        FileNotFoundError: The transfers of a validation are missing.
         ValueError: They are of different sentences.
     """
     pairs = product(range(len(first.points)), range(len(second.points)))
@@ -115,8 +115,8 @@ def compare_at_equal_accuracy(
     (one, before), (other, after) = first.transfers(i), second.transfers(j)
     if (one.sources, one.labels) != (other.sources, other.labels):
         raise ValueError(
-            f"{first.folder} and {second.folder} have transferred different dev sentences: give "
-            "runs of one setting"
+            f"{first.folder} and {second.folder} have transferred different dev sentences. Compare "
+            "runs of one setting."
         )
     differences = paired_transfer_bootstrap(before, after, thresholds)
     steps = first.points[i].step, second.points[j].step
@@ -124,5 +124,5 @@ def compare_at_equal_accuracy(
 
 
 def plain_estimate(estimate: Estimate) -> dict[str, float | None]:
-    """Return an estimate as JSON can hold it, null where undefined."""
+    """Return an estimate as JSON values, null if undefined."""
     return {name: finite_or_none(value) for name, value in estimate._asdict().items()}

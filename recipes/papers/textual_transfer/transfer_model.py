@@ -75,13 +75,13 @@ class TextualTransfer(pl.LightningModule):
     λ3 eq. 4 + λ4 eq. 6 - λ5 eq. 3 - λ6 2^(-epoch) eq. 7. A step of both counts as one
     `global_step`.
 
-    Where the paper is silent, the public code of Shen et al. (2017), on which the paper's is built,
-    decides: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, locally
+    Details not given in the paper follow the public code of Shen et al. (2017), on which its
+    code is based: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, locally
     shuffled words for the encoder, and no adversarial training while discriminators are poor.
 
     Logs `loss/<name>` of each loss in use, and `loss/poor_discriminators`, the share of steps that
     learned reconstruction alone. `complete_samples` makes it a generator for `GenerationScorer`.
-    Checkpoints hold the vocabulary, so `load_from_checkpoint` needs nothing else. A resumed run
+    Checkpoints contain the vocabulary, so `load_from_checkpoint` needs nothing else. A resumed run
     repeats an uninterrupted one. One device.
 
     Args:
@@ -97,7 +97,7 @@ class TextualTransfer(pl.LightningModule):
         discriminator_dropout: Dropout probability of the first pair's features.
         learning_rate: Learning rate of Adam.
         generator_loss: Adversarial loss of encoder and generator. The default has a gradient where
-            the discriminators are sure, as they soon are; see `losses.generator_loss`.
+            the discriminators are sure, which is soon the case; see `losses.generator_loss`.
         poor_discriminator: Loss from which on a discriminator of the first pair is too poor to
             learn from: encoder and generator then learn reconstruction alone. None never stops.
         temperature: Temperature of a Gumbel-softmax of the words that are fed back, as in Shen et
@@ -107,7 +107,8 @@ class TextualTransfer(pl.LightningModule):
         gradient_norm: Largest norm of the gradient of each network's update.
         max_words: Most words of a transferred sentence.
         style_models: Language models of the styles, for `language`; trained first if absent.
-        seed: Seed of dropout and of all draws in training; None takes that of `seed_everything`.
+        seed: Seed of dropout and of all draws in training; None takes the seed of
+            `seed_everything`.
 
     Raises:
         ValueError: `lambdas` has an unknown loss or a negative weight.
@@ -159,7 +160,7 @@ class TextualTransfer(pl.LightningModule):
             self.language_models = self.style_models.trained(data)
 
     def on_fit_start(self) -> None:
-        """Move the language models to the device; being no part of the module, they stay behind."""
+        """Move the language models to the device; they are not submodules."""
         for model in self.language_models:
             model.to(self.device)
 
@@ -232,14 +233,14 @@ class TextualTransfer(pl.LightningModule):
         """Rewrite the sources in the styles that `labels` name, greedily.
 
         Raises:
-            ValueError: `sources` or `labels` are absent, or a label is no style of the model.
+            ValueError: `sources` or `labels` are absent, or a label is not a style of the model.
         """
         sources = samples.require("sources", type(self).__name__)
         labels = samples.require("labels", type(self).__name__)
         for label in labels:
             if label not in self.styles:
                 raise ValueError(
-                    f"the label {label!r} is no style of the model: give one of "
+                    f"the label {label!r} is not a style of the model, must be one of "
                     f"{', '.join(self.styles)}"
                 )
         targets = [self.styles.index(label) for label in labels]
@@ -248,14 +249,14 @@ class TextualTransfer(pl.LightningModule):
     def _check(self, data: TransferSentences) -> None:
         """Raise if the run can't use these losses, this device or this precision."""
         problems = {
-            "trains on one device: give the trainer devices=1": self.trainer.world_size > 1,
-            "has no loss scaling: give the trainer precision='bf16-mixed'": (
+            "trains on one device. Use Trainer(devices=1)": self.trainer.world_size > 1,
+            "has no loss scaling. Use Trainer(precision='bf16-mixed')": (
                 self.trainer.precision == "16-mixed"
             ),
-            "has the loss language: give style_models, {folder: runs/style_models}": (
+            "has the loss language. Set style_models, {folder: runs/style_models}": (
                 self.lambdas["language"] and not self.style_models
             ),
-            "has the loss paraphrase: give the data paraphrases, {} for pairs of its sentences": (
+            "has the loss paraphrase. Set paraphrases of the data, {} for pairs of its sentences": (
                 self.lambdas["paraphrase"] and not data.pairs
             ),
         }
@@ -288,7 +289,7 @@ class TextualTransfer(pl.LightningModule):
         return self.lambdas[name] * decay
 
     def _build(self, vocabulary: str, styles: tuple[str, str]) -> None:
-        """Build the networks, or check that they are those of a vocabulary and of these styles.
+        """Build the networks, or check that they fit a vocabulary and these styles.
 
         Raises:
             ValueError: The module has been built for others.
@@ -296,8 +297,8 @@ class TextualTransfer(pl.LightningModule):
         if self._vocabulary is not None:
             if (vocabulary, styles) != (self._vocabulary, self.styles):
                 raise ValueError(
-                    "checkpoint and data differ in vocabulary or styles: resume with the data that "
-                    "the checkpoint was trained on"
+                    "checkpoint and data differ in vocabulary or styles. Resume with the data that "
+                    "the checkpoint was trained on."
                 )
             return
         self._vocabulary, self.styles = vocabulary, styles
@@ -321,7 +322,7 @@ def _checked(lambdas: Mapping[str, float]) -> Mapping[str, float]:
     for name, value in lambdas.items():
         one_of("a key of lambdas", name, LAMBDAS)
         if not 0 <= value < float("inf"):
-            raise ValueError(f"lambdas[{name!r}] = {value}: give 0 or more")
+            raise ValueError(f"lambdas[{name!r}] must be 0 or more, got {value}")
     return lambdas
 
 

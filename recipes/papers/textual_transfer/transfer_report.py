@@ -68,7 +68,7 @@ class TransferReport(pl.Callback):
     - `bleu_signature`.
 
     With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
-    checkpoint beside the reference; `ctrlreward.recipes.papers.li2018.compare_systems` reads it.
+    checkpoint next to the reference; `ctrlreward.recipes.papers.li2018.compare_systems` reads it.
 
     Args:
         folder: Folder of the run's `HistoryLogger`.
@@ -115,7 +115,7 @@ class TransferReport(pl.Callback):
         _training_sentences(trainer)
         if not len(self._unseen(trainer)):
             raise MisconfigurationException(
-                "TransferReport: selection sees all of its sentences, give others"
+                "TransferReport: all of its sentences are used for selection. Use other sentences."
             )
         if self.references is not None:
             import_extra("sacrebleu", "BLEU")
@@ -193,7 +193,7 @@ class TransferReport(pl.Callback):
         return {name: systems[name] for name in (*paths, LAST)}, ordered
 
     def _unseen(self, trainer: pl.Trainer) -> Samples:
-        """Return the sentences without those that selection sees, whatever case and spacing."""
+        """Return the sentences without the ones used for selection, ignoring case and spacing."""
         seen = {
             matching_key(source)
             for callback in trainer.callbacks  # type: ignore[attr-defined]
@@ -209,16 +209,16 @@ class TransferReport(pl.Callback):
             if isinstance(callback, RewardCheckpoint) and callback.monitor == monitor:
                 return callback
         raise MisconfigurationException(
-            f"TransferReport compares the best checkpoint by {monitor}, which none keeps: add "
-            f'RewardCheckpoint("{monitor}") to the callbacks'
+            f"TransferReport compares the best checkpoint by {monitor}, but no callback keeps it. "
+            f'Add RewardCheckpoint("{monitor}") to the callbacks.'
         )
 
     def _path(self, trainer: pl.Trainer, score: str) -> str:
         path = self._keeper(trainer, score).best_model_path
         if not path:
             raise RuntimeError(
-                f"no validation had a finite {self.name}/{score}, so no checkpoint was kept: "
-                "validate more often or train longer"
+                f"no validation had a finite {self.name}/{score}, so no checkpoint was kept. "
+                "Validate more often or train longer."
             )
         return path
 
@@ -241,7 +241,7 @@ class TransferReport(pl.Callback):
 def replay_stop(
     history: Sequence[Mapping[str, Any]], monitor: str, steps: int, patience: int = 4
 ) -> dict[str, Any]:
-    """Find where early stopping would have ended a run that went on.
+    """Find where early stopping would have ended a run that continued.
 
     It begins with the first score above 0: GM is 0 until all of its parts have passed their
     thresholds, and a rule that counted these validations would end most runs in the beginning.
@@ -256,7 +256,7 @@ def replay_stop(
         `monitor`, `patience` and `steps` as given; `stopped_step`, the number of steps done when
         the rule stops, None if it does not; `share_saved`, of the steps, 0 to 1; `best`, the best
         score of the whole run, and `lost`, how much of it a stopped run would not have had, 0 or
-        more. None where there is no score.
+        more. None without a score.
     """
     rule = StopRule(monitor, patience=patience)
     state, stopped, kept = rule.start(), None, -math.inf
@@ -285,8 +285,8 @@ def _training_sentences(trainer: pl.Trainer) -> Mapping[str, Sequence[str]]:
     sentences = getattr(trainer.datamodule, "sentences", None)  # type: ignore[attr-defined]
     if not isinstance(sentences, Mapping):
         raise MisconfigurationException(
-            "TransferReport takes its constant sentences from the training sentences: give "
-            "trainer.fit a data module with sentences, style → list, such as TransferSentences"
+            "TransferReport takes its constant sentences from the training sentences. Pass "
+            "trainer.fit a data module with sentences, style → list, such as TransferSentences."
         )
     return sentences
 

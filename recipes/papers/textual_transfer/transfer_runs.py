@@ -57,13 +57,13 @@ class TransferRun(GMPath):
         language model of words reads with `score_end`.
 
         Raises:
-            FileNotFoundError: The run has no file of this validation.
+            FileNotFoundError: The file of this validation does not exist.
             ValueError: The file lacks a score.
         """
         file = self.folder / "samples" / self.scorer / f"step={self.points[i].step:06d}.jsonl"
         if not file.is_file():
             raise FileNotFoundError(
-                f"{file} does not exist: keep the samples that GenerationScorer has written"
+                f"{file} does not exist. Keep the samples that GenerationScorer has written."
             )
         samples, scores = read_scored_samples(file)
         words = np.array([len(text.split()) + 1.0 for text in samples.texts])
@@ -71,9 +71,10 @@ class TransferRun(GMPath):
         missing = [name for name in SentenceScores._fields if name not in scores]
         if missing:
             raise ValueError(
-                f"{file} has no {' and no '.join(missing)}: log the components of the GM beside it"
+                f"{file} does not have {' and '.join(missing)}. Log the components of the GM as "
+                "well."
             )
-        # A text that failed has no likelihood, whatever its number of words.
+        # A failed text does not have a likelihood, whatever its number of words.
         scores["tokens"] = np.where(np.isnan(scores["log_likelihood"]), 0.0, scores["tokens"])
         return samples, SentenceScores(*(scores[name] for name in SentenceScores._fields))
 
@@ -88,7 +89,7 @@ def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) 
             through any accuracy.
 
     Raises:
-        ValueError: There is no validation with accuracy, similarity and perplexity of the corpus,
+        ValueError: No validation has accuracy, similarity and perplexity of the corpus,
             from `first_step` on.
     """
     history = JsonLog(folder / "metrics.jsonl").read()
@@ -101,8 +102,7 @@ def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) 
     if not points:
         raise ValueError(
             f"{folder}/metrics.jsonl has no step of {first_step} or more with {scorer}/corpus/"
-            "accuracy, similarity and perplexity: give the folder of a run that has reached a "
-            "validation"
+            "accuracy, similarity and perplexity, must be the folder of a run with a validation"
         )
     gm = values("gm")
     report = folder / "test.json"

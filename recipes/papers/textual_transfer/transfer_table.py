@@ -110,13 +110,13 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
         ImportError: matplotlib is not installed.
     """
     if accuracy is not None and not 0 <= accuracy <= 1:
-        raise ValueError(f"accuracy = {accuracy}: give a share, 0 to 1")
+        raise ValueError(f"accuracy must be a share, 0 to 1, got {accuracy}")
     compared = _comparisons(runs, accuracy)
     if accuracy is None:
         accuracy = common_accuracy(runs)
     text = "\n\n".join(
         [
-            f"At an Acc of about {accuracy:.3f}, on dev transfers, beside the paper's Table 2:",
+            f"At an Acc of about {accuracy:.3f}, on dev transfers, with the paper's Table 2:",
             markdown_table(
                 ["run", "step", *HEADINGS[:4], *(f"paper's {name}" for name in HEADINGS[:4])],
                 [_validation_row(run, run.nearest(accuracy)) for run in runs],
@@ -126,7 +126,8 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
                 ["run", "step", *HEADINGS[:4]],
                 [_validation_row(run, run.best())[:6] for run in runs],
             ),
-            "On test sentences that selection has not seen, with BLEU beside the paper's Table 6:",
+            "On test sentences that selection has not seen, with BLEU, compared with the paper's "
+            "Table 6:",
             markdown_table(
                 ["run", "system", "step", *HEADINGS, "paper's BLEU (at Acc)"],
                 [row for run in runs for row in _test_rows(run)],
@@ -170,7 +171,7 @@ def _comparisons(runs: Sequence[TransferRun], accuracy: float | None) -> list[Co
 
 
 def _thresholds(run: TransferRun) -> tuple[float, float, float, float]:
-    """Return those of the run's report, or the paper's while it has none."""
+    """Return the thresholds of the run's report, or the paper's before there is a report."""
     t1, t2, t3, t4 = run.test.get("thresholds", GM_THRESHOLDS)
     return t1, t2, t3, t4
 
@@ -192,7 +193,7 @@ def _test_rows(run: TransferRun) -> list[list[str]]:
 
 
 def _sentences(runs: Sequence[TransferRun]) -> list[str]:
-    """Return the trend of each run, and what selection and stopping by GM gained on its test."""
+    """Return each run's trend, and the gain of selection and stopping by GM on its test data."""
     lines = []
     for run in runs:
         found = trend(run)

@@ -32,15 +32,16 @@ def word_vocabulary(
     """
     for name, given in {"min_count": min_count, "max_words": max_words}.items():
         if given is not None and given < 1:
-            raise ValueError(f"{name} = {given}: give 1 or more")
+            raise ValueError(f"{name} must be 1 or more, got {given}")
     counts = Counter(word for sentence in sentences for word in split_words(sentence))
     frequent = {w: n for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS}
-    # Equally frequent words in alphabetical order, so that ids do not depend on that of sentences.
+    # Equally frequent words in alphabetical order, so that ids do not depend on the order of
+    # sentences.
     words = sorted(frequent, key=lambda word: (-frequent[word], word))[:max_words]
     if not words:
         raise ValueError(
-            f"min_count = {min_count}: no word of the sentences occurs so often, so give more "
-            "sentences or a smaller number"
+            f"min_count = {min_count}: no word of the sentences occurs so often. Use more "
+            "sentences or a smaller number."
         )
     ids = {word: i for i, word in enumerate([*SPECIAL_TOKENS, *words])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL_TOKENS[UNK]))
@@ -52,7 +53,7 @@ def word_vocabulary(
 def subword_vocabulary(sentences: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Return a byte-pair encoding of lower-cased sentences (Sennrich et al., 2016).
 
-    Tokens 0 to 3 are `<pad>`, `<go>`, `<eos>` and `<unk>`, which stands for characters that the
+    Tokens 0 to 3 are `<pad>`, `<go>`, `<eos>` and `<unk>`, for characters that the
     sentences lack. Decoding restores the spaces. The tokenizer adds no special tokens to a text.
 
     Args:
@@ -75,8 +76,8 @@ def subword_vocabulary(sentences: Iterable[str], size: int) -> PreTrainedTokeniz
     tokenizer.train_from_iterator(sentences, trainer)
     if tokenizer.get_vocab_size() > size:
         raise ValueError(
-            f"size = {size}: the characters of the sentences and the special tokens are already "
-            f"{tokenizer.get_vocab_size()} tokens, so give more"
+            f"size must be larger than the {tokenizer.get_vocab_size()} characters of the "
+            f"sentences and special tokens, got {size}"
         )
     return _with_names(tokenizer)
 
@@ -85,18 +86,18 @@ def vocabulary_from_json(text: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer from its `backend_tokenizer.to_str()`, as a checkpoint stores it.
 
     Raises:
-        ValueError: The text is no such tokenizer, or its first tokens are not those of
+        ValueError: The text is not such a tokenizer, or its first tokens differ from
             `word_vocabulary`.
     """
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises nothing more specific
-        raise ValueError(f"the text is no tokenizer: {error}") from error
+        raise ValueError(f"the text is not a tokenizer: {error}") from error
     first = tuple(tokenizer.id_to_token(i) for i in range(len(SPECIAL_TOKENS)))
     if first != SPECIAL_TOKENS:
         raise ValueError(
-            f"the tokenizer begins with {first}, not with {SPECIAL_TOKENS}: build it with "
-            "word_vocabulary or subword_vocabulary"
+            f"the tokenizer begins with {first}, not with {SPECIAL_TOKENS}. Build it with "
+            "word_vocabulary or subword_vocabulary."
         )
     return _with_names(tokenizer)
 

@@ -149,7 +149,8 @@ def test_files_of_a_folder_have_the_same_columns(capsys: pytest.CaptureFixture[s
         main(["score", "in", "out.csv", *SCORER])
     error = " ".join(capsys.readouterr().err.split())
     assert (
-        "in/b.csv has the columns text, nr, but in/a.csv has text, id: give all files the" in error
+        "in/b.csv has the columns text, nr, but in/a.csv has text, id. All files must have the"
+        in error
     )
 
 
@@ -158,7 +159,7 @@ def test_errors_far_down_name_the_row(capsys: pytest.CaptureFixture[str]) -> Non
     Path("in.jsonl").write_text("\n".join(lines))
     with pytest.raises(SystemExit):
         main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4"])
-    assert "in.jsonl:10: text = 3 is of type int: give strings" in capsys.readouterr().err
+    assert "in.jsonl:10: text must be a string, got 3, a int" in capsys.readouterr().err
     Path("in.jsonl").write_text("\n".join([*lines[:9], json.dumps({"text": "bad"})]))
     with pytest.raises(SystemExit):
         main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4", "--workers=2"])

@@ -97,12 +97,12 @@ def test_bad_arguments() -> None:
         CorruptedTexts(["train.txt"], ["test.txt"], sentences=(1, 3))
     with pytest.raises(ValueError, match="needs passages of 3 sentences or more"):
         CorruptedTexts(["train.txt"], ["test.txt"], kinds=["dropped"])
-    with pytest.raises(ValueError, match="give one or more of shuffled, dropped"):
+    with pytest.raises(ValueError, match="must be 'all' or one or more of shuffled, dropped"):
         CorruptedTexts(["train.txt"], ["test.txt"], kinds=["lost"])  # type: ignore[list-item]
     Path("short.txt").write_text("One sentence.\n")
-    with pytest.raises(ValueError, match=r"short\.txt hold fewer than two passages"):
+    with pytest.raises(ValueError, match=r"short\.txt contain fewer than two passages"):
         CorruptedTexts(["train.txt"], ["short.txt"]).setup("fit")
-    with pytest.raises(ValueError, match=r"short\.txt hold 0 sentences"):
+    with pytest.raises(ValueError, match=r"short\.txt have 0 sentences"):
         CorruptedTexts(["short.txt"], ["test.txt"]).setup("fit")
 
 

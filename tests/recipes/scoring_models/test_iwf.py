@@ -141,18 +141,22 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
-        (b"A dog.", ["no.txt", "iwf.txt"], "corpus = 'no.txt' matches no file: give a text file"),
+        (
+            b"A dog.",
+            ["no.txt", "iwf.txt"],
+            "corpus = 'no.txt' matches no file, must be a text file",
+        ),
         (
             b"A dog.",
             ["c.txt", "no/iwf.txt"],
-            "output = no/iwf.txt: the folder no does not exist, create",
+            "output = no/iwf.txt: the folder no does not exist. Create",
         ),
-        (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is not UTF-8 text: convert the file"),
-        (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences: give at least one"),
+        (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is not UTF-8 text. Convert the file"),
+        (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences, must have at least one"),
         (
             b"A dog.",
             ["c.txt", "iwf.txt", "--sentence_splitter", "words"],
-            "sentence_splitter = 'words': give a function",
+            "sentence_splitter must be a function",
         ),
     ],
 )

@@ -303,13 +303,15 @@ def test_a_folder_that_holds_something_else_is_refused(
     folder = tmp_path / "model"
     folder.mkdir()
     written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(ValueError, match=r"model' holds thesis\.txt, which does not belong to a"):
+    with pytest.raises(
+        ValueError, match=r"model' contains thesis\.txt, which does not belong to a"
+    ):
         trained(files, folder)
     assert (folder / "thesis.txt").is_file()
 
 
 def test_a_width_that_does_not_fit_the_heads(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"width = 20: give a multiple of 4 \* heads = 16"):
+    with pytest.raises(ValueError, match=r"width must be a multiple of 4 \* heads = 16, got 20"):
         LanguageModelTrainer(str(tmp_path), width=20, heads=4)
 
 

@@ -202,7 +202,7 @@ def test_a_classifier_of_other_labels_is_a_start(files: Files, tmp_path: Path) -
 def test_a_single_label_is_refused(tmp_path: Path, encoder: str) -> None:
     train = {"good": written(tmp_path / "train", GOOD)}
     test = {"good": written(tmp_path / "test", TEST_GOOD)}
-    with pytest.raises(ValueError, match="the data has the label good alone: give two or more"):
+    with pytest.raises(ValueError, match="the data must have two or more labels, got only good"):
         fitted((train, test, []), tmp_path / "model", encoder)
 
 
@@ -231,12 +231,12 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["thesis.txt"], r"holds thesis\.txt, which does not belong to a trained"),
+        (["thesis.txt"], r"contains thesis\.txt, which does not belong to a trained"),
         (
             ["config.json", "evaluation.json", "thesis.txt"],
-            r"holds thesis\.txt, which does not belong to a trained",
+            r"contains thesis\.txt, which does not belong to a trained",
         ),
-        (["config.json", "model.safetensors"], r"holds files and no evaluation\.json"),
+        (["config.json", "model.safetensors"], r"contains files, but no evaluation\.json"),
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused(
@@ -255,7 +255,7 @@ def test_a_file_in_place_of_the_folder_is_refused(
     files: Files, tmp_path: Path, encoder: str
 ) -> None:
     written(tmp_path / "model", ["years of work"])
-    with pytest.raises(ValueError, match="model' is a file: it would be deleted"):
+    with pytest.raises(ValueError, match="model' is a file and would be deleted"):
         fitted(files, tmp_path / "model", encoder)
     assert (tmp_path / "model").read_text("utf-8") == "years of work\n"
 

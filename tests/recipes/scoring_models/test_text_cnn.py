@@ -85,7 +85,7 @@ def test_fewer_than_two_sentences_raise(files: tuple, tmp_path: Path) -> None:
     train = {label: written(tmp_path / label, ["So  bad"]) for label in ("negative", "positive")}
     data = SentenceData(train, test)
     with pytest.raises(
-        ValueError, match="positive hold 1 sentences that are not held out: give two or"
+        ValueError, match="positive have 1 sentences that are not held out, must have two or"
     ):
         data.setup("fit")
 
@@ -93,7 +93,7 @@ def test_fewer_than_two_sentences_raise(files: tuple, tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_a_share_out_of_range(files: tuple, share: float) -> None:
     with pytest.raises(
-        ValueError, match=r"validation_share = .*: give a share above 0 and below 1"
+        ValueError, match=r"validation_share must be between 0 and 1, exclusive, got "
     ):
         SentenceData(*files, validation_share=share)
 
@@ -122,14 +122,16 @@ def test_the_seed_decides_split_and_order(files: tuple) -> None:
 
 
 def test_labels_belong_to_both_sets(files: tuple) -> None:
-    with pytest.raises(ValueError, match="train has the labels negative, positive and test no: "):
+    with pytest.raises(
+        ValueError, match="must have the same labels, got negative, positive and no"
+    ):
         SentenceData(files[0], {"no": "test.0"})
 
 
 def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
     train, test, _ = files
     data = SentenceData({**train, "positive": written(tmp_path / "empty", ["", " "])}, test)
-    with pytest.raises(ValueError, match="empty has no sentences: write one per line"):
+    with pytest.raises(ValueError, match="empty has no sentences, must have one per line"):
         data.setup("fit")
 
 

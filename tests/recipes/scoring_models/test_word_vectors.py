@@ -49,13 +49,13 @@ def test_equal_calls_share_one_object(files: None) -> None:
 
 
 def test_wrong_files(files: None) -> None:
-    with pytest.raises(TypeError, match="corpus = 'corpus' is a str: give a list of files"):
+    with pytest.raises(TypeError, match="corpus must be a list of files, got 'corpus', a str"):
         sentence_vectors("corpus", vectors="vectors")
     Path("held_out").write_text("held out soup\n")
     with pytest.raises(ValueError, match="corpus = held_out, held_out has no sentence outside"):
         sentence_vectors(["held_out"] * 2, ["held_out"], "vectors")
     sentence_vectors(["corpus"], vectors="vectors").save("centred")
-    with pytest.raises(ValueError, match="idf is given, but centred is centred under its own"):
+    with pytest.raises(ValueError, match="idf is given, but centred is already centred"):
         sentence_vectors(["corpus"], vectors="centred")
 
 

@@ -123,9 +123,9 @@ def test_no_pairs_is_an_error_and_leaves_no_file(pairs: PseudoPairs) -> None:
     with pytest.raises(ValueError, match="no rewriting has a GM above 0"):
         replace(pairs, style_word=50.0).make()  # no word is one of a style
     assert not Path(pairs.file).exists()
-    with pytest.raises(ValueError, match="neighbours = 0: give 1 or more"):
+    with pytest.raises(ValueError, match="neighbours must be 1 or more, got 0"):
         replace(pairs, neighbours=0)
-    with pytest.raises(ValueError, match=r"min_kept = 1\.5: give a share"):
+    with pytest.raises(ValueError, match=r"min_kept must be a share, 0 to 1, got 1\.5"):
         replace(pairs, min_kept=1.5)
 
 

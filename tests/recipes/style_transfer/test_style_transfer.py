@@ -62,9 +62,11 @@ def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) 
 
 
 def test_bad_arguments_are_named(files: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="files has the styles sour: give two"):
+    with pytest.raises(ValueError, match="files must have two styles, got sour"):
         Sentences({"sour": files["sour"]}, TEMPLATE, 2)
-    with pytest.raises(ValueError, match=r"'\{style\}:': include \{source\} and \{style\}"):
+    with pytest.raises(
+        ValueError, match=r"must contain \{source\} and \{style\}, got '\{style\}:'"
+    ):
         Sentences(files, "{style}:", 2)
     with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, fewer than 5"):
         Sentences(files, TEMPLATE, 5).prompts()
@@ -125,7 +127,7 @@ def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
 )
 def test_an_old_keyword_names_the_new_one(build, old: str, new: str) -> None:
     with pytest.raises(
-        TypeError, match=rf"{build.__name__}\(\) has no argument '{old}': use {new}"
+        TypeError, match=rf"{build.__name__}\(\) has no argument '{old}'\. Use {new}"
     ):
         build(**{old: None})
 

@@ -131,16 +131,16 @@ def test_the_figure(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["absent"], "there is no file or folder absent"),
-        (["a.json"], "a.json has no steps: give the folder of a logger"),
+        (["a.json"], "a.json has no steps, must be the folder of a logger"),
         (
             ["none.csv"],
-            "none.csv has no score/corpus/similarity or score/similarity (did you mean similar?): "
-            "name its similarity by --metrics.similarity=KEY, one of score/accuracy, similar",
+            "none.csv has no score/corpus/similarity or score/similarity (did you mean similar?). "
+            "Name its similarity by --metrics.similarity=KEY, one of score/accuracy, similar",
         ),
         (["run", "--metrics.gm=scores/gm"], "run has no scores/gm (did you mean score/gm?)"),
         (["apart.csv"], "apart.csv has no step with all of score/accuracy, score/similarity, s"),
-        (["cent.csv"], "cent.csv: accuracy = 81.8 is outside 0 to 1: give a share, not per cent"),
-        (["run", "--accuracy", "80"], "accuracy = 80.0: give a share, 0 to 1"),
+        (["cent.csv"], "cent.csv: accuracy must be 0 to 1, a share, not per cent, got 81.8"),
+        (["run", "--accuracy", "80"], "accuracy must be a share, 0 to 1, got 80.0"),
         (
             ["run", "--metrics.gm=score/gm", "--thresholds", "1", "2", "3", "4"],
             "metrics.gm and thresholds are both given: a GM is read or computed",

@@ -167,13 +167,13 @@ def test_a_complete_file_is_only_read(build: Build, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"count": 1}, "count = 1: give 2 or more"),
-        ({"max_spans": 0}, "max_spans = 0: give 1 or more"),
-        ({"chunk_size": 0}, "chunk_size = 0: give 1 or more"),
-        ({"paraphrases": 0}, "paraphrases = 0: give 1 or more"),
+        ({"count": 1}, "count must be 2 or more, got 1"),
+        ({"max_spans": 0}, "max_spans must be 1 or more, got 0"),
+        ({"chunk_size": 0}, "chunk_size must be 1 or more, got 0"),
+        ({"paraphrases": 0}, "paraphrases must be 1 or more, got 0"),
         (
             {"mask_share": (0.5, 0.2)},
-            r"mask_share = \(0.5, 0.2\): give two shares of 0 to 1 in order",
+            r"mask_share must be two shares of 0 to 1 in order, got \(0.5, 0.2\)",
         ),
     ],
 )
@@ -207,12 +207,12 @@ def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
     assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
     with pytest.raises(ValueError, match="with a different labels: "):
         build(tmp_path / "pairs.jsonl", lines, **{**settings, "labels": "words"})
-    with pytest.raises(ValueError, match="kind = 'chat': give one of transfer, summary, "):
+    with pytest.raises(ValueError, match="kind must be one of transfer, summary, "):
         build(tmp_path / "other.jsonl", kind="chat")
 
 
 def test_a_file_without_pairs_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"pairs.jsonl has no pairs: build it with"):
+    with pytest.raises(FileNotFoundError, match=r"pairs.jsonl has no pairs\. Build it with"):
         read_pair_file(str(tmp_path / "pairs.jsonl"))
 
 

@@ -89,7 +89,7 @@ def test_rows_of_records_are_distinct_long_enough_and_not_held_out(tmp_path: Pat
     found = sample_rows("dialog", *settings, 2, 3, 0)
     assert {row[0] for row in found} == {RECORD["text"], other["text"]}
     assert {row[1:] for row in found} == {(RECORD["context"], RECORD["history"])}
-    with pytest.raises(ValueError, match="2 records of 3 words or more, fewer than 3: give more"):
+    with pytest.raises(ValueError, match=r"2 records of 3 words or more, fewer than 3. Add files"):
         sample_rows("dialog", *settings, 3, 3, 0)
     with pytest.raises(ValueError, match=r"must be a JSON record with a string for reference, as"):
         sample_rows("reference", [str(tmp_path / "held_out")], [], 1, 1, 0)

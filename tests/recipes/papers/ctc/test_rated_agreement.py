@@ -143,7 +143,7 @@ def test_a_constant_rating_has_no_correlation_and_a_trial_reads_two_rows(encoder
 def test_bad_arguments(encoder: str) -> None:
     with pytest.raises(ValueError, match="must have different names"):
         RatedAgreement(["news.json", "./news.json"])
-    with pytest.raises(ValueError, match="statistic = 'r'"):
+    with pytest.raises(ValueError, match=r"statistic must be .*'r'"):
         RatedAgreement(["news.json"], "r")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="RatedAgreement needs an AlignerTrainer, not"):
         fitted(Boring(), RatedAgreement(["news.json"]))

@@ -249,7 +249,9 @@ def test_a_folder_of_other_files_is_refused(
     configured: Callable[..., TrainCLI], tmp_path: Path
 ) -> None:
     cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
-    with pytest.raises(ValueError, match=rf"folder = '{tmp_path}' exists and holds no model"):
+    with pytest.raises(
+        ValueError, match=rf"folder = '{tmp_path}' exists and does not contain a model"
+    ):
         cli.trainer.fit(cli.model, cli.datamodule)
     assert {"texts", "pairs.jsonl"} <= {file.name for file in tmp_path.iterdir()}
     assert cli.trainer.global_step == 0
@@ -258,7 +260,9 @@ def test_a_folder_of_other_files_is_refused(
 @pytest.mark.parametrize("share", [0, 1.0])
 def test_both_splits_need_texts(share: float) -> None:
     pairs = PairFile("pairs.jsonl", ["texts"], 2)
-    with pytest.raises(ValueError, match=rf"validation_share = {share}: give a share above 0"):
+    with pytest.raises(
+        ValueError, match=rf"validation_share must be between 0 and 1, exclusive, got {share}"
+    ):
         AlignmentData(pairs, validation_share=share)
 
 

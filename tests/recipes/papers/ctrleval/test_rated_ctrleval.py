@@ -216,7 +216,10 @@ def test_baselines_are_in_the_figures(pegasus: str, capsys: pytest.CaptureFixtur
     [
         (["--systems", "a", "b"], "('negative', 'The soup') has 1 rows, must be a multiple of 2"),
         (["--by-system=s.png"], "--by-system needs --systems: the file names none"),
-        (["--systems", "a", "--by-system=s.svg"], "plot = s.svg: give a file that ends in .png"),
+        (
+            ["--systems", "a", "--by-system=s.svg"],
+            "plot must be a file that ends in .png, got s.svg",
+        ),
     ],
 )
 def test_systems_must_take_turns(
@@ -310,9 +313,9 @@ def test_a_text_that_fails_is_left_out(pegasus: str) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--quality-levels=q.svg", "plot = q.svg: give a file that ends in .png"),
-        ("--evaluator-counts=e", "plot = e: give a file that ends in .png"),
-        ("--draws=0", "draws = 0: give a positive number"),
+        ("--quality-levels=q.svg", "plot must be a file that ends in .png, got q.svg"),
+        ("--evaluator-counts=e", "plot must be a file that ends in .png, got e"),
+        ("--draws=0", "draws must be positive, got 0"),
     ],
 )
 def test_options_are_checked_before_the_file_is_read(

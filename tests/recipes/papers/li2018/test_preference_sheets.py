@@ -209,7 +209,7 @@ def test_answers_that_can_not_be_read_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--count", "7"], "m0 and m2 must have 7 sentences in common, got 6: lower"),
+        (["--count", "7"], "m0 and m2 must have 7 sentences in common, got 6. Lower"),
         (["--count", "0"], "count must be 1 or more, got 0"),
         (["--pair", "m0", "m1"], "a pair must be of m0, m2, m7, got 'm1'"),
         (["--pair", "m0", "m0"], "a pair must be of two systems, got 'm0' twice"),

@@ -130,7 +130,9 @@ def test_infinite_perplexities_are_accepted() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, NAN, math.inf])
 def test_a_bad_scale_raises(scale: float) -> None:
-    with pytest.raises(ValueError, match=r"scale = .*: give a finite number above 0, or None to"):
+    with pytest.raises(
+        ValueError, match=r"scale must be positive and finite, or None to fit it, got "
+    ):
         fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], scale=scale)
 
 
@@ -146,7 +148,7 @@ def test_one_threshold_is_fitted_as_well_as_by_a_grid() -> None:
 
 @pytest.mark.parametrize("fixed", [GM_THRESHOLDS, (None, None, None)])
 def test_bad_fixed_thresholds_raise(fixed: tuple) -> None:
-    with pytest.raises(ValueError, match="give t1 to t4, with None for those to fit"):
+    with pytest.raises(ValueError, match="fixed must be t1 to t4, with None for thresholds to fit"):
         fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], fixed=fixed)
 
 
@@ -164,7 +166,7 @@ WRONG_WAY = ([[0.7, 0.9, 50.0]], [[0.9, 0.9, 50.0]])  # GM never falls as accura
 def test_every_gm_0_is_a_problem() -> None:
     fit = fit_gm(*WRONG_WAY, scale=1.0)
     assert (fit.loss, fit.agreement.tied) == (1, 1)
-    assert fit.problems[0].startswith("every GM is 0, so nothing is preferred: fit c too")
+    assert fit.problems[0].startswith("every GM is 0, so nothing is preferred. Fit c as well")
 
 
 def test_scale_0_is_a_problem() -> None:
@@ -268,12 +270,12 @@ def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
 @pytest.mark.parametrize(
     ("preferred", "rejected", "message"),
     [
-        ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred has shape \(3,\): give accuracy, "),
-        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected has shape \(1, 2\)"),
-        ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "preferred has 2 pairs and rejected has 1: give"),
-        (np.empty((0, 3)), np.empty((0, 3)), "preferred has 0 pairs and rejected has 0"),
+        ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred must be accuracy, .* got \(3,\)"),
+        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected must be .*, got \(1, 2\)"),
+        ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "both sides of one or more pairs, got 2 and 1"),
+        (np.empty((0, 3)), np.empty((0, 3)), "both sides of one or more pairs, got 0 and 0"),
         ([[0.9, 0.9, 30]], [[0.1, NAN, 30]], r"rejected\[0\] = \[0.1, nan, 30.0\] contains NaN"),
-        ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy = 90 is outside 0 to 1"),
+        ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy must be 0 to 1, .*got 90"),
     ],
 )
 def test_bad_pairs(judge, preferred, rejected, message: str) -> None:

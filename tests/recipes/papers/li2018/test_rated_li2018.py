@@ -281,7 +281,7 @@ def test_every_style_needs_a_constant_sentence(
     rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = fails('--constants={"positive": "0.9 0.1 20"}', capsys=capsys)
-    assert "constants has no sentence for negative: give one per target style" in error
+    assert "constants has no sentence for negative, must have one per target style" in error
 
 
 # Fitted thresholds
@@ -405,7 +405,7 @@ def test_gm_needs_a_classifier(
     rated: list[dict[str, Any]], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = option.partition("=")[0]
-    assert f"{name} needs GM: give a --classifier" in fails(option, capsys=capsys)
+    assert f"{name} needs GM. Pass a --classifier" in fails(option, capsys=capsys)
 
 
 def test_correlations_are_kept_when_the_fit_fails(

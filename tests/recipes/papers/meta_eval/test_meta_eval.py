@@ -204,7 +204,7 @@ def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
     main([*COMMAND, "--scorers+=stubs.Length", "--output=found.json"])
     assert rows_of("found.json")["length", "good", "system"]["n"] == 3
     error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by", capsys=capsys)
-    assert "by[3] is empty: give each row its cluster" in error
+    assert "by[3] is empty, must be the cluster of the row" in error
 
 
 def test_a_score_that_always_fails_has_a_note(
@@ -339,15 +339,18 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
     ("arguments", "message"),
     [
         ("", "the following arguments are required: kind"),
-        ("good.csv", "give one of ctrleval, ctc, li2018, rated"),
-        ("ctreval x.txt", "give one of ctrleval, ctc, li2018, rated (did you mean 'ctrleval'?)"),
+        ("good.csv", "must be one of ctrleval, ctc, li2018, rated"),
+        (
+            "ctreval x.txt",
+            "must be one of ctrleval, ctc, li2018, rated, got 'ctreval' (did you mean 'ctrleval'?)",
+        ),
         ("rated", "the following arguments are required: data"),
         ("rated good.csv --rating good", "--rating good (did you mean --ratings?)"),
         (
             "rated good.csv --ratings good --scorers Perplexty",
             "(did you mean Perplexity?) scorers:",
         ),
-        ("rated good.csv --ratings god --scorers Perplexity", "no column 'god': the file has text"),
+        ("rated good.csv --ratings god --scorers Perplexity", "no column 'god', only text"),
         (
             "rated god.csv --ratings good --metrics x",
             "file or folder god.csv (did you mean good.csv?)",
@@ -372,33 +375,33 @@ def test_first_tries_say_what_to_type(
     ("arguments", "message"),
     [
         (["ctrleval", "--data=none.txt"], "there is no file or folder none.txt"),
-        (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells: give label, prefix, text"),
-        (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document': it has text"),
-        (["ctc", "--data=null.json"], "null.json: summary[0] is null: give a text"),
-        (["ctc", "--data=words.json"], "words.json: consistency[0] = 'high' is not a number"),
+        (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells, must have label, prefix, text"),
+        (["ctc", "--data=bad.json"], "bad.json: row 0 does not have 'document', only text"),
+        (["ctc", "--data=null.json"], "null.json: summary[0] is null. Add a text"),
+        (["ctc", "--data=words.json"], "words.json: consistency[0] must be a number or"),
         (["ctc", "--data=bad.txt"], "bad.txt:2 is not JSON: Expecting value"),
-        (["ctc", "--data=empty.json"], "empty.json is not a JSON list of objects: give"),
-        (["li2018", "--data=bad.csv"], "bad.csv: row 0 lacks 'source': it has text"),
+        (["ctc", "--data=empty.json"], "empty.json is not a JSON list of objects, must be"),
+        (["li2018", "--data=bad.csv"], "bad.csv: row 0 does not have 'source', only text"),
         (["li2018", "--data=short.csv"], "short.csv:2 has 1 cells, but the header has 2 columns"),
-        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text: convert the file"),
-        (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] is infinite"),
-        (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot = x.foo: give a file that ends"),
-        (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples = 0: give 1 or more"),
-        (["ctrleval", "--data=none.txt", "--output=."], ". is a folder: give a file"),
-        (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo ends in '.foo': give .jsonl"),
-        (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm needs GM: give a --classifier"),
+        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text. Convert the file"),
+        (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] must be finite"),
+        (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot must be a file that ends in .png"),
+        (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples must be 1 or more, got 0"),
+        (["ctrleval", "--data=none.txt", "--output=."], ". is a folder, must be a file"),
+        (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo must end in one of .jsonl"),
+        (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm needs GM. Pass a --classifier"),
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--metrics=[text]"],
-            "text[0] = 'a' is not a number",
+            "text[0] must be a number or an empty cell, got 'a'",
         ),
         (
             ["rated", "--data=bad.csv", "--ratings=[good]", "--scorers=[]"],
-            "give --ratings, and --scorers, --metrics (columns of the file) or both",
+            "--ratings, and --scorers, --metrics (columns of the file) or both, are needed",
         ),
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--scorers+=stubs.Length",
              "--system=by"],
-            "there is no column 'by': the file has text, good",
+            "there is no column 'by', only text, good",
         ),
     ],
 )  # fmt: skip

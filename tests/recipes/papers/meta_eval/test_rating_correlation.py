@@ -245,11 +245,14 @@ def test_constant_draws_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], [1]), r"scores has shape \(2,\) and ratings has \(1,\)"),
-        (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite: give numbers, NaN for failed samples"),
-        (([1, 2], [1, 2], "a"), "clusters has 1 items for 2 rows: give one per row"),
-        (([1, 2], [1, 2], "ab", 95), r"confidence = 95 and resamples = 1000: give"),
-        (([1, 2], [1, 2], "ab", 0.9, 0), r"confidence = 0\.9 and resamples = 0"),
+        (([1, 2], [1]), r"one item per row, got shapes \(2,\) and \(1,\)"),
+        (
+            ([1, 2], [1, np.inf]),
+            r"ratings\[1\] is infinite, must be finite, NaN for failed samples",
+        ),
+        (([1, 2], [1, 2], "a"), "clusters must have one item per row, got 1 for 2 rows"),
+        (([1, 2], [1, 2], "ab", 95), r"confidence must be between 0 and 1 .*, got 95 and 1000"),
+        (([1, 2], [1, 2], "ab", 0.9, 0), r"resamples 1 or more, got 0\.9 and 0"),
     ],
 )
 def test_bad_arguments(arguments: tuple, message: str) -> None:
@@ -260,5 +263,5 @@ def test_bad_arguments(arguments: tuple, message: str) -> None:
 
 
 def test_each_row_needs_a_system() -> None:
-    with pytest.raises(ValueError, match="systems has 1 items for 2 rows"):
+    with pytest.raises(ValueError, match="systems must have one item per row, got 1 for 2"):
         system_correlations([1, 2], [1, 2], ["a"])

@@ -89,12 +89,12 @@ def test_the_vocabulary_is_that_of_the_training_sentences(folder: Path) -> None:
     ("options", "message"),
     [
         ({"count": 10}, r"good has 9 sentences of 1 to 15 words that are not held out, fewer than"),
-        ({"words": (12, 14)}, r"bad has 0 sentences of 12 to 14 words .*: give a file of more, a"),
-        ({"subwords": 60, "max_words": 5}, "subwords = 60 and max_words = 5: give one of them"),
-        ({"words": (5, 4)}, r"words = \(5, 4\): give two numbers"),
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"count": 0}, "count = 0"),
-        ({"shuffle_distance": float("nan")}, "shuffle_distance = nan: give 0 or more"),
+        ({"words": (12, 14)}, r"bad has 0 sentences of 12 to 14 words .*\. Use a larger file, a"),
+        ({"subwords": 60, "max_words": 5}, "subwords = 60 and max_words = 5 exclude each other"),
+        ({"words": (5, 4)}, r"words must be two numbers .*, got \(5, 4\)"),
+        ({"batch_size": 0}, "batch_size and count must be 1 or more, got 0"),
+        ({"count": 0}, "batch_size and count must be 1 or more, got .* and 0"),
+        ({"shuffle_distance": float("nan")}, "shuffle_distance must be 0 or more, got nan"),
         ({"min_count": 99}, "min_count = 99: no word"),
     ],
 )
@@ -104,7 +104,7 @@ def test_bad_input(folder: Path, options: dict[str, Any], message: str) -> None:
 
 
 def test_two_styles_are_required(folder: Path) -> None:
-    with pytest.raises(ValueError, match="files has the styles one: give two"):
+    with pytest.raises(ValueError, match="files must have two styles, got one"):
         TransferSentences({"one": str(folder / "bad")})
 
 

@@ -76,20 +76,23 @@ def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
     kept = write_literature(files, str(tmp_path / "b"), dev=1, test=1, names=None)
     assert kept["styles"]["old"]["dropped: repeated"] == 1
     assert "sir john" in (tmp_path / "b" / "train.0").read_text()
-    with pytest.raises(ValueError, match="names returned 0 sentences for 26: return one for each"):
+    with pytest.raises(ValueError, match="0 sentences for 26, must return one for each"):
         write_literature(files, str(tmp_path / "c"), dev=1, test=1, names=lambda _: [])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"files": {"old": ["x"]}}, "files has the styles old: give two styles"),
-        ({"files": {"a": "x", "b": ["y"]}}, "files of a = 'x': give a list of one file or more"),
-        ({"words": (9, 8)}, r"words = \(9, 8\): give two numbers of 1 or more, in order"),
-        ({"dev": 0}, "dev = 0: give 1 or more"),
-        ({"names": "capital"}, "names = 'capital': give one of capitals"),
-        ({"test": 9}, "old: 11 sentences of 6 to 25 words, and dev and test take 11: give more"),
-        ({"sentence_splitter": "x"}, "sentence_splitter = 'x'"),
+        ({"files": {"old": ["x"]}}, "files must have two styles, got old"),
+        (
+            {"files": {"a": "x", "b": ["y"]}},
+            "files of a must be a list of one file or more, got 'x'",
+        ),
+        ({"words": (9, 8)}, r"words must be two numbers of 1 or more in order, got \(9, 8\)"),
+        ({"dev": 0}, "dev must be 1 or more, got 0"),
+        ({"names": "capital"}, "names must be one of capitals"),
+        ({"test": 9}, "old: 11 sentences of 6 to 25 words, but dev and test take 11. Add files"),
+        ({"sentence_splitter": "x"}, "sentence_splitter must be .*'x'"),
     ],
 )
 def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -101,7 +104,7 @@ def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: 
 def test_a_folder_of_other_files_is_refused(files, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").touch()
-    with pytest.raises(ValueError, match=r"holds no report.json: it would be replaced"):
+    with pytest.raises(ValueError, match=r"does not contain report.json; it would be replaced"):
         write_literature(files, str(tmp_path / "data"), dev=1, test=1)
     assert (tmp_path / "data" / "mine").exists()
 

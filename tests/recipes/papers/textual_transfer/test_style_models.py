@@ -166,7 +166,9 @@ def test_a_model_of_something_else_or_damaged_is_trained_again(
     repeated = [weights_of(model) for model in StyleModels(str(folder), **TINY).trained(data)]
     assert all(map(torch.equal, first, repeated))  # a training repeats exactly
     (message,) = warnings_of(caplog)
-    assert message.startswith(f"{folder / 'style_1'} does not hold a style's language model, or is")
+    assert message.startswith(
+        f"{folder / 'style_1'} does not contain a style's language model, or is"
+    )
 
     caplog.clear()
     reseeded = StyleModels(str(folder), **TINY, seed=1).trained(data)
@@ -203,19 +205,21 @@ def test_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="epochs = 0 and batch_size = 64: give 1 or more"):
+    with pytest.raises(ValueError, match="epochs and batch_size must be 1 or more, got 0 and 64"):
         StyleModels(epochs=0)
-    with pytest.raises(ValueError, match="validation_share = 1: give a share above 0 and below 1"):
+    with pytest.raises(
+        ValueError, match="validation_share must be between 0 and 1, exclusive, got 1"
+    ):
         StyleModels(validation_share=1)
-    with pytest.raises(ValueError, match="nowhere does not hold a style's language model"):
+    with pytest.raises(ValueError, match="nowhere does not contain a style's language model"):
         load_style_model(tmp_path / "nowhere")
     one = made_up({"cold": STYLES["cold"][:1], "lovely": STYLES["lovely"]}, tmp_path)
-    with pytest.raises(ValueError, match="the style cold has 1 sentences: give two or more"):
+    with pytest.raises(ValueError, match="the style cold has 1 sentences, must have two or more"):
         StyleModels(str(tmp_path / "one"), **TINY).trained(one)
     data = made_up(STYLES, tmp_path)
     with pytest.raises(ValueError, match=r"no finite perplexity .* a learning_rate below inf"):
         StyleModels(str(tmp_path / "inf"), **TINY, learning_rate=math.inf).trained(data)
     (tmp_path / "mine" / "style_0").mkdir(parents=True)
     (tmp_path / "mine" / "style_0" / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match=r"style_0 holds thesis\.tex, .*would be deleted"):
+    with pytest.raises(ValueError, match=r"style_0 contains thesis\.tex, .*would be deleted"):
         StyleModels(str(tmp_path / "mine"), **TINY).trained(data)

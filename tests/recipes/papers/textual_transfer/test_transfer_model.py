@@ -262,15 +262,18 @@ def test_a_transfer_ends_with_the_first_end_and_holds_no_reserved_word(folder: P
 
 def test_an_unknown_label_is_named(folder: Path) -> None:
     _, model = batch_and_model(folder)
-    with pytest.raises(ValueError, match=r"label 'fine' is no style of the model: .* bad, good"):
+    with pytest.raises(ValueError, match=r"label 'fine' is not a style of the model, .* bad, good"):
         model.complete_samples(Samples([""], sources=["the food"], labels=["fine"]))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lambdas": {"cycl": 5.0}}, "'cycl': give one of .*did you mean 'cycle'"),
-        ({"lambdas": {"cycle": -1.0}}, "'cycle'.* = -1.0: give 0 or more"),
+        (
+            {"lambdas": {"cycl": 5.0}},
+            "a key of lambdas must be one of .*, got 'cycl' .*did you mean 'cycle'",
+        ),
+        ({"lambdas": {"cycle": -1.0}}, "'cycle'.* must be 0 or more, got -1.0"),
     ],
 )
 def test_wrong_losses_are_named(options: dict[str, Any], message: str) -> None:

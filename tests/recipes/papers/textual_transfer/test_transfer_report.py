@@ -198,10 +198,10 @@ def test_what_is_missing_is_said_before_training(
         {"c": Similarity(scoring_models.encoder)}, sentences.prompts(), name="w"
     )
     report = TransferReport(str(tmp_path / "run"), sentences, scoring_models)
-    with pytest.raises(MisconfigurationException, match="selection sees all of its sentences"):
+    with pytest.raises(MisconfigurationException, match="its sentences are used for selection"):
         fit(tmp_path / "run", report, everything)
     other = TransferReport(str(tmp_path / "run"), sentences, scoring_models, name="dev")
-    with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, which none keeps"):
+    with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, but no callback keeps"):
         fit(tmp_path / "run", other)
     trainer = pl.Trainer(
         max_epochs=1,
@@ -244,7 +244,7 @@ def test_the_best_constant_beats_all_others_by_gm(scoring_models: ScoringModels)
     ]
     assert SENTENCES["sour"].index(best) == int(np.argmax(cosines))
     quality.release()
-    with pytest.raises(ValueError, match="sentences has sour: 6, sweet: 0: give sentences of two"):
+    with pytest.raises(ValueError, match="sentences must have two styles, got sour: 6, sweet: 0"):
         best_constants(quality, {**SENTENCES, "sweet": []})
 
 
@@ -339,7 +339,9 @@ def test_meteor_equals_its_formula() -> None:
 
 def test_a_line_without_reference_is_named(references: dict[str, str]) -> None:
     Path(references["sour"]).write_text("the soup .\tthe tea .\nthe inn .\n")
-    with pytest.raises(ValueError, match=r"sour.pairs:2 is 'the inn \.\\n': give source ⇥ ref"):
+    with pytest.raises(
+        ValueError, match=r"sour.pairs:2 must be source ⇥ reference, got 'the inn \.\\n'"
+    ):
         read_references(references)
-    with pytest.raises(ValueError, match="references has the styles sour: give two"):
+    with pytest.raises(ValueError, match="references must have two styles, got sour"):
         read_references({"sour": references["sour"]})

@@ -163,7 +163,9 @@ def test_other_sentences_or_lost_samples_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="have transferred different dev sentences"):
         compare_at_equal_accuracy(m0, m2, 0.8, THRESHOLDS)
     file.write_text(file.read_text().replace('"accuracy"', '"acc"'))
-    with pytest.raises(ValueError, match=r"000200\.jsonl has no accuracy: log the components"):
+    with pytest.raises(
+        ValueError, match=r"000200\.jsonl does not have accuracy\. Log the components"
+    ):
         m2.transfers(1)
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"step=000200\.jsonl does not exist"):

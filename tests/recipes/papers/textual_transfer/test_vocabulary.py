@@ -90,13 +90,13 @@ def test_subwords_of_real_sentences(data_dir: Path) -> None:
     ("build", "message"),
     [
         (lambda: word_vocabulary(SENTENCES, 9), "min_count = 9: no word .* a smaller number"),
-        (lambda: word_vocabulary(SENTENCES, 0), "min_count = 0: give 1 or more"),
-        (lambda: word_vocabulary(SENTENCES, 1, 0), "max_words = 0: give 1 or more"),
-        (lambda: subword_vocabulary(SENTENCES, 10), r"size = 10: .* are already 2\d tokens"),
-        (lambda: vocabulary_from_json("{}"), "is no tokenizer: "),
+        (lambda: word_vocabulary(SENTENCES, 0), "min_count must be 1 or more, got 0"),
+        (lambda: word_vocabulary(SENTENCES, 1, 0), "max_words must be 1 or more, got 0"),
+        (lambda: subword_vocabulary(SENTENCES, 10), r"size must be larger than the 2\d .*got 10"),
+        (lambda: vocabulary_from_json("{}"), "is not a tokenizer: "),
         (
             lambda: vocabulary_from_json(Tokenizer(models.WordLevel({"a": 0}, "a")).to_str()),
-            r"begins with \('a', None, None, None\), not with .*: build it with word_vocabulary",
+            r"begins with \('a', None, None, None\), not with .*\. Build it with word_vocabulary",
         ),
     ],
 )
