@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,20 @@ def late(scorer: Any, held_out: Samples, **arguments: Any) -> GenerationScorer:
     return GenerationScorer({"v": scorer["value"]}, held_out, overlap=True, **arguments)
 
 
+@pytest.fixture(autouse=True)
+def others() -> Iterator[None]:
+    """Threads before a test: of scorers that hang in other tests of this process."""
+    OTHERS.update(threading.enumerate())
+    yield
+    OTHERS.clear()
+
+
+OTHERS: set[threading.Thread] = set()
+
+
 def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("ctrlreward")]
+    new = set(threading.enumerate()) - OTHERS
+    return [t.name for t in new if t.name.startswith("ctrlreward")]
 
 
 def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out) -> None:

@@ -63,5 +63,5 @@ def test_the_policy_continues_from_the_warm_up(parsed: Any) -> None:
     )
     first = tuned["data"]["init_args"]["models"][-1]
     assert first["folder"] == adapter
-    assert first["config"] == "configs/style_transfer/yelp_warm_up_flan_t5.yaml"
+    assert first["config"].endswith("configs/style_transfer/yelp_warm_up_flan_t5.yaml")
     assert tuned["trainer"]["default_root_dir"] == "runs/yelp_flan_t5"
