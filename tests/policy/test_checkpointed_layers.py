@@ -99,8 +99,6 @@ def test_a_model_without_it_is_an_error(tuner, folder: str, tmp_path: Path) -> N
     AutoTokenizer.from_pretrained(folder).save_pretrained(plain)
     OpenAIGPT(OpenAIGPTConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=2)).save_pretrained(plain)
     tuner(model=plain).configure_model()
-    message = (
-        r"gradient_checkpointing = True, but OpenAIGPTLMHeadModel .* does not support"
-    )
+    message = r"gradient_checkpointing = True, but OpenAIGPTLMHeadModel .* does not support"
     with pytest.raises(ValueError, match=message):
         tuner(model=plain, gradient_checkpointing=True).configure_model()
