@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from ctrlreward.engine import sharing
+from ctrlreward.processor.accelerators import on_this_device
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,9 @@ class Worker:
             )
             self._thread.start()
         future: Future[Result] = Future()
-        # Gradients are a per-thread setting.
-        self._queue.put((future, partial(torch.no_grad()(call), *arguments)))
+        # Gradients and the current device are per-thread settings.
+        placed = on_this_device(torch.no_grad()(call))
+        self._queue.put((future, partial(placed, *arguments)))
         return future
 
     def close(self, cancel: bool = False) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -39,6 +41,23 @@ def scoring_stream(device: str | None) -> AbstractContextManager[object]:
     index = module.current_device() if place.index is None else place.index
     context: AbstractContextManager[object] = module.stream(_stream(place.type, index))
     return context
+
+
+def on_this_device(call: Callable[..., Result]) -> Callable[..., Result]:
+    """Return the call for another thread, with this thread's current device as `"cuda"` there.
+
+    A thread starts at the first device, and training may use another one.
+    """
+    module = _module(torch.accelerator.current_accelerator() or torch.device("cpu"))
+    if module is None or not module.is_initialized():
+        return call
+    index = module.current_device()
+
+    def placed(*arguments: object) -> Result:
+        module.set_device(index)
+        return call(*arguments)
+
+    return placed
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,25 @@ def test_a_scorer_moves_between_devices(folders: dict[str, str]) -> None:
         gc.collect()
         assert memory.live[live] > 1000
         assert memory.live[1 - live] == 0
+
+
+@on_second_device
+def test_the_thread_of_a_reward_has_the_device_of_training(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_in: list[tuple[str, int]] = []
+
+    def set_device(index: int) -> None:
+        set_in.append((threading.current_thread().name, index))
+
+    monkeypatch.setattr("torch.second.current_device", lambda: 1)
+    monkeypatch.setattr("torch.second.set_device", set_device)
+    reward = Reward(Similarity(folders["encoder"])["similarity"])
+    reward.submit(SAMPLES).result()
+    reward.release()
+    ((thread, index),) = set_in
+    assert thread != threading.current_thread().name
+    assert index == 1
 
 
 @on_second_device
