@@ -165,6 +165,7 @@ def test_a_worker_runs_calls_in_order_and_closes_after_the_last() -> None:
 
 
 def test_a_worker_hands_over_results_and_errors_and_cancels_what_has_not_started() -> None:
+    before = set(threading.enumerate())
     worker, go, started = Worker(), threading.Event(), threading.Event()
 
     def hold() -> bool:
@@ -187,7 +188,8 @@ def test_a_worker_hands_over_results_and_errors_and_cancels_what_has_not_started
     assert copy.submit(torch.is_grad_enabled).result(30) is False
     for each in (worker, copy):
         each.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("ctrlreward")]
+    new = set(threading.enumerate()) - before
+    assert not [thread for thread in new if thread.name.startswith("ctrlreward")]
 
 
 # Scorers that hang
@@ -199,9 +201,10 @@ answered = threading.Event()
 @pytest.fixture
 def ends() -> Iterator[None]:
     answered.clear()
+    before = set(threading.enumerate())
     yield
     answered.set()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("ctrlreward"):
             thread.join(30)
             assert not thread.is_alive()

@@ -309,7 +309,7 @@ def test_a_full_disk_keeps_the_shards_and_is_named(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert re.search(r"File too large: '\S*out.csv.partial/\S+.json'", error), error
-    assert "What was written before is whole: free space, or write elsewhere, and resume" in error
+    assert "Earlier files are complete. Free space, or write elsewhere, and resume." in error
     assert before.items() <= {f.name: f.read_bytes() for f in partial.iterdir()}.items()
     main(["score", "in.jsonl", "out.csv", *STOPPED])
     rows = read_rows(Path("out.csv"))

@@ -173,7 +173,7 @@ def test_a_scorer_that_hangs_fails_its_batch_and_the_server(live_server: Start) 
     assert reply.status_code == 500
     named = "ScoringTimeout: scoring 1 samples did not end within timeout = 0.3 s, it is at "
     assert reply.json()["detail"].startswith(named)
-    assert "in score_samples: mend" in reply.json()["detail"]
+    assert "in score_samples. Fix" in reply.json()["detail"]
     # Its thread holds the scorer for good: who watches the server restarts it.
     for reply in (client.get("/ready"), client.post("/score", json=one("soup"))):
         assert reply.status_code == 500
