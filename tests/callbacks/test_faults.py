@@ -157,6 +157,7 @@ def test_weights_and_biases_without_a_key(
     with pytest.raises(wandb.errors.UsageError, match="No API key configured") as raised:
         fit(module, callbacks(curve, held_out, tmp_path), logger=logger)
     assert "Set WANDB_MODE=offline to write it to disk" in raised.value.__notes__[0]
+    wandb.teardown()  # its settings, made of this environment, would be those of later tests
     assert module.calls == []  # before anything is computed
 
 
