@@ -389,7 +389,7 @@ def scored_texts(
     if missing:
         with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
             scores |= score(missing, texts)
-            write_scored_samples(path, texts, scores)
+            write_scored_samples(path, texts, scores)  # kept if an explanation fails
             write_scored_samples(path, texts, scores, None, explain_some(components, texts))
     return texts, scores
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning_choice import (
     GenerationScorer,
+    HistoryLogger,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
@@ -144,6 +145,24 @@ def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
         return trainer
 
     return run
+
+
+def validating_trainer(folder: Path, callbacks: list[Any], **options: Any) -> pl.Trainer:
+    """Trainer of eight steps on the CPU, with a validation after every second one, and a log."""
+    return pl.Trainer(
+        accelerator="cpu",
+        callbacks=callbacks,
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        log_every_n_steps=1,
+        logger=HistoryLogger(str(folder)),
+        max_steps=8,
+        num_sanity_val_steps=0,
+        val_check_interval=2,
+        **options,
+    )
 
 
 class ByPrompt(Curve):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from forked_ranks import on_two_ranks
-from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl
+from lightning_choice import GenerationScorer, RewardCheckpoint
 
 from ctrlreward import Samples, placement
 from ctrlreward.engine.sharing import Request
@@ -78,20 +78,7 @@ def fit(folder: Path, fault: str, **options: Any) -> None:
         if fault == "hang overlapped"
         else RewardCheckpoint("score/v", "max", dirpath=str(folder / "kept")),
     ]
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=callbacks,
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        log_every_n_steps=1,
-        logger=HistoryLogger(str(folder)),
-        max_steps=8,
-        num_sanity_val_steps=0,
-        val_check_interval=2,
-        **options,
-    )
+    trainer = shared.validating_trainer(folder, callbacks, **options)
     trainer.fit(Dying() if fault == "kill the other rank" else Module())
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl
+from lightning_choice import GenerationScorer, RewardCheckpoint, pl
 
 from ctrlreward import Samples
 
@@ -66,19 +66,7 @@ def fit(folder: Path, overlap: bool, scorer: shared.Curve, module: Module, **opt
         GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap),
         RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"), save_top_k=2),
     ]
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=callbacks,
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        log_every_n_steps=1,
-        logger=HistoryLogger(str(folder)),
-        max_steps=8,
-        num_sanity_val_steps=0,
-        val_check_interval=2,
-    )
+    trainer = shared.validating_trainer(folder, callbacks)
     trainer.fit(module, **options)
 
 
