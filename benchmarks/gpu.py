@@ -636,7 +636,8 @@ def train(kit: Kit, model: str, reward: Reward, overlap: bool = False) -> tuple[
 
 
 def steps(kit: Kit) -> Cases:
-    """Median seconds of a step by phase, after one that warms up."""
+    """Sampling by a CUDA graph, and median seconds of a step by phase, after one that warms up."""
+    yield "sampling by graph, llama", partial(by_graph, kit, "llama")
     yield "PolicyTuner, llama", partial(step, kit, partial(train_ours, kit, "llama"))
     yield "PolicyTuner, policy", partial(step, kit, partial(train_ours, kit, "policy"))
     reason = lacking("trl", "datasets")
@@ -644,6 +645,39 @@ def steps(kit: Kit) -> Cases:
         reason = f"TRL does not train on {kit.device}"
     theirs = partial(step, kit, partial(train_trl, kit))
     yield "GRPOTrainer, llama", (lambda: {"not run": reason}) if reason else theirs
+
+
+def by_graph(kit: Kit, name: str) -> Row:
+    """Sample with and without a graph: seconds in bfloat16, greedy texts in float32."""
+    from ctrlreward.policy import Generation, LoRA
+    from ctrlreward.policy.cuda_graph import _checked
+    from ctrlreward.policy.model import load_policy
+    from ctrlreward.policy.rollouts import sample
+    from ctrlreward.weights.loading import load_tokenizer
+
+    if kit.card.type != "cuda":
+        return {"not run": "needs CUDA"}
+    folder, count = kit.folders[name], sampling(kit)["num_generations"]
+    tokenizer, row, texts = load_tokenizer(folder), {}, {}
+    rows = [text for text in prompts(kit).prompts for _ in range(count)]
+    for dtype in ("float32", "bfloat16"):
+        policy = load_policy(folder, LoRA(r=16, dtype=dtype), kit.device).eval().to(kit.device)
+        for weights_name, weights in policy.named_parameters():
+            if "lora_B" in weights_name:  # an adapter that changes something
+                torch.nn.init.normal_(weights, std=0.02)
+        for graph in (False, True):
+            options = Generation(**sampling(kit), cuda_graph=graph)
+            work = partial(sample, policy, tokenizer, rows, options, 0.0)
+            work()
+            rollout, row[f"seconds, {dtype}, graph: {graph}"] = timed(work)
+            texts[graph] = rollout.completions
+        same = [mine == yours for mine, yours in zip(texts[True], texts[False], strict=True)]
+        row[f"equal texts, {dtype}"] = float(np.mean(same))
+        del policy, work
+        kit.card.clean()
+    row["captured"] = bool(_checked)
+    row["passed"] = row["captured"] and row["equal texts, float32"] > 0.9
+    return row
 
 
 def train_ours(kit: Kit, model: str) -> tuple[Any, Any]:

@@ -1,8 +1,9 @@
 """Rollouts: sampling completions from a policy, and their log-probabilities under it.
 
-Sampling has the distribution of `generate` of transformers, with three optimisations: equal
+Sampling has the distribution of `generate` of transformers, with four optimisations: equal
 prompts are read once, tokens are drawn by cumulative probabilities (`torch.multinomial` took a
-seventh of a rollout on two cores), and the products of the loop use packed weights (`packing`).
+seventh of a rollout on two cores), the products of the loop use packed weights on the CPU
+(`packing`), and a step is one graph on CUDA (`cuda_graph`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
+from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
 from ctrlreward.policy.keywords import GENERATION
 from ctrlreward.policy.packing import packed_products
 from ctrlreward.progress import part
@@ -65,6 +67,8 @@ class Generation:
             answer is an independent text, use `""` as prefix.
         system: System message of each conversation; None for the default of the template, if any.
         chat_template_kwargs: Further variables of the template, such as `enable_thinking`.
+        cuda_graph: Whether a decoder-only policy on one GPU decodes by a CUDA graph, where its
+            layers allow that. The texts are the same up to rounding.
 
     Raises:
         ValueError: A number is out of range, or an option of chats is given without `chat`.
@@ -85,6 +89,7 @@ class Generation:
     chat: bool = False
     system: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    cuda_graph: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_generations", "max_completion_length", "temperature"):
@@ -233,12 +238,17 @@ def _decode(
         model, input_ids=ids, attention_mask=attention, use_cache=True, **first
     )
     cache, states = output.past_key_values, hidden[:, -1][row_of]
-    cache.reorder_cache(row_of)
     attention, position = attention[row_of], positions[row_of, -1:]
+    most = options.max_completion_length
+    fixed: FixedSteps | None = None
+    if options.cuda_graph and has_fixed_steps(model, cache, most):
+        fixed = FixedSteps(model, cache, row_of, attention, position, most)
+    else:
+        cache.reorder_cache(row_of)
     encoded = (output.encoder_last_hidden_state[row_of],) if has_encoder else ()
     tokens: list[Tensor] = []
     done = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
-    token = len(rows) / options.max_completion_length  # of each row, as a share of all texts
+    token = len(rows) / most  # of each row, as a share of all texts
     with packed_products(model, len(rows)) as multiply, part("sampling", len(rows)) as advance:
         while True:
             (values,) = logit_blocks(
@@ -252,9 +262,12 @@ def _decode(
             tokens.append(drawn.masked_fill(done, padding))
             done = done | torch.isin(drawn, end)
             advance(token)
-            if len(tokens) == options.max_completion_length or bool(done.all()):
+            if len(tokens) == most or bool(done.all()):
                 return torch.stack(tokens, dim=1)
             last = tokens[-1][:, None]
+            if fixed is not None:
+                states = fixed(last)
+                continue
             if has_encoder:
                 inputs = {"encoder_outputs": encoded, "decoder_input_ids": last}
             else:
