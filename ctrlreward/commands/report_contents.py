@@ -478,20 +478,23 @@ def _marks(
 
 
 def _front(selection: Selection) -> dict[str, Any] | None:
-    """Return the Pareto front, of the rule or of the score and the first other metric."""
-    rules = selection.rules
+    """Return the Pareto front, of the rule or of the score and the first other that changes."""
+    rules, plain = selection.rules, [each.validation for each in selection.decided]
     rule = rules.pareto
     if rule is None and rules.best:
         modes = rules.alarm.modes if rules.alarm else {}
         others = [key for key in (*rules.best.constraints, *modes) if key != rules.best.monitor]
-        others = [key for key in others if modes.get(key) != "drift"]
+        others = [
+            key
+            for key in others
+            if modes.get(key) != "drift" and len({each.metrics.get(key) for each in plain}) > 1
+        ]
         if not others:
             return None
         metrics = {key: better_mode(selection.run, key) for key in (rules.best.monitor, others[0])}
         rule = ParetoRule(metrics)
     if rule is None:
         return None
-    plain = [each.validation for each in selection.decided]
     front = list(RunRules(pareto=rule).replay(plain))
     steps = set(front[-1].front) if front else set()
     (x, y) = list(rule.metrics)[:2]

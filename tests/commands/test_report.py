@@ -184,6 +184,17 @@ def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path
     assert "By rules of the command line" in html
 
 
+def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
+    run = honest_run(tmp_path / "run")
+    log = run / "metrics.jsonl"
+    rows = [json.loads(line) | {"score/fail_rate": 0.0} for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bounds = ["--subject_to", "score/fail_rate<=0.1", "score/accuracy>=0.1"]
+    given = [str(run), "--maximise", "score/sentiment", *bounds]
+    front = report.contents([str(run)], report._parser().parse_args(given))["runs"][0]["front"]
+    assert (front["x"], front["y"]) == ("score/sentiment", "score/accuracy")
+
+
 @pytest.mark.parametrize("damage", ["empty", "killed", "nan", "no samples", "no folder", "typo"])
 def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: str) -> None:
     run = tmp_path / "run"
