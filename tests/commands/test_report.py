@@ -347,6 +347,16 @@ def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> N
     assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
 
 
+def test_tables_fit_on_paper(visit: Any, tmp_path: Path) -> None:
+    width = 718  # A4 with margins of 1 cm, at 96 dots an inch
+    page = visit(gamed_run(tmp_path / "run"), width=width)
+    page.emulate_media(media="print")
+    boxes = "[...document.querySelectorAll('section table')].map(t => t.getBoundingClientRect())"
+    edges = page.evaluate(boxes + ".filter(box => box.width).map(box => box.right)")
+    assert len(edges) >= 3
+    assert max(edges) <= width
+
+
 def test_texts_are_filtered_and_sorted(visit: Any, tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
     page = visit(run)
