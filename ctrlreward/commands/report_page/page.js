@@ -214,7 +214,7 @@ function explanation(stored) {
 function textBrowser(root, run, r) {
   if (!run.texts.length) { root.append(h("p", { class: "note" }, "The run left no texts.")); return; }
   const state = Object.assign({ set: 0, query: "", label: "", at: -1, sort: "stored", of: 0, while: null, low: "", high: "", all: false }, kept[r]);
-  const controls = h("form", { class: "controls", "aria-label": "Filter and sort texts", onsubmit: (e) => e.preventDefault() }), count = h("p", { class: "meta", role: "status" }), list = h("div", { class: "items" });
+  const controls = h("form", { class: "controls", "aria-label": "Filter and sort texts" + (data.runs.length > 1 ? ` of ${run.name}` : ""), onsubmit: (e) => e.preventDefault() }), count = h("p", { class: "meta", role: "status" }), list = h("div", { class: "items" });
   root.append(controls, count, list);
   let limit = PAGE;
   const set = () => run.texts[state.set] || run.texts[0];
