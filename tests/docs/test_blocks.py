@@ -112,10 +112,16 @@ reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
 held_out = held_out_prompts = Samples(["The hotel"], prefixes=["The"], labels=["positive"])
 """
 GIVEN = {
-    "training.md": SCORERS
+    "training.md": SCORERS + "from ctrlreward.callbacks import GenerationScorer",
+    "stopping_and_selection.md": SCORERS
+    + """
+from ctrlreward.callbacks import GenerationScorer
+scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
+""",
+    "policy_tuner.md": SCORERS + "samples = held_out",
+    "reward_shaping.md": SCORERS
     + """
 from types import SimpleNamespace
-from ctrlreward.callbacks import GenerationScorer
 samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
 """,
     "other_trainers.md": """
