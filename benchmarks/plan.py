@@ -1,10 +1,14 @@
 """Peak memory of recipes, as `ctrlreward plan` computes it and as measured.
 
     python benchmarks/plan.py [RECIPE ...] [--steps 2]
+    python benchmarks/plan.py --card cuda
 
 Each recipe trains a few steps in a process of its own, with its validations and its report; the
 measured peak is the resident set of that process. Models that a recipe needs have to be in `runs/`
 of the current folder. Recipes without them are left out.
+
+`--card` trains `PolicyTuner` on a GPU instead, on models of published sizes with random weights
+(`gpu.py`), and compares the largest number of bytes of tensors, and the seconds of each phase.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 from ctrlreward.commands.recipes import recipe_file
 
@@ -34,11 +40,68 @@ def measured(command: list[str], log: Path) -> int | None:
     return usage.ru_maxrss * 1024 if status == 0 else None
 
 
+def on_card(device: str, size: str, place: Path) -> Iterator[str]:
+    """Yield a row for each of two policies: bytes and seconds, planned and measured."""
+    import gpu
+    import numpy as np
+    import torch
+
+    from ctrlreward.commands.plan import HARDWARE, _seconds
+    from ctrlreward.commands.planned_step import StepPlan
+    from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner
+
+    given = argparse.Namespace(
+        device=device, weights=None, size=size, scorers=None, output=place, seconds=600
+    )
+    kit = gpu.Kit(given, place)
+    name = next((n for n in HARDWARE if n in str(kit.card.describe()["card"]).lower()), "h100")
+    memory = HARDWARE[name].memory
+    if device.startswith("cuda"):
+        memory = torch.cuda.mem_get_info()[1]
+    yield f"{kit.card.describe()['card']}, torch {torch.__version__}, as {name}\n"
+    yield "| policy | | peak, MiB | sampling, s | reward, s | rest, s |\n|---|---|---|---|---|---|"
+    for model in ("llama", "policy"):
+        measured = gpu.step(kit, lambda model=model: gpu.train_ours(kit, model))
+        reward = gpu.a_reward(kit, device)
+        tuner = PolicyTuner(
+            kit.folders[model],
+            reward,
+            Objective(beta=0.05),
+            Generation(**gpu.sampling(kit)),
+            lora=LoRA(r=16),
+        )
+        data = SimpleNamespace(
+            setup=lambda stage: None, train_dataloader=lambda: [gpu.prompts(kit)]
+        )
+        plan = StepPlan(tuner, data, [], device if ":" in device else f"{device}:0", memory)
+        phases = plan.phases()
+        peak = sum(each["peak_bytes"] for each in plan.devices(phases, 0).values())
+        seconds = {
+            key: _seconds(cost, HARDWARE[name], plan.policy.dtype, device)
+            for key, cost in phases.items()
+        }
+        rest = seconds["log-probabilities"] + seconds["update"]
+        times = (seconds["sampling"], seconds["reward"], rest)
+        row = " | ".join(f"{value:.2f}" for value in times)
+        yield f"| {model} | planned | {peak / MIB:,.0f} | {row} |"
+        row = " | ".join(f"{measured[f'{key}, s']:.2f}" for key in ("sampling", "reward", "rest"))
+        yield f"| | measured | {measured['peak MiB'] or np.nan:,.0f} | {row} |"
+        batch = [(type(m).__name__, m.batch_tokens, m.read) for m in plan.models]
+        print(batch, {k: v.peak // MIB for k, v in phases.items()}, file=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipes", nargs="*", default=RECIPES)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--card", metavar="DEVICE", help="a GPU, such as cuda")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full", help="with --card")
     options = parser.parse_args()
+    if options.card:
+        with tempfile.TemporaryDirectory() as place:
+            for row in on_card(options.card, options.size, Path(place)):
+                print(row, flush=True)
+        return
     print("| recipe | planned, MiB | measured, MiB | planned / measured |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         for name in options.recipes:

@@ -118,7 +118,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
 
     from ctrlreward.commands.planned_step import StepPlan
     from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
-    from ctrlreward.commands.training_job import TrainCLI, build
+    from ctrlreward.commands.training_job import TrainCLI, build, one_line_errors
     from ctrlreward.policy.tuner import PolicyTunerMixin
 
     class Unbuilt(TrainCLI):
@@ -131,7 +131,8 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     hide_messages(ABOUT_BITSANDBYTES)
     logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
-    cli = build(job, Unbuilt)
+    with one_line_errors(with_extended(job)[1]):
+        cli = build(job, Unbuilt)
     process = psutil.Process().memory_info().rss
     tuner, trainer = cli.model, cli.trainer
     if not isinstance(tuner, PolicyTunerMixin):
@@ -150,7 +151,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
         )
         phases = plan.phases()
         reading, cache_bytes = dict(plan.tokens_read), plan.cache_bytes
-        held_out = plan.held_out()
+        plan.add_held_out()
     except OSError as error:
         if "Hugging Face id" in str(error):
             error.add_note(
@@ -182,7 +183,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
             for key, cost in phases.items()
         },
         "seconds": sum(seconds.values()),
-        "devices": plan.devices(phases, held_out, process),
+        "devices": plan.devices(phases, process),
         "notes": list(dict.fromkeys(plan.notes)),
     }
 

@@ -561,9 +561,8 @@ class StepPlan:
             "update": update,
         }
 
-    def held_out(self) -> Cost:
-        """Return the cost of the callbacks' largest generation and scoring, once."""
-        cost = Cost()
+    def add_held_out(self) -> None:
+        """Add the models of callbacks that score held-out prompts, and their peak memory."""
         for callback in self.callbacks:
             if not isinstance(callback, HeldOutScorer | BeforeAfterMixin):
                 continue
@@ -574,8 +573,7 @@ class StepPlan:
             sampled = self._sampling(min(len(set(texts)), rows), rows, width)
             components = getattr(callback, "_components", callback.components)
             self.held_out_peak = max(self.held_out_peak, sampled.peak)
-            cost = cost.then(sampled).then(self._score(components, samples))
-        return cost
+            self._score(components, samples)
 
     def described(self, tokens: Mapping[int, int]) -> list[dict[str, Any]]:
         """Return role, size and place of each model; `tokens` are those read in a step, by id."""
@@ -609,9 +607,7 @@ class StepPlan:
             ),
         ]
 
-    def devices(
-        self, phases: Mapping[str, Cost], held_out: Cost, process: int
-    ) -> dict[str, dict[str, Any]]:
+    def devices(self, phases: Mapping[str, Cost], process: int) -> dict[str, dict[str, Any]]:
         """Return the parts of each device's peak memory, in bytes.
 
         `process` are the bytes of Python and its libraries, which count on the CPU.
