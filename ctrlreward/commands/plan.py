@@ -91,7 +91,8 @@ def run(arguments: list[str]) -> None:
         check_names(job, files)
         plan = plan_of(job, given.hardware)
     except (ValueError, TypeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        lines = [str(error), *getattr(error, "__notes__", [])]
+        print("error: " + "\n".join(lines), file=sys.stderr)
         raise SystemExit(2) from None
     if given.json:
         print(json.dumps(plan, indent=2, ensure_ascii=False))

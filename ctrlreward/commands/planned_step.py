@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -87,11 +86,11 @@ class Cost:
 
 
 class Trace(TorchDispatchMode):
-    """Bytes of the live tensors that are allocated inside the context, and kernels called."""
+    """Bytes of the live tensors that are allocated in the context, operations, kernels called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.live = self.peak = self.calls = 0
+        self.live = self.peak = self.calls = self.flops = 0
         self._sizes: dict[int, int] = {}
         self._outside: set[int] = set()
 
@@ -104,6 +103,8 @@ class Trace(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.calls += 1
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
@@ -122,34 +123,35 @@ def _tensors(*values: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
-class _FusedAttention(TorchFunctionMode):
-    """Attention by a kernel that keeps no weights, as on a CPU and on CUDA; meta has none."""
+_ATTENTION = nn.functional.scaled_dot_product_attention
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not nn.functional.scaled_dot_product_attention or args[0].dim() != 4:
-            return func(*args, **(kwargs or {}))
-        (query, key, value), options = args[:3], dict(kwargs or {})
-        mask = options.get("attn_mask")
-        if mask is not None and mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype)
-        if mask is not None:
-            mask = mask.expand(*query.shape[:3], key.shape[2])
-        if (groups := query.shape[1] // key.shape[1]) > 1:
-            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        keeps = torch.is_grad_enabled() and query.requires_grad
-        return torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, keeps, 0.0, bool(options.get("is_causal", False))
-        )[0]
+
+def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Compute attention by a kernel that keeps no weights, as CPU and CUDA do; meta has none."""
+    if query.dim() != 4 or args:
+        return _ATTENTION(query, key, value, *args, **kwargs)
+    mask = kwargs.get("attn_mask")
+    if mask is not None:
+        mask = mask.new_zeros(mask.shape, dtype=query.dtype) if mask.dtype == torch.bool else mask
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    causal = bool(kwargs.get("is_causal", False))
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    return kernel(query, key, value, mask, query.requires_grad, 0.0, causal)[0]
 
 
 @contextmanager
-def traced() -> Iterator[tuple[Trace, Cost]]:
-    """Yield a trace and the cost that it has at the end of the context."""
-    trace, cost, counter = Trace(), Cost(), FlopCounterMode(display=False)
-    with _FusedAttention(), counter, trace:
-        yield trace, cost
-    cost.peak = max(cost.peak, trace.peak)
-    cost.calls, cost.flops = trace.calls, counter.get_total_flops()
+def traced() -> Iterator[Cost]:
+    """Yield the cost that the context has at its end."""
+    trace, cost = Trace(), Cost()
+    nn.functional.scaled_dot_product_attention = _fused_attention
+    try:
+        with trace:
+            yield cost
+    finally:
+        nn.functional.scaled_dot_product_attention = _ATTENTION
+    cost.peak, cost.calls, cost.flops = trace.peak, trace.calls, trace.flops
 
 
 def on_meta(auto_class: Any, model: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -253,7 +255,7 @@ class Planned(FrozenModel):
         read, inputs = self.read, self._inputs()
         if not read.tokens:
             return Cost()
-        with torch.no_grad(), traced() as (_, cost):
+        with torch.no_grad(), traced() as cost:
             if isinstance(self, CausalLM):
                 hidden, _ = output_layer.states_and_output(self.model, **inputs)
                 share = read.scored / read.tokens
@@ -495,12 +497,12 @@ class StepPlan:
             all_but_one = {"input_ids": zeros(rows, width + new - 1)}
             last = {"input_ids": zeros(rows, 1), "position_ids": zeros(rows, 1)}
         with torch.no_grad():
-            with traced() as (_, first):
+            with traced() as first:
                 run(**read)
-            _, output = run(**all_but_one)
-            cache = output.past_key_values
+            with traced():
+                cache = run(**all_but_one)[1].past_key_values
             tensors = list(_cached(cache))
-            with traced() as (_, step):
+            with traced() as step:
                 hidden, _ = run(**last, **seen, past_key_values=cache)
                 logits = next(output_layer.logit_blocks(policy, hidden[:, 0]))
                 del logits
@@ -522,7 +524,7 @@ class StepPlan:
                 "attention_mask": zeros(rows, width),
                 "decoder_input_ids": zeros(rows, new),
             }
-        with torch.set_grad_enabled(learns), traced() as (_, cost):
+        with torch.set_grad_enabled(learns), traced() as cost:
             hidden, _ = output_layer.states_and_output(policy, **inputs)
             states = hidden[:, -new - 1 : -1] if hidden.shape[1] > new else hidden
             total = run_output_layer(policy, states.flatten(0, 1), self.device, options.temperature)
