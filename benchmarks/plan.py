@@ -2,6 +2,7 @@
 
     python benchmarks/plan.py [RECIPE ...] [--steps 2]
     python benchmarks/plan.py --card cuda
+    python benchmarks/plan.py --published
 
 Each recipe trains a few steps in a process of its own, with its validations and its report; the
 measured peak is the resident set of that process. Models that a recipe needs have to be in `runs/`
@@ -9,6 +10,9 @@ of the current folder. Recipes without them are left out.
 
 `--card` trains `PolicyTuner` on a GPU instead, on models of published sizes with random weights
 (`gpu.py`), and compares the largest number of bytes of tensors, and the seconds of each phase.
+
+`--published` plans the presets for one card each, from the published configurations of their
+policies with SmolLM2's tokenizer.
 """
 
 from __future__ import annotations
@@ -22,8 +26,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from ctrlreward.commands.plan import plan_of
 from ctrlreward.commands.recipes import recipe_file
+from ctrlreward.weights.loading import load_tokenizer
 
 MIB = 2**20
 RECIPES = (
@@ -40,11 +51,55 @@ def measured(command: list[str], log: Path) -> int | None:
     return usage.ru_maxrss * 1024 if status == 0 else None
 
 
+# Configurations as published on the hub.
+# fmt: off
+PUBLISHED = {
+    "sentiment_smollm2": None,
+    "sentiment_llama": ("llama", {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "tie_word_embeddings": True}),
+    "sentiment_qwen": ("qwen2", {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936,
+        "max_position_embeddings": 32768, "tie_word_embeddings": True}),
+    "yelp_flan_t5": ("t5", {
+        "d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12,
+        "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+        "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}),
+}
+# fmt: on
+
+
+def without_weights(family: str, shape: dict[str, Any], folder: Path) -> str:
+    """Write a configuration, SmolLM2's tokenizer, and an empty file of weights."""
+    AutoConfig.for_model(family, **shape).save_pretrained(folder)
+    load_tokenizer("smollm2-135m").save_pretrained(folder)
+    save_file({"none": torch.zeros(1)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def published(place: Path) -> Iterator[str]:
+    """Yield a row for each policy."""
+    yield "| configuration | parameters | trained | completions | seconds | peak, GB | fits |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, given in PUBLISHED.items():
+        job = ["--config", str(recipe_file(name))]
+        if given is not None:
+            job.append(f"--model.init_args.model={without_weights(*given, place / name)}")
+        plan = plan_of([*job, "--model.init_args.generation.max_completion_length=128"], "h100")
+        policy, (device,) = plan["models"][0], plan["devices"].values()
+        yield (
+            f"| `{name}` | {policy['parameters']:,} | {policy['trained'] / 1e6:.1f} M | "
+            f"{plan['step']['completions']} | {plan['seconds']:.1f} | "
+            f"{device['peak_bytes'] / 1e9:.1f} | {', '.join(map(str, device['fits_gb']))} |"
+        )
+
+
 def on_card(device: str, size: str, place: Path) -> Iterator[str]:
     """Yield a row for each of two policies: bytes and seconds, planned and measured."""
     import gpu
     import numpy as np
-    import torch
 
     from ctrlreward.commands.plan import HARDWARE, _seconds
     from ctrlreward.commands.planned_step import StepPlan
@@ -86,7 +141,7 @@ def on_card(device: str, size: str, place: Path) -> Iterator[str]:
         yield f"| {model} | planned | {peak / MIB:,.0f} | {row} |"
         row = " | ".join(f"{measured[f'{key}, s']:.2f}" for key in ("sampling", "reward", "rest"))
         yield f"| | measured | {measured['peak MiB'] or np.nan:,.0f} | {row} |"
-        batch = [(type(m).__name__, m.batch_tokens, m.read) for m in plan.models]
+        batch = [(type(m).__name__, m.batch_tokens, m.rows, m.width, m.passes) for m in plan.models]
         print(batch, {k: v.peak // MIB for k, v in phases.items()}, file=sys.stderr)
 
 
@@ -95,11 +150,16 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", default=RECIPES)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--card", metavar="DEVICE", help="a GPU, such as cuda")
+    parser.add_argument("--published", action="store_true")
     parser.add_argument("--size", choices=("full", "tiny"), default="full", help="with --card")
     options = parser.parse_args()
-    if options.card:
+    if options.card or options.published:
         with tempfile.TemporaryDirectory() as place:
-            for row in on_card(options.card, options.size, Path(place)):
+            where = Path(place)
+            rows = published(where)
+            if options.card:
+                rows = on_card(options.card, options.size, where)
+            for row in rows:
                 print(row, flush=True)
         return
     print("| recipe | planned, MiB | measured, MiB | planned / measured |\n|---|---|---|---|")

@@ -151,7 +151,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
             tuner, cli.datamodule, trainer.callbacks or [], device, card and card.memory
         )
         phases = plan.phases()
-        reading, cache_bytes = dict(plan.tokens_read), plan.cache_bytes
+        cache_bytes = plan.cache_bytes
         plan.add_held_out()
     except OSError as error:
         if "Hugging Face id" in str(error):
@@ -178,7 +178,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
             "completion_tokens": tuner.generation.max_completion_length,
             "cache_bytes": cache_bytes,
         },
-        "models": plan.described(reading),
+        "models": plan.described(),
         "phases": {
             key: {"peak_bytes": cost.peak, "flops": cost.flops, "seconds": seconds[key]}
             for key, cost in phases.items()

@@ -181,29 +181,6 @@ def run_output_layer(model: Any, states: Tensor, device: str, temperature: float
     return total
 
 
-@dataclass
-class Pass:
-    """Forward passes of a scoring model: tokens with padding, their number, the largest one."""
-
-    tokens: int = 0
-    passes: int = 0
-    rows: int = 0
-    width: int = 0
-    scored: int = 0
-    decoded: int = 0
-
-    def add(self, lengths: Sequence[int], budget: int, scored: int = 0, decoded: int = 0) -> None:
-        """Add the passes of a call that reads rows of these lengths."""
-        for batch in batching.pack(lengths, budget):
-            rows, width = len(batch), max(lengths[i] for i in batch)
-            self.tokens += rows * width
-            self.passes += 1
-            if rows * width > self.rows * self.width:
-                self.rows, self.width = rows, width
-        self.scored += scored
-        self.decoded += decoded
-
-
 class Planned(FrozenModel):
     """Frozen model without weights that records what it would read, and answers with constants."""
 
@@ -217,7 +194,9 @@ class Planned(FrozenModel):
         batch_tokens: int | None = None,
         *others: Any,
     ) -> None:
-        self.device, self.read = self.plan.place(device), Pass()
+        self.device = self.plan.place(device)
+        self.peak = self.step_tokens = 0  # bytes of the largest pass; tokens read in a step
+        self.forget()
         super().__init__(model, device, dtype, batch_tokens or batching._CPU_TOKENS, *others)
         if batch_tokens is None and self.device != "cpu":
             free = self.plan.memory_left(self.device) - weight_bytes(self.model)
@@ -226,10 +205,25 @@ class Planned(FrozenModel):
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
         return on_meta(self.auto_class, model, self.plan.dtype(dtype, device))
 
+    def forget(self) -> None:
+        """Forget what was recorded."""
+        self.tokens = self.passes = self.rows = self.width = self.scored = self.decoded = 0
+
+    def record(self, lengths: Sequence[int], scored: int = 0, decoded: int = 0) -> None:
+        """Record a call that reads rows of these lengths, padded, and scores tokens."""
+        for batch in batching.pack(lengths, self.batch_tokens):
+            rows, width = len(batch), max(lengths[i] for i in batch)
+            self.tokens += rows * width
+            self.passes += 1
+            if rows * width > self.rows * self.width:
+                self.rows, self.width = rows, width
+        self.scored += scored
+        self.decoded += decoded
+
     def read_texts(self, texts: Sequence[str], name: Any, read: Any) -> list[Any]:
         """Record the texts, and return the results for equal hidden states."""
         rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
-        self.read.add([len(row) for row in set(rows)], self.batch_tokens)
+        self.record([len(row) for row in set(rows)])
         results: list[Any] = []
         for row in rows:
             output = BaseModelOutput(
@@ -246,35 +240,31 @@ class Planned(FrozenModel):
         """Record the pairs of a trained aligner, and yield equal values."""
         unit = getattr(self, "unit", "piece")
         encoded = encode_pairs(self.tokenizer, pairs, self.max_tokens, unit)
-        self.read.add([len(pair.ids) for pair in encoded], self.batch_tokens)
+        self.record([len(pair.ids) for pair in encoded])
         for pair in encoded:
             yield TokenAlignment(pair.spans, np.full(len(pair.spans), 0.5))
 
     def cost(self) -> Cost:
-        """Return the cost of all recorded passes."""
-        read, inputs = self.read, self._inputs()
-        if not read.tokens:
+        """Return the cost of all recorded passes, by the largest one."""
+        if not self.tokens:
             return Cost()
+        rows, width, largest = self.rows, self.width, self.rows * self.width
+        inputs = {"input_ids": zeros(rows, width), "attention_mask": zeros(rows, width)}
         with torch.no_grad(), traced() as cost:
             if isinstance(self, CausalLM):
+                mask = zeros(rows, 1, width, width, dtype=self.model.dtype)  # of prefix trees
+                inputs |= {"attention_mask": mask, "position_ids": zeros(rows, width)}
                 hidden, _ = output_layer.states_and_output(self.model, **inputs)
-                share = read.scored / read.tokens
-                states = hidden.flatten(0, 1)[: max(1, int(share * read.rows * read.width))]
-                run_output_layer(self.model, states, self.device)
+                states = self.scored * largest // self.tokens
+                run_output_layer(self.model, hidden.flatten(0, 1)[: max(1, states)], self.device)
+            elif isinstance(self, Seq2SeqInfiller):
+                decoded = zeros(rows, max(1, self.decoded * width // self.tokens))
+                self.model(**inputs, decoder_input_ids=decoded)
             else:
                 self.model(**inputs)
-        whole = cost.times(read.tokens / (read.rows * read.width))
-        whole.calls = cost.calls * read.passes
-        whole.read = weight_bytes(self.model) * read.passes
-        return whole
-
-    def _inputs(self) -> dict[str, Tensor]:
-        rows, width = self.read.rows, self.read.width
-        inputs = {"input_ids": zeros(rows, width), "attention_mask": zeros(rows, width)}
-        if isinstance(self, CausalLM) and self._max_unshared:
-            mask = zeros(rows, 1, width, width, dtype=self.model.dtype)
-            inputs |= {"attention_mask": mask, "position_ids": zeros(rows, width)}
-        return inputs
+        self.peak = max(self.peak, cost.peak)
+        read = weight_bytes(self.model) * self.passes
+        return Cost(cost.peak, cost.flops * self.tokens / largest, cost.calls * self.passes, read)
 
 
 class _PlannedCausal(Planned, CausalLM):
@@ -284,7 +274,7 @@ class _PlannedCausal(Planned, CausalLM):
         trees = build_prefix_trees([ids[:-1] for ids, _ in encoded], self._max_unshared)
         targets = [np.array(ids[start:], np.int64) for ids, start in encoded]
         lengths = [max(1, len(tree.ids)) for tree in trees]
-        self.read.add(lengths, self.batch_tokens, scored=sum(map(len, targets)))
+        self.record(lengths, scored=sum(map(len, targets)))
         return [TokenScores(ids, np.full(len(ids), -3.0)) for ids in targets]
 
 
@@ -293,7 +283,7 @@ class _PlannedSeq2Seq(Planned, Seq2SeqInfiller):
         """Record sources and fillings, and return equal log-probabilities."""
         states = sum(len(filling.read) for group in fillings for filling in group)
         lengths = [len(source) for source in dict.fromkeys(sources)]
-        self.read.add(lengths, self.batch_tokens, decoded=states)
+        self.record(lengths, decoded=states)
         ids = [[np.array(filling.scored, np.int64) for filling in group] for group in fillings]
         return [[TokenScores(each, np.full(len(each), -3.0)) for each in group] for group in ids]
 
@@ -311,7 +301,6 @@ class StepPlan:
 
     Attributes:
         models: Frozen models that were built, of the reward and of callbacks.
-        small: Word-based models, which are small and really loaded.
         notes: What the plan leaves out or assumes.
     """
 
@@ -325,9 +314,8 @@ class StepPlan:
     ) -> None:
         self.tuner, self.callbacks, self.device, self.memory = tuner, callbacks, device, memory
         self.models: list[Planned] = []
-        self.small: list[Any] = []
         self.notes: list[str] = []
-        self.peaks: dict[Planned, int] = {}
+        self.untrained = [model.folder for model in getattr(data, "models", ())]
         self.held_out_peak = 0
         self.cache_bytes = 0
         self.tokenizer = load_tokenizer(tuner.base_model)
@@ -381,32 +369,39 @@ class StepPlan:
         return sum(p.numel() for p in self.policy.parameters() if p.requires_grad)
 
     @cached_property
+    def training_bytes(self) -> int:
+        """Bytes of the adapter, of its gradients and of AdamW's two moments, and of its start."""
+        adapter = getattr(self.tuner.lora, "adapter", None)
+        return (
+            16 + 4 * (bool(adapter) and self.tuner.objective.reference == "start")
+        ) * self.trained
+
+    @cached_property
+    def _linear(self) -> list[nn.Linear]:
+        """Frozen linear layers."""
+        kinds = [m for m in self.policy.modules() if type(m) is nn.Linear]
+        return [layer for layer in kinds if not layer.weight.requires_grad]
+
+    @cached_property
     def policy_bytes(self) -> int:
         """Bytes of the frozen base weights, quantised ones included."""
-        layers = [m for n, m in self.policy.named_modules() if type(m) is nn.Linear]
-        kind = getattr(self.tuner.lora, "quantization", None)
         whole = weight_bytes(self.policy) - 4 * self.trained
+        kind = getattr(self.tuner.lora, "quantization", None)
         if kind is None:
             return whole
         output = self.policy.get_output_embeddings()
-        linear = [m.weight for m in layers if m is not output and not m.weight.requires_grad]
-        return whole - int(sum(w.numel() * (w.element_size() - _QUANTIZED[kind]) for w in linear))
-
-    @cached_property
-    def training_bytes(self) -> int:
-        """Bytes of the adapter, of its gradients and of AdamW's two moments, and of its start."""
-        trained: Any = self.tuner.lora
-        start = getattr(trained, "adapter", None) and self.tuner.objective.reference == "start"
-        return (16 + 4 * bool(start)) * self.trained
+        layers = [layer.weight for layer in self._linear if layer is not output]
+        return whole - int(sum(w.numel() * (w.element_size() - _QUANTIZED[kind]) for w in layers))
 
     @cached_property
     def packed_bytes(self) -> int:
         """Bytes of the copies of weights that sampling packs on the CPU."""
-        weights = sum(p.numel() for p in self.policy.parameters())
-        if self.device != "cpu" or weights > packing._MOST_WEIGHTS:
+        if (
+            self.device != "cpu"
+            or sum(p.numel() for p in self.policy.parameters()) > packing._MOST_WEIGHTS
+        ):
             return 0
-        linear = [m for n, m in self.policy.named_modules() if type(m) is nn.Linear]
-        return sum(weight_bytes(m) for m in linear if not m.weight.requires_grad)
+        return sum(map(weight_bytes, self._linear))
 
     def _tokens(self, prompts: Sequence[str]) -> int:
         return max(len(ids) for ids in self.tokenizer(list(prompts)).input_ids)
@@ -436,13 +431,11 @@ class StepPlan:
         return prompts[rows].completed([" " + self.tokenizer.decode(x[:new]) for x in ids])
 
     def build(self, kind: Callable[..., Any], *arguments: Any) -> Any:
-        """Return a stand-in for a frozen model, or a small model itself."""
+        """Return a stand-in for a frozen model; word vectors and TextCNNs are small, and loaded."""
         if kind is load_classifier and not is_text_cnn(arguments[0]):
             kind = Classifier
         if not (isinstance(kind, type) and issubclass(kind, FrozenModel)):
-            built = kind(*arguments)
-            self.small.append(built)
-            return built
+            return kind(*arguments)
         bases: tuple[type, ...] = (Planned, kind)
         for own in (_PlannedCausal, _PlannedSeq2Seq):
             bases = (own,) if issubclass(own, kind) else bases
@@ -452,34 +445,30 @@ class StepPlan:
 
     def _score(self, components: Mapping[str, Component], samples: Samples) -> Cost:
         """Return the cost of scoring samples by components, with stand-ins for their models."""
-        known = {}
-        for name, component in components.items():
-            if isinstance(component.scorer, FunctionScorer) or getattr(
-                component.scorer, "address", 0
-            ):
-                self.notes.append(f"{name} is left out: a function, or on a server")
-            else:
-                known[name] = component
+        known = dict(components)
+        for model in self.models:
+            model.forget()
         with built_by(self.build):
-            for name, component in list(known.items()):
-                try:
-                    component.scorer.load()
-                except (ValueError, OSError) as error:
-                    self.notes.append(f"{name} is left out: {str(error).splitlines()[0]}")
-                    del known[name]
-            for model in self.models:
-                model.read = Pass()
-            logging.disable(logging.WARNING)  # about constant scores
+            for name, component in components.items():
+                absent = "a function, or on a server"
+                scorer: Any = component.scorer
+                if not (isinstance(scorer, FunctionScorer) or getattr(scorer, "address", None)):
+                    try:
+                        scorer.load()
+                        continue
+                    except (ValueError, OSError) as error:
+                        absent = next((f for f in self.untrained if f in str(error)), "")
+                        if not absent:
+                            raise
+                        absent += " has not been trained yet"
+                self.notes.append(f"{name} is left out: {absent}")
+                del known[name]
+            logging.disable(logging.WARNING)  # about the constants
             try:
-                if known:
-                    score(known, samples)
+                score(known, samples)
             finally:
                 logging.disable(logging.NOTSET)
-        costs = {id(model): model.cost() for model in self.models}
-        self.peaks = {
-            model: max(self.peaks.get(model, 0), costs[id(model)].peak) for model in self.models
-        }
-        return reduce(Cost.then, costs.values(), Cost())
+        return reduce(Cost.then, [model.cost() for model in self.models], Cost())
 
     def _sampling(self, prompts: int, rows: int, width: int) -> Cost:
         """Return the cost of sampling completions of full length."""
@@ -554,8 +543,8 @@ class StepPlan:
             reference = reference.then(self._forward(part, learns=False).times(rows / part))
         part = min(part, -(-rows // optimizer.minibatches))
         update = self._forward(part, learns=True).times(optimizer.num_iterations * rows / part)
-        self.reading = [model for model in self.models if model.read.tokens]
-        self.tokens_read = {id(model): model.read.tokens for model in self.reading}
+        for model in self.models:
+            model.step_tokens = model.tokens
         return {
             "sampling": sampling,
             "reward": reward,
@@ -577,37 +566,34 @@ class StepPlan:
             self.held_out_peak = max(self.held_out_peak, sampled.peak)
             self._score(components, samples)
 
-    def described(self, tokens: Mapping[int, int]) -> list[dict[str, Any]]:
-        """Return role, size and place of each model; `tokens` are those read in a step, by id."""
-        policy = {
-            "role": "policy",
-            "model": self.tuner.base_model,
-            "parameters": sum(p.numel() for p in self.policy.parameters()) - self.trained,
-            "trained": self.trained,
-            "dtype": str(self.policy.dtype).removeprefix("torch."),
-            "device": self.device,
-            "bytes": self.policy_bytes,
-            "tokens": self.rows
-            * (self.prompt_tokens + self.tuner.generation.max_completion_length),
-        }
-        quantization = getattr(self.tuner.lora, "quantization", None)
-        policy["dtype"] = quantization or policy["dtype"]
-        return [
-            policy,
-            *(
-                {
-                    "role": "scorer" if id(model) in tokens else "held-out scorer",
-                    "model": model.name,
-                    "parameters": sum(p.numel() for p in model.model.parameters()),
-                    "trained": 0,
-                    "dtype": str(model.model.dtype).removeprefix("torch."),
-                    "device": model.device,
-                    "bytes": weight_bytes(model.model),
-                    "tokens": tokens.get(id(model), 0),
-                }
-                for model in self.models
-            ),
+    def described(self) -> list[dict[str, Any]]:
+        """Return role, size and place of each model, the policy first."""
+
+        def size(role: str, name: str, model: Any, device: str, tokens: int) -> dict[str, Any]:
+            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            return {
+                "role": role,
+                "model": name,
+                "parameters": sum(p.numel() for p in model.parameters()) - trained,
+                "trained": trained,
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "device": device,
+                "bytes": weight_bytes(model),
+                "tokens": tokens,
+            }
+
+        tokens = self.prompt_tokens + self.tuner.generation.max_completion_length
+        policy = size("policy", self.tuner.base_model, self.policy, self.device, self.rows * tokens)
+        policy["bytes"] = self.policy_bytes
+        policy["dtype"] = getattr(self.tuner.lora, "quantization", None) or policy["dtype"]
+        scorers = [
+            size(
+                "scorer" if m.step_tokens else "held-out scorer",
+                *(m.name, m.model, m.device, m.step_tokens),
+            )
+            for m in self.models
         ]
+        return [policy, *scorers]
 
     def devices(self, phases: Mapping[str, Cost], process: int) -> dict[str, dict[str, Any]]:
         """Return the parts of each device's peak memory, in bytes.
@@ -618,7 +604,7 @@ class StepPlan:
         for device in dict.fromkeys([self.device, *(model.device for model in self.models)]):
             own, on_cpu = device == self.device, device == "cpu"
             models = [model for model in self.models if model.device == device]
-            peaks = [self.peaks.get(model, 0) for model in models]
+            peaks = [model.peak for model in models]
             weights = sum(weight_bytes(model.model) for model in models)
             weights += self.policy_bytes if own else 0
             if own:

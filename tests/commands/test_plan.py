@@ -70,7 +70,7 @@ def test_parameters_and_bytes_are_the_loaded_models(
     plan = planned(models[family], lora=lora)
     real = load_policy(models[family], lora, "cpu")
     of_base = [p for name, p in real.named_parameters() if "lora_" not in name]
-    (said,) = plan.described({})
+    (said,) = plan.described()
     assert said["trained"] == sum(p.numel() for p in real.parameters() if p.requires_grad)
     assert said["parameters"] == sum(p.numel() for p in of_base)
     buffers = sum(b.numel() * b.element_size() for b in real.buffers())
@@ -80,7 +80,7 @@ def test_parameters_and_bytes_are_the_loaded_models(
 def test_parameters_of_smollm2_are_the_published_ones() -> None:
     """134,515,008 according to its model card on the hub."""
     plan = planned("smollm2-135m", lora=LoRA(r=16))
-    assert plan.described({})[0]["parameters"] == 134_515_008
+    assert plan.described()[0]["parameters"] == 134_515_008
     # r (in + out) of q, k, v, o, gate, up and down, in 30 layers of width 576 and 1536.
     sides = [(576, 576), (576, 192), (576, 192), (576, 576), *[(576, 1536)] * 2, (1536, 576)]
     assert plan.trained == 30 * sum(16 * (a + b) for a, b in sides)
@@ -190,7 +190,7 @@ def test_tokens_of_the_reward_are_those_that_its_models_read(
 
     plan = planned(models["llama"], build(), lora=LoRA(r=4))
     plan.phases()
-    said = {model.name: model.read.tokens for model in plan.models}
+    said = {model.name: model.tokens for model in plan.models}
     read = dict.fromkeys(said, 0)
     reward = build()
     reward.load()
