@@ -112,9 +112,9 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
         OSError: A model's configuration or tokenizer is neither here nor on a reachable hub.
     """
     import logging
+    import resource
     import warnings
 
-    import psutil
     from transformers.utils import logging as transformers_logging
 
     from ctrlreward.commands.planned_step import StepPlan
@@ -134,8 +134,9 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     with one_line_errors(with_extended(job)[1]):
         cli = build(job, Unbuilt)
-    process = psutil.Process().memory_info().rss
-    tuner, trainer = cli.model, cli.trainer
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    tuner: Any = cli.model
+    trainer: Any = cli.trainer
     if not isinstance(tuner, PolicyTunerMixin):
         raise ValueError(
             f"the model of the configuration is a {type(tuner).__name__}, must be a PolicyTuner"
@@ -148,7 +149,11 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     device = "cpu" if card is None else "cuda:0"
     try:
         plan = StepPlan(
-            tuner, cli.datamodule, trainer.callbacks or [], device, card and card.memory
+            tuner,
+            cli.datamodule,
+            trainer.callbacks or [],
+            device,
+            None if card is None else card.memory,
         )
         phases = plan.phases()
         cache_bytes = plan.cache_bytes
@@ -208,10 +213,11 @@ def measured_here(dtype: Any) -> Hardware:
 
 
 def _seconds(cost: Any, card: Hardware, dtype: Any, device: str) -> float:
-    """Return the longest of three: the products, the reading of weights, the calls of kernels."""
+    """Return the longest of products, reading of weights and calls of kernels, plus Python's."""
     flops = card.float32 if dtype.itemsize == 4 else card.flops
     calls = cost.calls * _PER_CALL if device != "cpu" else 0.0
-    return max(cost.flops / (_COMPUTE * flops), cost.read / (_BANDWIDTH * card.bandwidth), calls)
+    read = cost.read / (_BANDWIDTH * card.bandwidth)
+    return float(cost.host + max(cost.flops / (_COMPUTE * flops), read, calls))
 
 
 def print_plan(plan: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ operation and each allocation of a phase, for every architecture and without a f
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,20 +69,25 @@ _QUANTIZED = {"nf4": 0.516, "int8": 1.0}  # bytes per weight of a linear layer, 
 
 @dataclass
 class Cost:
-    """Cost of a phase: largest bytes of its tensors, operations, calls of kernels, bytes read."""
+    """Cost of a phase.
+
+    Its tensors' largest number of bytes, operations, calls of kernels, bytes of weights that are
+    read, and seconds of Python, such as tokenisation.
+    """
 
     peak: int = 0
     flops: float = 0.0
     calls: float = 0.0
     read: float = 0.0
+    host: float = 0.0
 
     def times(self, n: float) -> Cost:
         """Return the cost of n such phases, one after the other."""
-        return Cost(self.peak, self.flops * n, self.calls * n, self.read * n)
+        return Cost(self.peak, self.flops * n, self.calls * n, self.read * n, self.host * n)
 
     def then(self, other: Cost) -> Cost:
         """Return the cost of this phase and another one after it."""
-        sums = (getattr(self, n) + getattr(other, n) for n in ("flops", "calls", "read"))
+        sums = (getattr(self, n) + getattr(other, n) for n in ("flops", "calls", "read", "host"))
         return Cost(max(self.peak, other.peak), *sums)
 
 
@@ -229,7 +235,7 @@ class Planned(FrozenModel):
             output = BaseModelOutput(
                 last_hidden_state=torch.ones(1, len(row), self.model.config.hidden_size)
             )
-            output.logits = torch.zeros(1, self.model.config.num_labels)
+            output.logits = torch.zeros(1, self.model.config.num_labels or 1)
             results += read(output, torch.ones(1, len(row)))
         return results
 
@@ -238,7 +244,7 @@ class Planned(FrozenModel):
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
         """Record the pairs of a trained aligner, and yield equal values."""
-        unit = getattr(self, "unit", "piece")
+        unit: Any = getattr(self, "unit", "piece")
         encoded = encode_pairs(self.tokenizer, pairs, self.max_tokens, unit)
         self.record([len(pair.ids) for pair in encoded])
         for pair in encoded:
@@ -346,7 +352,7 @@ class StepPlan:
         lora, name = self.tuner.lora, self.tuner.base_model
         options = LoRA() if isinstance(lora, LoraConfig) else lora
         dtype = self.dtype(options.dtype, self.device)
-        kind = AutoModelForCausalLM
+        kind: Any = AutoModelForCausalLM
         if load_config(name).is_encoder_decoder:
             kind = AutoModelForSeq2SeqLM
         base = on_meta(kind, name, dtype)
@@ -428,7 +434,7 @@ class StepPlan:
         words *= 1 + (new + len(rows)) // len(words)
         texts = [" ".join(words[i : i + new]) for i in range(len(rows))]
         ids = self.tokenizer(texts, add_special_tokens=False).input_ids
-        return prompts[rows].completed([" " + self.tokenizer.decode(x[:new]) for x in ids])
+        return prompts[rows].completed([f" {self.tokenizer.decode(x[:new])}" for x in ids])
 
     def build(self, kind: Callable[..., Any], *arguments: Any) -> Any:
         """Return a stand-in for a frozen model; word vectors and TextCNNs are small, and loaded."""
@@ -464,15 +470,18 @@ class StepPlan:
                 self.notes.append(f"{name} is left out: {absent}")
                 del known[name]
             logging.disable(logging.WARNING)  # about the constants
+            started = time.process_time()
             try:
                 score(known, samples)
             finally:
                 logging.disable(logging.NOTSET)
-        return reduce(Cost.then, [model.cost() for model in self.models], Cost())
+            host = time.process_time() - started
+        return reduce(Cost.then, [model.cost() for model in self.models], Cost(host=host))
 
     def _sampling(self, prompts: int, rows: int, width: int) -> Cost:
         """Return the cost of sampling completions of full length."""
-        policy, new = self.policy.eval(), self.tuner.generation.max_completion_length
+        policy: Any = self.policy.eval()
+        new = self.tuner.generation.max_completion_length
         run = partial(output_layer.states_and_output, policy, use_cache=True)
         if policy.config.is_encoder_decoder:
             seen = {"attention_mask": zeros(rows, width)}
@@ -503,7 +512,8 @@ class StepPlan:
 
     def _forward(self, rows: int, learns: bool) -> Cost:
         """Return the cost of the log-probabilities of completions, and of their gradient."""
-        policy, options = self.policy.train(learns), self.tuner.generation
+        policy: Any = self.policy.train(learns)
+        options = self.tuner.generation
         width, new = self.prompt_tokens, options.max_completion_length
         given = zeros(rows, width + new)
         inputs = {"input_ids": given, "attention_mask": given, "position_ids": given}
