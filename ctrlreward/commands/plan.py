@@ -14,7 +14,8 @@ from typing import Any
 from ctrlreward import configs
 from ctrlreward.arguments import one_of
 from ctrlreward.commands.command_parser import examples_epilog
-from ctrlreward.commands.config_files import check_names, with_extended
+from ctrlreward.commands.config_files import with_extended
+from ctrlreward.commands.train import checked_job
 
 _SENTIMENT = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smollm2.yaml"
 
@@ -72,7 +73,6 @@ def run(arguments: list[str]) -> None:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("config", metavar="CONFIG", help="YAML file of a training job")
     parser.add_argument(
         "--hardware",
         metavar="NAME",
@@ -85,11 +85,7 @@ def run(arguments: list[str]) -> None:
     try:
         if given.hardware is not None:
             one_of("--hardware", given.hardware, [*HARDWARE, HERE])
-        # Before PyTorch is imported, which takes seconds.
-        job = ["--config", given.config, *others]
-        files = with_extended(job)[1]
-        check_names(job, files)
-        plan = plan_of(job, given.hardware)
+        plan = plan_of(checked_job("plan", others), given.hardware)
     except (ValueError, TypeError, OSError) as error:
         lines = [str(error), *getattr(error, "__notes__", [])]
         print("error: " + "\n".join(lines), file=sys.stderr)
@@ -117,8 +113,11 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
 
     from transformers.utils import logging as transformers_logging
 
-    from ctrlreward.commands.planned_step import StepPlan
     from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
+
+    hide_messages(ABOUT_BITSANDBYTES)
+    warnings.simplefilter("ignore")
+    from ctrlreward.commands.planned_step import StepPlan
     from ctrlreward.commands.training_job import TrainCLI, build, one_line_errors
     from ctrlreward.policy.tuner import PolicyTunerMixin
 
@@ -128,8 +127,6 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             return self.config_init.trainer
 
-    warnings.simplefilter("ignore")
-    hide_messages(ABOUT_BITSANDBYTES)
     logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     with one_line_errors(with_extended(job)[1]):

@@ -64,6 +64,7 @@ _PER_CALL = 128  # prompts that `complete` generates from at once
 # Share of the activations that the C library's allocator adds on the CPU (docs/plan.md).
 _FRAGMENTATION = 0.4
 CARDS = (24, 40, 80, 141)  # GB
+_USABLE = 0.9  # of a card: the rest is for the driver and PyTorch's allocator
 _QUANTIZED = {"nf4": 0.516, "int8": 1.0}  # bytes per weight of a linear layer, scales included
 
 
@@ -256,16 +257,17 @@ class Planned(FrozenModel):
             return Cost()
         rows, width, largest = self.rows, self.width, self.rows * self.width
         inputs = {"input_ids": zeros(rows, width), "attention_mask": zeros(rows, width)}
+        if isinstance(self, CausalLM):
+            mask = zeros(rows, 1, width, width, dtype=self.model.dtype)  # of prefix trees
+            inputs |= {"attention_mask": mask, "position_ids": zeros(rows, width)}
+        elif isinstance(self, Seq2SeqInfiller):
+            new = round(self.decoded * width / self.tokens)
+            inputs["decoder_input_ids"] = zeros(rows, max(1, new))
         with torch.no_grad(), traced() as cost:
-            if isinstance(self, CausalLM):
-                mask = zeros(rows, 1, width, width, dtype=self.model.dtype)  # of prefix trees
-                inputs |= {"attention_mask": mask, "position_ids": zeros(rows, width)}
+            if isinstance(self, CausalLM | Seq2SeqInfiller):
                 hidden, _ = output_layer.states_and_output(self.model, **inputs)
-                states = self.scored * largest // self.tokens
-                run_output_layer(self.model, hidden.flatten(0, 1)[: max(1, states)], self.device)
-            elif isinstance(self, Seq2SeqInfiller):
-                decoded = zeros(rows, max(1, self.decoded * width // self.tokens))
-                self.model(**inputs, decoder_input_ids=decoded)
+                states = max(1, self.scored * largest // self.tokens)
+                run_output_layer(self.model, hidden.flatten(0, 1)[:states], self.device)
             else:
                 self.model(**inputs)
         self.peak = max(self.peak, cost.peak)
@@ -280,7 +282,7 @@ class _PlannedCausal(Planned, CausalLM):
         trees = build_prefix_trees([ids[:-1] for ids, _ in encoded], self._max_unshared)
         targets = [np.array(ids[start:], np.int64) for ids, start in encoded]
         lengths = [max(1, len(tree.ids)) for tree in trees]
-        self.record(lengths, scored=sum(map(len, targets)))
+        self.record(lengths, sum(map(len, targets)))
         return [TokenScores(ids, np.full(len(ids), -3.0)) for ids in targets]
 
 
@@ -289,7 +291,8 @@ class _PlannedSeq2Seq(Planned, Seq2SeqInfiller):
         """Record sources and fillings, and return equal log-probabilities."""
         states = sum(len(filling.read) for group in fillings for filling in group)
         lengths = [len(source) for source in dict.fromkeys(sources)]
-        self.record(lengths, decoded=states)
+        scored = sum(len(filling.scored) for group in fillings for filling in group)
+        self.record(lengths, scored, states)
         ids = [[np.array(filling.scored, np.int64) for filling in group] for group in fillings]
         return [[TokenScores(each, np.full(len(each), -3.0)) for each in group] for group in ids]
 
@@ -635,7 +638,7 @@ class StepPlan:
                 names = [self.tuner.base_model, *(model.name for model in models)]
                 mapped = max(map(file_bytes, names), default=0)
                 peak = max(peak, parts["process"] + weights + mapped)
-            fits = [size for size in CARDS if peak <= size * 1e9]
+            fits = [size for size in CARDS if peak <= _USABLE * size * 1e9]
             result[device] = {"parts": parts, "peak_bytes": peak, "fits_gb": fits}
         return result
 

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity
+from ctrlreward import BARTScore, CTRLEval, Perplexity, Reward, Samples, Similarity
 from ctrlreward.cli import main
 from ctrlreward.commands.planned_step import StepPlan
 from ctrlreward.engine import batching
@@ -209,6 +209,32 @@ def test_tokens_of_the_reward_are_those_that_its_models_read(
     assert said == pytest.approx(read, rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bart", "t5"])
+def test_operations_of_the_reward_are_those_of_its_models(
+    family: str, models: dict[str, str], small: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "_mkl_lacks_avx512", lambda: False)
+    folder = models[family]
+
+    def build() -> Reward:
+        parts = {"relevance": CTRLEval(folder, evaluators=8)["attribute_relevance"]}
+        if family in ("bart", "t5"):
+            parts["faithfulness"] = BARTScore(folder, "faithfulness")["faithfulness"]
+        return Reward(parts | {"content": Similarity(small["minilm-l6"])["similarity"]})
+
+    plan = planned(models["llama"], build(), lora=LoRA(r=4))
+    said = plan.phases()["reward"]
+    reward = build()
+    reward.load()
+    for component in reward.components.values():
+        loaded: Any = component.scorer.loaded_model  # type: ignore[attr-defined]
+        getattr(loaded, "lm", loaded).model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counted:
+        reward(plan.samples)
+    assert said.flops == pytest.approx(counted.get_total_flops(), rel=0.2)
+    assert 0 < said.host < 10
+
+
 def write_job(folder: Path, model: str, **generation: int) -> Path:
     file = folder / "job.yaml"
     file.write_text(f"""
@@ -286,6 +312,8 @@ def test_the_tables_have_each_phase_and_each_model(
     [
         (["job.yaml", "--hardware", "h10"], "got 'h10' (did you mean 'h100'?)"),
         (["jop.yaml"], "there is no file jop.yaml"),
+        (["sentiment_smollm2"], "ctrlreward recipes copy sentiment_smollm2"),
+        ([], "the configuration is missing: ctrlreward plan"),
         (["job.yaml", "--data.init_args.batchsize=3"], "batch_size"),
         (["reward.yaml"], "components is not a key"),
         (["classifier.yaml"], "is a TextCNNTrainer, must be a PolicyTuner"),
