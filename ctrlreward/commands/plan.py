@@ -119,7 +119,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     from ctrlreward.commands.planned_step import StepPlan
     from ctrlreward.commands.training_job import TrainCLI, build, one_line_errors
-    from ctrlreward.policy.tuner import PolicyTunerMixin
+    from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 
     class Unbuilt(TrainCLI):
         """Builds all but the trainer, whose devices this machine may lack."""
@@ -134,7 +134,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     tuner: Any = cli.model
     trainer: Any = cli.trainer
-    if not isinstance(tuner, PolicyTunerMixin):
+    if not isinstance(tuner, AdaptedModuleMixin):
         raise ValueError(
             f"the model of the configuration is a {type(tuner).__name__}, must be a PolicyTuner"
         )

@@ -61,7 +61,7 @@ from ctrlreward.weights.sources import resolve
 _META = torch.device("meta")
 _BATCHES = 32  # of the training set, read for the longest prompt
 _PER_CALL = 128  # prompts that `complete` generates from at once
-# Share of the activations that the C library's allocator adds on the CPU (docs/plan.md).
+# Share of the activations that the heap adds on the CPU by fragmentation (docs/plan.md).
 _FRAGMENTATION = 0.4
 CARDS = (24, 40, 80, 141)  # GB
 _USABLE = 0.9  # of a card: the rest is for the driver and PyTorch's allocator
@@ -298,10 +298,11 @@ class _PlannedSeq2Seq(Planned, Seq2SeqInfiller):
 
 
 class StepPlan:
-    """Phases of a training step of a `PolicyTuner`, and the models that it needs.
+    """Phases of a training step of a policy, and the models that it needs.
 
     Args:
-        tuner: The module; its policy is not loaded.
+        tuner: A `PolicyTuner`, or a module that learns from given completions in the same way;
+            its policy is not loaded.
         data: Data module of the prompts.
         callbacks: Callbacks of the job; those that score held-out prompts need models as well.
         device: Device of the policy, `"cpu"` or `"cuda:0"`. On CUDA, scorers that the configuration
@@ -315,7 +316,7 @@ class StepPlan:
 
     def __init__(
         self,
-        tuner: PolicyTunerMixin,
+        tuner: Any,
         data: Any,
         callbacks: Sequence[Any],
         device: str,
@@ -327,12 +328,14 @@ class StepPlan:
         self.untrained = [model.folder for model in getattr(data, "models", ())]
         self.held_out_peak = 0
         self.cache_bytes = 0
+        self.learns_by_reward = isinstance(tuner, PolicyTunerMixin)
+        self.each = tuner.generation.num_generations if self.learns_by_reward else 1
         self.tokenizer = load_tokenizer(tuner.base_model)
         self.policy = self._policy()
         self.samples, prompts = self._longest_batch(data)
         self.prompts, self.prompt_tokens = len(prompts), self._tokens(prompts)
         self.distinct = len(set(prompts))
-        self.rows = self.prompts * tuner.generation.num_generations
+        self.rows = self.prompts * self.each
 
     def place(self, device: str) -> str:
         """Return where a scorer is, given its device in the configuration."""
@@ -380,7 +383,7 @@ class StepPlan:
     @cached_property
     def training_bytes(self) -> int:
         """Bytes of the adapter, of its gradients and of AdamW's two moments, and of its start."""
-        adapter = getattr(self.tuner.lora, "adapter", None)
+        adapter = self.learns_by_reward and getattr(self.tuner.lora, "adapter", None)
         return (
             16 + 4 * (bool(adapter) and self.tuner.objective.reference == "start")
         ) * self.trained
@@ -427,7 +430,7 @@ class StepPlan:
         if not found:
             raise ValueError("the data module has no training batch")
         _, samples, texts = max(found, key=lambda each: each[0])
-        return self._completed(samples, options.num_generations), texts
+        return self._completed(samples, self.each), texts
 
     def _completed(self, prompts: Samples, each: int) -> Samples:
         """Return prompts with completions of full length, cut from built-in passages."""
@@ -540,6 +543,10 @@ class StepPlan:
     def phases(self) -> dict[str, Cost]:
         """Return the cost of each phase of a step, and of one generation from held-out prompts."""
         tuner, rows = self.tuner, self.rows
+        if tuner.optimizer.gradient_checkpointing:
+            checkpoint_gradients(tuner.base_model, self.policy)
+        if not self.learns_by_reward:
+            return {"update": self._forward(rows, learns=True)}
         choices, optimizer = tuner.objective.choices, tuner.optimizer
         sampling = self._sampling(self.distinct, rows, self.prompt_tokens)
         if choices.baseline == "greedy":
@@ -548,8 +555,6 @@ class StepPlan:
             )
         reward = self._score(tuner.reward.components, self.samples)
         part = min(optimizer.microbatch_size or rows, rows)
-        if optimizer.gradient_checkpointing:
-            checkpoint_gradients(tuner.base_model, self.policy)
         with reference_policy(self.policy):
             reference = self._forward(part, learns=False).times(rows / part)
         if optimizer.off_policy or choices.baseline == "value":
@@ -632,7 +637,9 @@ class StepPlan:
                 "training": self.training_bytes if own else 0,
                 "activations": max(peaks, default=0),
             }
-            parts["allocator"] = int(_FRAGMENTATION * parts["activations"]) if on_cpu else 0
+            # The heap also keeps what the other phases had.
+            kept = _FRAGMENTATION * parts["activations"] + sum(peaks) - parts["activations"]
+            parts["allocator"] = int(kept) if on_cpu else 0
             peak = sum(parts.values())
             if on_cpu:  # a file in float32 is mapped while the last model is loaded
                 names = [self.tuner.base_model, *(model.name for model in models)]
