@@ -34,7 +34,6 @@ from ctrlreward.weights.sources import resolve
 # Cases of device_cases.py, and their scorer and model in the table.
 SHOWN = {
     "CTRLEval llama": "`CTRLEval`, three aspects | SmolLM2-135M",
-    "CTRLEval pegasus": "`CTRLEval`, three aspects | size of PEGASUS-large",
     "Perplexity llama": "`Perplexity` | SmolLM2-135M",
     "InfillingPerplexity llama": "`InfillingPerplexity` | SmolLM2-135M",
     "Judge": "`Judge` | SmolLM2-135M",
@@ -124,7 +123,8 @@ def main() -> None:
             if options.scorers and not any(word in case for word in options.scorers):
                 continue
             spent, operations, count = cost(kit, case, build, options.seconds)
-            print(f"| {SHOWN[case]} | {spent:,.3g} | {operations:,.3g} |", flush=True)
+            figures = " | ".join(f"{float(f'{x:.3g}'):,g}" for x in (spent, operations))
+            print(f"| {SHOWN[case]} | {figures} |", flush=True)
             print(f"{case}: {count} texts", file=sys.stderr, flush=True)
 
 

@@ -77,8 +77,8 @@ def run(arguments: list[str]) -> None:
         "--hardware",
         metavar="NAME",
         help=f"{', '.join(HARDWARE)}, with all models on it unless the configuration names "
-        f"other devices; or {HERE}, whose rates are measured. The default is {HERE}, or h100 for "
-        "a configuration with models on CUDA",
+        f"other devices; or {HERE}, whose rates are measured. The default is {HERE}, or for "
+        "a job on CUDA this machine's card if it is one of these, else h100",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given, others = parser.parse_known_args(arguments)
@@ -111,6 +111,7 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     import resource
     import warnings
 
+    import torch
     from transformers.utils import logging as transformers_logging
 
     from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
@@ -140,8 +141,11 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
         )
     if cli.datamodule is None:
         raise ValueError("the configuration has no data, whose prompts set the cost of a step")
-    on_gpu = str(trainer.accelerator) in ("gpu", "cuda")
-    name = hardware or ("h100" if on_gpu else HERE)
+    has_card = torch.cuda.is_available()
+    on_gpu = str(trainer.accelerator) in ("gpu", "cuda", *["auto"] * has_card)
+    here = torch.cuda.get_device_name().lower() if has_card else ""
+    card_here = next((each for each in HARDWARE if each in here), "h100")
+    name = hardware or (card_here if on_gpu else HERE)
     card = HARDWARE.get(name)
     device = "cpu" if card is None else "cuda:0"
     try:
