@@ -45,7 +45,7 @@ SHOWN = {
     "Accuracy text_cnn": "`Accuracy` | TextCNN",
     "AttributeClassifier": "`AttributeClassifier`, two attributes | MiniLM-L6 size, TextCNN",
     "Similarity": "`Similarity` | MiniLM-L6",
-    "TransferQuality": "`TransferQuality` | as its parts in `device_cases.py`",
+    "TransferQuality": "`TransferQuality` | size of MiniLM-L6, MiniLM-L6, SmolLM2-135M",
     "Distinct": "`Distinct` | tokenizer of SmolLM2",
     "Repetition": "`Repetition` | tokenizer of SmolLM2",
     "Uniqueness": "`Uniqueness` | tokenizer of SmolLM2",
