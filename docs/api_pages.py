@@ -154,6 +154,11 @@ def _scorer_page(name: str, scorer: Any) -> str:
         columns = ", ".join(f"``{column}``" for column in scorer.required_columns([score]))
         better = "higher" if spec.higher_is_better else "lower"
         lines += _row(f"``{score}``", better, f"{low}, {high}", columns or "none but the texts")
+    if costs := _costs(name):
+        lines += ["", "Cost of 1,000 texts (:doc:`../scorers`, section Cost):", ""]
+        lines += [".. list-table::", "   :header-rows: 1", ""]
+        for row in [("", "model", "core seconds", "TFLOP"), *costs]:
+            lines += _row(*row)
     own = [
         member
         for member, part in vars(type(scorer)).items()
@@ -161,6 +166,13 @@ def _scorer_page(name: str, scorer: Any) -> str:
     ]
     members = [f"   :members: {', '.join(own)}"] if own else []
     return "\n".join([*lines, "", f".. autoclass:: {place}", *members, ""])
+
+
+def _costs(name: str) -> list[tuple[str, ...]]:
+    """Return the rows of a scorer in the table of costs in scorers.md: options, model, figures."""
+    page = (Path(__file__).parent / "scorers.md").read_text(encoding="utf-8")
+    found = re.findall(rf"^\| `{name}`,? ?(.*?) \| (.*?) \| ([\d.,]+) \| ([\d.,]+) \|$", page, re.M)
+    return [tuple(cell.replace("`", "``") or "all" for cell in row) for row in found]
 
 
 def _scorer(name: str) -> Any:

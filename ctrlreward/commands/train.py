@@ -14,8 +14,17 @@ _EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smol
 
 def run(arguments: list[str]) -> None:
     """Run a training job."""
+    arguments = checked_job("train", arguments)
+    from ctrlreward.commands.training_job import run_job
+
+    run_job(arguments)
+
+
+def checked_job(command: str, arguments: list[str]) -> list[str]:
+    """Return the arguments of a job with `--config`; a mistake in its files exits with status 2."""
     if not arguments:
-        print(f"error: the configuration is missing: ctrlreward train {_EXAMPLE}", file=sys.stderr)
+        example = f"ctrlreward {command} {_EXAMPLE}"
+        print(f"error: the configuration is missing: {example}", file=sys.stderr)
         raise SystemExit(2)
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
@@ -27,6 +36,4 @@ def run(arguments: list[str]) -> None:
         copy = f" (ctrlreward recipes copy {name} FOLDER)" if name in recipe_files() else ""
         print(f"error: {error}{copy}", file=sys.stderr)
         raise SystemExit(2) from None
-    from ctrlreward.commands.training_job import run_job
-
-    run_job(arguments)
+    return arguments

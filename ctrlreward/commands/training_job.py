@@ -131,13 +131,13 @@ class TrainCLI(LightningCLI):
             import_extra("wandb", "WandbLogger")
 
 
-def build(arguments: Sequence[str]) -> TrainCLI:
+def build(arguments: Sequence[str], kind: type[TrainCLI] = TrainCLI) -> TrainCLI:
     """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     parsed, files = with_extended(arguments)
     check_names(arguments, files)
-    return TrainCLI(
+    return kind(
         args=parsed,
         run=False,
         seed_everything_default=0,
@@ -162,7 +162,7 @@ def run_job(arguments: Sequence[str]) -> None:
     """Run a training job; see `train.run`."""
     _hide_known_messages()
     _, files = with_extended(arguments)
-    with _one_line_errors(files):
+    with one_line_errors(files):
         cli = build(arguments)
     trainer, resumed = cli.trainer, cli.config.ckpt_path is not None
     # Not for a trial run, which writes nothing, and not on other ranks.
@@ -170,7 +170,7 @@ def run_job(arguments: Sequence[str]) -> None:
     with ExitStack() as held:
         if writes:
             started = _provenance(arguments)
-            with _one_line_errors(files):
+            with one_line_errors(files):
                 held.enter_context(run_folders(trainer, resumed))
                 _write_provenance(trainer, started)
         try:
@@ -232,7 +232,7 @@ def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> N
 
 
 @contextmanager
-def _one_line_errors(files: Sequence[ConfigFile]) -> Iterator[None]:
+def one_line_errors(files: Sequence[ConfigFile]) -> Iterator[None]:
     """Print errors in the user's input in one line, and exit with status 2."""
     try:
         yield

@@ -84,10 +84,14 @@ class CausalLM(FrozenModel):
     reads_padding = False
 
     def _prepare(self) -> None:
-        check_output_layer(self.model)
         self._start = start_token(self.tokenizer)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        self._max_unshared = _MAX_UNSHARED if _reads_trees(self.model) else 0
+        self._max_unshared = _MAX_UNSHARED if self._check() else 0
+
+    def _check(self) -> bool:
+        """Check the output layer, and return whether the model reads prefix trees."""
+        check_output_layer(self.model)
+        return _reads_trees(self.model)
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
         """Return the log-probabilities of each target's tokens, in the given order.

@@ -75,7 +75,7 @@ def load_classifier(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> LabelProbabilities:
     """Load a frozen classifier of the kind that `model_type` in its `config.json` names."""
-    if _text_cnn_config(model) is not None:
+    if is_text_cnn(model):
         return TextCNNClassifier(model, device, dtype, batch_tokens)
     return Classifier(model, device, dtype, batch_tokens)
 
@@ -85,6 +85,11 @@ def classifier_labels(model: str) -> tuple[str, ...]:
     if (config := _text_cnn_config(model)) is not None:
         return tuple(config["labels"])
     return _labels(model, load_config(model), None)
+
+
+def is_text_cnn(model: str) -> bool:
+    """Return True for a folder of the text_cnn recipe."""
+    return _text_cnn_config(model) is not None
 
 
 def _text_cnn_config(model: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
 from ctrlreward.models.tokenization import encode_texts, max_tokens
@@ -36,7 +37,7 @@ class FrozenModel:
         batch_tokens: int | None = None,
     ) -> None:
         self.name = model
-        self.model = load_frozen(self.auto_class, model, device, dtype)
+        self.model = self._load(model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
         # Decoders with a classification head pool the last token before padding.
@@ -45,6 +46,9 @@ class FrozenModel:
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self.max_tokens = max_tokens(self.tokenizer, self.model.config)
         self._prepare()
+
+    def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
+        return load_frozen(self.auto_class, model, device, dtype)
 
     def _prepare(self) -> None:
         """Check the model, and set further attributes of its family."""

@@ -82,10 +82,15 @@ class Seq2SeqInfiller(FrozenModel):
     auto_class = AutoModelForSeq2SeqLM
 
     def _prepare(self) -> None:
-        check_output_layer(self.model)
+        self._check()
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
         # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
+
+    def _check(self) -> bool:
+        """Check the output layer."""
+        check_output_layer(self.model)
+        return True
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
         """See `Infiller.requests`."""

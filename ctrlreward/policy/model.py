@@ -44,7 +44,7 @@ def load_base(
     """Load the base model of `load_policy`, without dropout and with plain generation."""
     torch_dtype = pick_dtype(dtype, device)
     config = _quantization_config(quantization, torch_dtype)
-    plain = _without_dropout(load_config(model))
+    plain = without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
     # int8 weights cannot be moved to another kind of device later.
     placement = None if config is None else {"": device}
@@ -85,7 +85,7 @@ def _keep_in_training_mode(base: PreTrainedModel) -> None:
             layer.train = lambda mode=True, layer=layer: layer
 
 
-def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:
+def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
     """Set every rate of dropout, including layer dropout, and of jitter to 0.
 
     Frozen weights need no regularisation, and the policy that learns has to be the one that
@@ -93,7 +93,7 @@ def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
-            _without_dropout(value)
+            without_dropout(value)
         elif isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(config, name, 0.0)
     return config
@@ -231,7 +231,12 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     quantisation. Quantised weights are loaded to the device, others to the CPU.
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
-    base = load_base(model, options.dtype, options.quantization, device)
+    return with_adapter(load_base(model, options.dtype, options.quantization, device), model, lora)
+
+
+def with_adapter(base: PreTrainedModel, model: str, lora: LoRA | LoraConfig) -> PeftModel:
+    """Add the adapter of `load_policy` to a base model."""
+    options = LoRA() if isinstance(lora, LoraConfig) else lora
     # The product of the output layer is computed from its weights (`engine.output_layer`), without
     # any adapter.
     output = base.get_output_embeddings()
