@@ -30,7 +30,7 @@ JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
 
 def one_of_each_kind() -> list[Any]:
-    """Return the jobs as parameters; all but one with the same keys in a folder have the soak mark."""
+    """Return the jobs as parameters, with the mark soak except one of each folder and keys."""
     seen, parameters = set(), []
     for job in JOBS:
         kind = (job[-1].parent, len(job), frozenset(read_config(job[-1]).content))
