@@ -169,7 +169,13 @@ def unclear_input(module: object, samples: Samples) -> str:
     """
     if samples.prefixes is not None or samples.prompts is not None:
         return ""
-    models = list(_language_models(module)) if isinstance(module, nn.Module) else []
+    parts, models = [module] if isinstance(module, nn.Module) else [], []
+    while parts:
+        child = parts.pop()
+        if isinstance(child, PreTrainedModel) and child.can_generate():
+            models.append(child)
+        else:
+            parts += child.children()
     if not models or not all(model.config.is_encoder_decoder for model in models):
         return ""
     return (
@@ -177,15 +183,6 @@ def unclear_input(module: object, samples: Samples) -> str:
         "model is an encoder-decoder, and without prefixes the text that it reads and the one that "
         f"it writes would be scored as one text. {REWRITES_OR_CONTINUES}"
     )
-
-
-def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
-    """Yield the models of transformers in a module that can generate, but not their parts."""
-    if isinstance(module, PreTrainedModel) and module.can_generate():
-        yield module
-    else:
-        for child in module.children():
-            yield from _language_models(child)
 
 
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:

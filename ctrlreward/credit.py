@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ctrlreward.engine.sharing import exclusive, run_requests
-from ctrlreward.processor.accelerators import without_autocast
 from ctrlreward.reward import AnyReward, Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Credit, Scorer, Scores, check_columns, score
@@ -108,7 +107,7 @@ def _credits(scorer: Scorer, samples: Samples, names: set[str]) -> dict[str, lis
     distinct, inverse = samples.distinct()
     if invalid := distinct.invalid_unicode():
         distinct = distinct.blanked(invalid)
-    with without_autocast(), exclusive(scorer):
+    with exclusive(scorer):
         found: Any = scorer.credit_samples(distinct, names)
         if isinstance(found, Generator):
             (found,) = run_requests([found])

@@ -65,6 +65,21 @@ def finite_or_none(value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def json_text(content: Any) -> str:
+    """Return plain data as indented JSON: named tuples are objects, NaN and infinity null."""
+    return json.dumps(_without_nan(content), indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return finite_or_none(value) if isinstance(value, float) else value
+
+
 def json_line(record: Any) -> str:
     """Return a record as one line of JSON; only an unpaired surrogate is escaped."""
     line = json.dumps(record, ensure_ascii=False) + "\n"

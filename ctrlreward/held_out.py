@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -167,8 +168,8 @@ class HeldOutScorer:
         """
         wanted = with_corpus_parts(self.components)
         if scores is None:
-            what = describe_batch(self.components, samples)
-            scores = self._limit.run(what, lambda: score(wanted, samples))
+            what = partial(describe_batch, self.components, samples)
+            scores = self._limit.run(what, partial(score, wanted, samples))
         scores = dict(scores)
         shown = without_corpus_parts(scores)
         if path is not None:

@@ -154,14 +154,17 @@ class TimeLimit:
         self.seconds = seconds
         self._worker = Worker("ctrlreward-limited")
 
-    def run(self, what: str, call: Callable[[], Result]) -> Result:
+    def run(self, what: Callable[[], str], call: Callable[[], Result]) -> Result:
         """Return the result of a call.
 
         Raises:
-            ScoringTimeout: It takes longer. The message has `what`, such as "4 texts by Judge
-                (score)", and the current line.
+            ScoringTimeout: It takes longer. The message has the result of `what`, such as "4 texts
+                by Judge (score)", and the current line.
         """
-        with _scoring(what):
+        thread = threading.get_ident()
+        outer = _running.get(thread)
+        _running[thread] = what
+        try:
             if self.seconds is None:
                 return call()
             future = self._worker.submit(copy_context().run, call)
@@ -172,9 +175,14 @@ class TimeLimit:
                     raise
             where = self._worker.abandon()
             raise ScoringTimeout(
-                f"scoring {what} did not end within timeout = {self.seconds:g} s, it is at "
+                f"scoring {what()} did not end within timeout = {self.seconds:g} s, it is at "
                 f"{where}. Fix or remove the scorer that waits there, or set a longer timeout."
             )
+        finally:
+            if outer is None:
+                del _running[thread]
+            else:
+                _running[thread] = outer
 
     def close(self) -> None:
         """End the thread."""
@@ -182,21 +190,7 @@ class TimeLimit:
 
 
 # Descriptions of the scoring in progress, by the id of the thread that started it.
-_running: dict[int, str] = {}
-
-
-@contextmanager
-def _scoring(what: str) -> Iterator[None]:
-    thread = threading.get_ident()
-    outer = _running.get(thread)
-    _running[thread] = what
-    try:
-        yield
-    finally:
-        if outer is None:
-            del _running[thread]
-        else:
-            _running[thread] = outer
+_running: dict[int, Callable[[], str]] = {}
 
 
 _LIBRARY = os.path.dirname(threading.__file__)
@@ -251,7 +245,7 @@ def _watch() -> None:
                 log.error(
                     "SIGTERM: scoring %s has made no progress for %.0f s, at %s, so the process "
                     "ends",
-                    *(what, GRACE, _place(thread)),
+                    *(what(), GRACE, _place(thread)),
                 )
             logging.shutdown()
             sys.stdout.flush()

@@ -344,7 +344,8 @@ class Reward(AnyReward):
     def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
         """Return the rewards of samples whose scores are known; see `RewardBatch`."""
         n = len(next(iter(components.values())))
-        components = counted(self._conditional, components)
+        if self._conditional:
+            components = counted(self._conditional, components)
         total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (n,):
             problem = f"aggregate returned shape {total.shape} for {n} samples"
@@ -358,11 +359,10 @@ class Reward(AnyReward):
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
 
-        def call() -> dict[str, Scores]:
-            with scoring_stream(self.device):
-                return score(self.components, samples)
-
-        scores = self.time_limit.run(describe_batch(self.components, samples), call)
+        scores = self.time_limit.run(
+            partial(describe_batch, self.components, samples),
+            partial(scoring_stream(self.device)(score), self.components, samples),
+        )
         return self.combine(scores, time.perf_counter() - started)
 
     def _scorers(self) -> list[Scorer]:

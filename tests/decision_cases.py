@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pytest
 
 from ctrlreward.selection import (
     AlarmRule,
@@ -300,3 +302,36 @@ class HandDriven:
         self.best = BestState.from_dict(plain[1])
         self.front = ParetoState.from_dict(plain[2])
         return decision.stop
+
+
+# Cases that `make test` runs on two ranks, one of each kind; `make soak` runs all.
+ON_TWO_RANKS = {
+    "recovers in time",
+    "NaN stops",
+    "some on the front",
+    "every third, patience of one",
+    "threshold, lower is better",
+    "divergence",
+    "two are kept",
+    "constraint from both sides",
+}
+BY_PROMPT_ON_TWO_RANKS = {"alarm after a rise", "a gain is excluded", "a tie by another metric"}
+
+
+def cases_on_two_ranks(names: Iterable[str]) -> list[Any]:
+    """Return the parameters of a test on two ranks: a name of a case each."""
+    quick = ON_TWO_RANKS | BY_PROMPT_ON_TWO_RANKS
+    soak = pytest.mark.soak
+    return [
+        pytest.param(name, marks=[] if name.split(", resumed")[0] in quick else soak)
+        for name in names
+    ]
+
+
+def names_on_two_ranks(request: pytest.FixtureRequest) -> list[str]:
+    """Return the cases of the tests that will run and have the requested fixture."""
+    items: list[Any] = request.session.items
+    items = [item for item in items if request.fixturename in getattr(item, "fixturenames", ())]
+    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    names = [given["name"] for given in parameters if given.get("name") in {*CASES, *BY_PROMPT}]
+    return list(dict.fromkeys(names))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from string import ascii_letters
 
 import psutil
+import pytest
 
 from ctrlreward import Reward, Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
@@ -13,7 +14,8 @@ from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
 _MAX_GROWTH_MIB = 6
 
 
-def test_memory_is_flat_over_250_calls(tiny_llama: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("calls", [100, pytest.param(1000, marks=pytest.mark.soak)])
+def test_memory_is_flat_over_many_calls(calls: int, tiny_llama: Callable[[str], str]) -> None:
     """As in training, texts differ in words and length from call to call."""
     folder = tiny_llama(ascii_letters + " .!,\n?'")
     ctrleval = CTRLEval(folder, evaluators=6)
@@ -38,9 +40,9 @@ def test_memory_is_flat_over_250_calls(tiny_llama: Callable[[str], str]) -> None
 
     process = psutil.Process()
     resident = []
-    for call in range(250):
+    for call in range(1, calls + 1):
         score()
-        if call % 25 == 24:
+        if call % (calls // 10) == 0:
             resident.append(process.memory_info().rss / 2**20)
     reward.release()
     assert max(resident[5:]) - max(resident[1:5]) < _MAX_GROWTH_MIB

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import posix
 import re
 import sys
 import threading
@@ -125,7 +126,11 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_a_worker_that_yields_the_cpu_leaves_other_threads_alone() -> None:
+def test_a_worker_that_yields_the_cpu_leaves_other_threads_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "setpriority", posix.setpriority)  # which tests/conftest.py replaced
+
     def settings() -> tuple[int, int]:
         return torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 

@@ -29,6 +29,8 @@ INSTEAD = {
     r"\b(makes?|made) (one|two|three|\d+) steps?\b": "run … steps",
 }
 
+ANY = re.compile("|".join(INSTEAD), re.IGNORECASE)
+
 # In an error message the fix is a sentence, "…. Use x=1.", not the end of one, "…: use x=1".
 FIX = re.compile(
     r"[:;] (add|call|choose|define|delete|drop|give|install|leave|name|pass|remove|rename|return"
@@ -39,6 +41,8 @@ FIX = re.compile(
 def find_old(text: str) -> list[str]:
     """Return each old wording in a text with a few words around it and its replacement."""
     text = " ".join(text.split())
+    if not ANY.search(text):  # nearly always
+        return []
     return [
         f"…{text[max(0, found.start() - 30) : found.end() + 20]}…  Write: {instead}"
         for wording, instead in INSTEAD.items()

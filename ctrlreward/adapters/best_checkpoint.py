@@ -27,14 +27,13 @@ If you don't write such a class, `ctrlreward select` reads the logs of both.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
 from ctrlreward.selection import Decided, RunRules
 from ctrlreward.selection.metrics import Evidence
 from ctrlreward.tables.run_logs import numbers_of
@@ -142,9 +141,9 @@ class BestCheckpoint:
             if last.best is None
             else str(self.folder / self.checkpoint.format(step=last.best)),
             "key": key,
-            "value": None if last.best is None else finite_or_none(seen[last.best][key]),
+            "value": None if last.best is None else seen[last.best][key],
             "reason": last.explanation,
             "stop_step": stop,
             "alarm_step": None if last.alarm_step < 0 else last.alarm_step,
         }
-        write_whole(self.folder / FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_whole(self.folder / FILE, json_text(content))

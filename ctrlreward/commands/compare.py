@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.terminal import plain_console, user_errors
-from ctrlreward.files import write_whole
-from ctrlreward.functional.agreement import Correlation, Findings
+from ctrlreward.files import json_text, write_whole
+from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import (
-    Gap,
     StudyAgreement,
     Table,
     compare_curves,
@@ -90,13 +87,17 @@ def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Compa
 
 def to_json(comparison: Comparison) -> str:
     """Encode a comparison as JSON; NaN is null."""
+    studies = {study: asdict(agreement) for study, agreement in comparison.studies.items()}
+    for study in studies.values():
+        for part in (study, *study["metrics"].values()):
+            part["findings"] = {**part["findings"]._asdict(), "share": part["findings"].share}
     content = {
         "runs": [run.name for run in comparison.runs],
-        "studies": {study: asdict(agreement) for study, agreement in comparison.studies.items()},
+        "studies": studies,
         "curves": comparison.curves,
         "missing_studies": list(comparison.missing),
     }
-    return json.dumps(_json_value(content), indent=2, ensure_ascii=False) + "\n"
+    return json_text(content)
 
 
 def _parser() -> CommandParser:
@@ -236,16 +237,3 @@ def _matching(table: Table, patterns: Sequence[str]) -> Table:
     if not kept:
         raise ValueError(f"no metric matches {' or '.join(patterns)}: there are {', '.join(table)}")
     return kept
-
-
-def _json_value(value: Any) -> Any:
-    """Convert named tuples to objects, and NaN and infinity to null."""
-    if isinstance(value, Findings):
-        value = {**value._asdict(), "share": value.share}
-    elif isinstance(value, Correlation | Gap):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {key: _json_value(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_json_value(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -121,7 +121,7 @@ def evaluate_generator(
     positive("max_tokens", max_tokens)
     positive("batch_size", batch_size)
     by_attribute, generator = read_labels(labels), find_model(model, base)
-    mapped = dict(_label_pair(pair) for pair in label_map or ())
+    mapped = _pairs("label_map", "OLD=NEW, negative=LABEL_0", label_map)
     used = {
         "classifiers": _classifier(by_attribute, classifiers, device),
         "perplexity": Perplexity(perplexity, device=device),
@@ -210,8 +210,11 @@ def _classifier(
     device: str,
 ) -> AttributeClassifier:
     """Return a classifier of each attribute: the given one, else CTRLEval with a built-in task."""
-    pairs = given.items() if isinstance(given, Mapping) else map(_pair_of_classifier, given or ())
-    models: dict[str, str | LabelProbabilities] = dict(pairs)
+    models: dict[str, str | LabelProbabilities] = {}
+    if isinstance(given, Mapping):
+        models |= given
+    else:
+        models |= _pairs("classifiers", "ATTRIBUTE=MODEL, sentiment=FOLDER", given)
     for name in models:
         one_of("classifiers", name, labels)
     for name in labels:
@@ -226,18 +229,13 @@ def _classifier(
     )
 
 
-def _pair_of_classifier(pair: str) -> tuple[str, str]:
-    name, equals, model = pair.partition("=")
-    if not (name and equals and model):
-        raise ValueError(f"classifiers = {pair!r} must be ATTRIBUTE=MODEL, sentiment=FOLDER")
-    return name, model
-
-
-def _label_pair(pair: str) -> tuple[str, str]:
-    old, equals, new = pair.partition("=")
-    if not (old and equals and new):
-        raise ValueError(f"label_map = {pair!r} must be OLD=NEW, negative=LABEL_0")
-    return old, new
+def _pairs(option: str, form: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Return the pairs of an option, each NAME=VALUE; `form` shows one."""
+    pairs = [pair.partition("=") for pair in given or ()]
+    for pair in pairs:
+        if not all(pair):
+            raise ValueError(f"{option} = {''.join(pair)!r} must be {form}")
+    return {name: value for name, _, value in pairs}
 
 
 def _components(scorers: Mapping[str, Scorer], samples: Samples) -> dict[str, Component]:

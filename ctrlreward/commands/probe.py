@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from ctrlreward.arguments import positive
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.commands.terminal import plain_console, user_errors
-from ctrlreward.files import finite_or_none
-from ctrlreward.functional.bootstrap import Estimate
+from ctrlreward.files import json_text
 from ctrlreward.probing import TOTAL, Examination, best_of_n_curve, examine, overoptimisation
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.samples import Samples, as_samples
@@ -59,7 +57,7 @@ def run(arguments: list[str]) -> None:
             judge = load_reward(options.held_out, options.device)
             judged = judge_best_of_n(reward, judge, samples)
     if options.json:
-        print(json.dumps(as_json(found, judged), indent=2, ensure_ascii=False))
+        print(json_text(as_json(found, judged)), end="")
     else:
         print_examination(found, judged)
     if found.gamed:
@@ -147,7 +145,7 @@ def judge_best_of_n(
 
 
 def as_json(found: Examination, judged: tuple[Any, Any] | None) -> dict[str, Any]:
-    """Return all figures as JSON; NaN as null."""
+    """Return all figures for JSON."""
     result: dict[str, Any] = {
         "gamed": [finding.probe for finding in found.gamed],
         "blind": [finding.probe for finding in found.blind],
@@ -155,31 +153,23 @@ def as_json(found: Examination, judged: tuple[Any, Any] | None) -> dict[str, Any
             {
                 "probe": f.probe,
                 "samples": f.samples,
-                "change": {name: _numbers(estimate) for name, estimate in f.change.items()},
-                "wins": finite_or_none(f.wins),
+                "change": f.change,
+                "wins": f.wins,
                 "failed": f.failed,
                 "verdict": f.verdict,
                 "guard": f.guard,
             }
             for f in found.findings
         ],
-        "length_correlation": _finite(found.length_correlation),
-        "correlations": {f"{a} {b}": finite_or_none(r) for (a, b), r in found.correlations.items()},
-        "company": _finite(found.company),
+        "length_correlation": found.length_correlation,
+        "correlations": {f"{a} {b}": r for (a, b), r in found.correlations.items()},
+        "company": found.company,
     }
     if judged:
         curve, (alpha, beta) = judged
-        result["best_of_n"] = [each._asdict() for each in curve]
+        result["best_of_n"] = curve
         result |= {"alpha": alpha, "beta": beta}
     return result
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: finite_or_none(value) for name, value in values.items()}
-
-
-def _numbers(estimate: Estimate) -> dict[str, float | None]:
-    return _finite(estimate._asdict())
 
 
 def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> None:

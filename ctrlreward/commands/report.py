@@ -24,9 +24,9 @@ from markupsafe import Markup
 
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.report_contents import contents
-from ctrlreward.commands.select import add_rule_options, check_rule_options, to_text
+from ctrlreward.commands.select import add_rule_options, check_rule_options
 from ctrlreward.commands.terminal import user_errors
-from ctrlreward.files import write_whole
+from ctrlreward.files import json_text, write_whole
 
 _PAGE = Path(__file__).with_name("report_page")
 _NAME = "report.html"
@@ -124,7 +124,7 @@ def page(found: Mapping[str, Any], live: str = "") -> str:
 
 def _script_json(value: Any) -> str:
     """Return JSON that is safe in a script element: HTML's and JavaScript's characters escaped."""
-    text = json.dumps(json.loads(to_text(value)), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(json.loads(json_text(value)), ensure_ascii=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")  # of unpaired surrogates

@@ -25,12 +25,11 @@ from ctrlreward.commands.select import (
     run_rules,
     summary,
     to_json,
-    to_text,
 )
 from ctrlreward.commands.served_reward import reward_of
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
-from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.files import JsonLog, finite_or_none, json_text
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
 from ctrlreward.progress import phase
@@ -136,7 +135,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             reward.release()
         decisions = [decision(done, each) for each in asked]
     if options.json:
-        print(to_text(as_json(done, decisions)), end="")
+        print(json_text(as_json(done, decisions)), end="")
     else:
         # A file gets the rows whole.
         print_result(plain_console(None if sys.stdout.isatty() else 400), done, decisions)

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
@@ -19,7 +19,7 @@ from ctrlreward.arguments import Mode, did_you_mean, one_of
 from ctrlreward.commands.checkpoint_removal import removable, remove, size_of
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.terminal import plain_console, user_errors
-from ctrlreward.files import write_whole
+from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.run_folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
@@ -110,7 +110,7 @@ def run(arguments: list[str]) -> None:
             found = [select(name, options) for name in options.runs]
             _print(found, options)
         if options.output:
-            write_whole(Path(options.output), to_text(_chosen(found[0])))
+            write_whole(Path(options.output), json_text(_chosen(found[0])))
         if options.prune:
             for selection in found:
                 _prune(selection, options)
@@ -387,7 +387,7 @@ def _selects(rules: RunRules) -> bool:
 def _print(found: Sequence[Selection], options: Any) -> None:
     if options.json:
         content = [to_json(selection) for selection in found]
-        print(to_text(content[0] if len(content) == 1 else content), end="")
+        print(json_text(content[0] if len(content) == 1 else content), end="")
         return
     console = plain_console()
     for place, selection in enumerate(found):
@@ -535,7 +535,7 @@ def to_json(selection: Selection) -> dict[str, Any]:
                 },
                 "selection": each.keep.reason if each.keep else None,
                 "stop": each.stop.reason if each.stop and each.stop.stop else None,
-                "alarm": each.alarm._asdict() if each.alarm else None,
+                "alarm": each.alarm,
             }
         )
     return {
@@ -546,19 +546,6 @@ def to_json(selection: Selection) -> dict[str, Any]:
         "front": list(selection.front),
         "validations": validations,
     }
-
-
-def to_text(content: Any) -> str:
-    """Return plain data as JSON; NaN is null."""
-    return json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 # A running job
@@ -615,7 +602,7 @@ def _report(console: Console, selection: Selection, seen: int, options: Any) -> 
     for each in selection.decided[seen:]:
         _print_validation(console, selection, each, options.json)
     if options.output:
-        write_whole(Path(options.output), to_text(_chosen(selection)))
+        write_whole(Path(options.output), json_text(_chosen(selection)))
 
 
 def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:

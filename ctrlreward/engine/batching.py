@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
@@ -84,47 +84,36 @@ def run_batched(
     budget is kept. An item longer than the budget is a batch. `forward` takes indices into
     `lengths`, the numbers of tokens, and returns one result each.
     """
-    pending = pack(lengths, batch_tokens)
+    pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
     shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
-    if len(pending) >= _MIN_BATCHES_FOR_PROGRESS:
+    if sum(lengths) >= _MIN_BATCHES_FOR_PROGRESS * batch_tokens:
         # A log shows long work only as part of its caller's work.
         show = track if at_terminal() else part
         shown = show(description, len(lengths), "rows")
     with torch.inference_mode(), shown as advance:
         while pending:
-            batch = pending[0]
+            longest, padding, size = lengths[pending[0]], 0, 1
+            while size < len(pending) and (size + 1) * longest <= batch_tokens:
+                padding += longest - lengths[pending[size]]
+                if padding > batch_tokens * _PASS_COST:  # a further pass costs less
+                    break
+                size += 1
+            batch, rest = pending[:size], pending[size:]
             try:
                 outputs: Sequence[Result] | None = forward(batch)
             except torch.OutOfMemoryError:
-                if len(batch) == 1:
+                if size == 1:
                     raise
                 outputs = None
             if outputs is None:
                 free_unused()  # after the handler: its traceback holds the failed batch's tensors
-                budget = len(batch) * max(lengths[i] for i in batch) // 2
-                pending = pack(lengths, max(1, budget), [i for rest in pending for i in rest])
+                batch_tokens = size * longest // 2
                 continue
             results.update(zip(batch, outputs, strict=True))
-            pending = pending[1:]
-            advance(len(batch))
+            pending = rest
+            advance(size)
     return [results[i] for i in range(len(lengths))]
-
-
-def pack(
-    lengths: Sequence[int], batch_tokens: int, items: Iterable[int] | None = None
-) -> list[list[int]]:
-    """Pack items under the budget, longest first; a new batch also if padding costs more."""
-    batches: list[list[int]] = []
-    longest, padding = 0, 0
-    for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):
-        padding += longest - lengths[i]
-        full = not batches or (len(batches[-1]) + 1) * longest > batch_tokens
-        if full or padding > batch_tokens * _PASS_COST:
-            batches.append([])
-            longest, padding = lengths[i], 0
-        batches[-1].append(i)
-    return batches
 
 
 def run_distinct(
@@ -151,11 +140,4 @@ def pad_rows(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[Tenso
     width = max(1, *(len(row) for row in rows))
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return to_device(ids, device), to_device(mask, device)
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a CPU tensor to the device, on CUDA without blocking."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return ids.to(device), mask.to(device)

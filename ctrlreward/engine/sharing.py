@@ -8,10 +8,12 @@ scorers, and its batches are full.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Lock, RLock
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
+
+import torch
 
 Result = TypeVar("Result")
 
@@ -119,8 +121,16 @@ def built_by(builder: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def exclusive(model: object) -> Iterator[None]:
-    """Keep other threads from using a model; the thread that holds it may enter again."""
+    """Keep other threads from using a model, and compute in the types of its weights.
+
+    The thread that holds it may enter again. Lightning runs a whole training step under autocast,
+    including the rewards of that step, which must not depend on the precision of training.
+    """
     with _locks_lock:
         lock = _locks.setdefault(id(model), RLock())
-    with lock:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    with lock, ExitStack() as contexts:
+        for kind in {"cpu", "cpu" if device is None else device.type}:
+            if torch.is_autocast_enabled(kind):
+                contexts.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -15,7 +15,7 @@ from ctrlreward.callbacks.monitoring import OTHER_NAMES
 from ctrlreward.huggingface.decision import DecisionCallback
 from ctrlreward.huggingface.run_state import PREFIX, resolve_mode
 from ctrlreward.selection import BestRule, BestState, ParetoRule, ParetoState
-from ctrlreward.selection.best import Bounds, ConstraintTest, KeepDecision, Ties
+from ctrlreward.selection.best import Bounds, ConstraintTest, Ties
 
 
 @checked_keywords(**OTHER_NAMES, save_total_limit="TrainingArguments(save_total_limit=...)")
@@ -146,18 +146,6 @@ class RewardCheckpoint(DecisionCallback):
         if folder.is_dir():
             state.best_model_checkpoint = str(folder)
 
-    def act(
-        self,
-        decision: KeepDecision,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-    ) -> None:
-        """Save the checkpoint if it is kept."""
-        if decision.keep:
-            control.should_save = True
-
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -230,15 +218,3 @@ class ParetoCheckpoint(DecisionCallback):
                 f"save_total_limit = {args.save_total_limit} would remove checkpoints of the "
                 "Pareto front. Leave it out."
             )
-
-    def act(
-        self,
-        decision: KeepDecision,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-    ) -> None:
-        """Save the checkpoint if it is on the front."""
-        if decision.keep:
-            control.should_save = True

@@ -51,7 +51,6 @@ class DecisionCallback(TrainerCallback, ABC):
         """Return metrics, stale keys and evidence, for `rule.update`."""
         return read_validation(state, metrics)
 
-    @abstractmethod
     def act(
         self,
         decision: Any,
@@ -60,7 +59,9 @@ class DecisionCallback(TrainerCallback, ABC):
         control: TrainerControl,
         metrics: dict[str, float],
     ) -> None:
-        """Apply a decision."""
+        """Apply a decision; by default, save the checkpoint if it is kept."""
+        if decision.keep:
+            control.should_save = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -85,11 +86,7 @@ class DecisionCallback(TrainerCallback, ABC):
         if self._had_stopped:
             control.should_evaluate = control.should_save = False
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Keep the decisions of a run that had stopped."""
-        self.on_step_end(args, state, control)
+    on_epoch_end = on_step_end
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ctrlreward.engine.batching import pad_rows, run_batched, to_device
+from ctrlreward.engine.batching import pad_rows, run_batched
 from ctrlreward.engine.output_layer import (
     check_output_layer,
     states_and_output,
@@ -189,11 +189,11 @@ def tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Te
                 positions[row, node] = positions[row, parent] + 1
                 seen[row, node] |= seen[row, parent]
     # A byte per pair of tokens on its way to the device, and the mask made there.
-    hidden = ~to_device(torch.from_numpy(seen), model.device)
+    hidden = ~torch.from_numpy(seen).to(model.device)
     mask = hidden.new_zeros(hidden.shape, dtype=model.dtype)
     return {
-        "input_ids": to_device(torch.from_numpy(ids), model.device),
-        "position_ids": to_device(torch.from_numpy(positions), model.device),
+        "input_ids": torch.from_numpy(ids).to(model.device),
+        "position_ids": torch.from_numpy(positions).to(model.device),
         "attention_mask": mask.masked_fill_(hidden, torch.finfo(model.dtype).min)[:, None],
     }
 

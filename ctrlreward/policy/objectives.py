@@ -234,7 +234,7 @@ class Objective:
         chosen = self._chosen
         return replace(chosen, baseline="batch", scale="batch") if self.decoupled else chosen
 
-    @property
+    @cached_property
     def decoupled(self) -> bool:
         """True if the components are normalised separately."""
         return self.multi_objective_aggregation == "normalize_then_sum"

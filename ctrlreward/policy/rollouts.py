@@ -192,14 +192,64 @@ def sample(
     numbers, independent of the batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
-    rows = [distinct.index(prompt) for prompt in prompts]
+    rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)
     ids, attention = encode_prompts(model, tokenizer, distinct, special_tokens=not options.chat)
-    end = end_tokens(model).to(ids.device)
+    end, most = end_tokens(model).to(ids.device), options.max_completion_length
     temperature = options.temperature if temperature is None else temperature
-    uniform = None if seeds is None else _uniform(seeds, options.max_completion_length, ids.device)
-    padding = tokenizer.pad_token_id
-    new = _decode(model, ids, attention, rows, options, temperature, end, padding, uniform)
-    new = new.clone()  # inference tensors cannot be saved for a backward pass
+    uniform = None if seeds is None else _uniform(seeds, most, ids.device)
+    has_encoder = model.config.is_encoder_decoder
+    tokens: list[Tensor] = []
+    done = torch.zeros(len(prompts), dtype=torch.bool, device=ids.device)
+    with torch.inference_mode():  # 3 % faster than `no_grad`
+        positions = (attention.cumsum(dim=1) - 1).clamp(min=0)
+        if has_encoder:
+            start = model.generation_config.decoder_start_token_id
+            first = {"decoder_input_ids": ids.new_full((len(ids), 1), start)}
+        else:
+            first = {"position_ids": positions}
+        hidden, output = states_and_output(
+            model, input_ids=ids, attention_mask=attention, use_cache=True, **first
+        )
+        cache, states = output.past_key_values, hidden[:, -1][rows]
+        seen, position = attention[rows], positions[rows, -1:]
+        fixed: FixedSteps | None = None
+        if options.cuda_graph and has_fixed_steps(model, cache, most):
+            fixed = FixedSteps(model, cache, rows, seen, position, most)
+        else:
+            cache.reorder_cache(rows)
+        encoded = (output.encoder_last_hidden_state[rows],) if has_encoder else ()
+        with (
+            packed_products(model, len(prompts)) as multiply,
+            part("sampling", len(prompts)) as advance,
+        ):
+            while True:
+                (values,) = logit_blocks(
+                    model, states, temperature=temperature or 1.0, multiply=multiply
+                )
+                if temperature == 0:
+                    drawn = values.argmax(dim=-1)
+                else:
+                    column = None if uniform is None else uniform[:, len(tokens), None]
+                    drawn = draw(options.truncate(ids, values), column)
+                tokens.append(drawn.masked_fill(done, tokenizer.pad_token_id))
+                done = done | torch.isin(drawn, end)
+                advance(len(prompts) / most)  # a token of each, as a share of all texts
+                if len(tokens) == most or bool(done.all()):
+                    break
+                last = tokens[-1][:, None]
+                if fixed is not None:
+                    states = fixed(last)
+                    continue
+                if has_encoder:
+                    inputs = {"encoder_outputs": encoded, "decoder_input_ids": last}
+                else:
+                    seen, position = nn.functional.pad(seen, (0, 1), value=1), position + 1
+                    inputs = {"input_ids": last, "position_ids": position}
+                hidden, _ = states_and_output(
+                    model, attention_mask=seen, past_key_values=cache, use_cache=True, **inputs
+                )
+                states = hidden[:, 0]
+    new = torch.stack(tokens, dim=1)
     mask, is_end = completion_mask(new, end), torch.isin(new, end)
     is_text = mask.bool() & ~is_end
     completions = tokenizer.batch_decode(
@@ -208,75 +258,6 @@ def sample(
     ids = torch.cat([ids[rows], new], dim=1)
     attention = torch.cat([attention[rows], mask.long()], dim=1)
     return Rollout(completions, ids, attention, mask, is_end.any(dim=-1))
-
-
-@torch.inference_mode()  # 3 % faster than `no_grad`
-def _decode(
-    model: Any,
-    ids: Tensor,
-    attention: Tensor,
-    rows: Sequence[int],
-    options: Generation,
-    temperature: float,
-    end: Tensor,
-    padding: int,
-    uniform: Tensor | None,
-) -> Tensor:
-    """Return new tokens, inference tensor of shape (n, new); `padding` after an end token.
-
-    Row i continues the prompt `ids[rows[i]]`; the temperature 0 decodes greedily. `uniform` has a
-    number for each token, shape (n, max_completion_length); None draws them.
-    """
-    row_of = torch.tensor(rows, device=ids.device)
-    positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
-    if has_encoder:
-        start = model.generation_config.decoder_start_token_id
-        first = {"decoder_input_ids": ids.new_full((len(ids), 1), start)}
-    else:
-        first = {"position_ids": positions}
-    hidden, output = states_and_output(
-        model, input_ids=ids, attention_mask=attention, use_cache=True, **first
-    )
-    cache, states = output.past_key_values, hidden[:, -1][row_of]
-    attention, position = attention[row_of], positions[row_of, -1:]
-    most = options.max_completion_length
-    fixed: FixedSteps | None = None
-    if options.cuda_graph and has_fixed_steps(model, cache, most):
-        fixed = FixedSteps(model, cache, row_of, attention, position, most)
-    else:
-        cache.reorder_cache(row_of)
-    encoded = (output.encoder_last_hidden_state[row_of],) if has_encoder else ()
-    tokens: list[Tensor] = []
-    done = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
-    token = len(rows) / most  # of each row, as a share of all texts
-    with packed_products(model, len(rows)) as multiply, part("sampling", len(rows)) as advance:
-        while True:
-            (values,) = logit_blocks(
-                model, states, temperature=temperature or 1.0, multiply=multiply
-            )
-            if temperature == 0:
-                drawn = values.argmax(dim=-1)
-            else:
-                column = None if uniform is None else uniform[:, len(tokens), None]
-                drawn = draw(options.truncate(ids, values), column)
-            tokens.append(drawn.masked_fill(done, padding))
-            done = done | torch.isin(drawn, end)
-            advance(token)
-            if len(tokens) == most or bool(done.all()):
-                return torch.stack(tokens, dim=1)
-            last = tokens[-1][:, None]
-            if fixed is not None:
-                states = fixed(last)
-                continue
-            if has_encoder:
-                inputs = {"encoder_outputs": encoded, "decoder_input_ids": last}
-            else:
-                attention, position = nn.functional.pad(attention, (0, 1), value=1), position + 1
-                inputs = {"input_ids": last, "position_ids": position}
-            hidden, _ = states_and_output(
-                model, attention_mask=attention, past_key_values=cache, use_cache=True, **inputs
-            )
-            states = hidden[:, 0]
 
 
 def _uniform(seeds: Sequence[int], tokens: int, device: torch.device) -> Tensor:
@@ -393,7 +374,7 @@ def policy_output(
             model,
             input_ids=rollout.ids,
             attention_mask=rollout.attention,
-            position_ids=token_positions(rollout.attention),
+            position_ids=(rollout.attention.cumsum(dim=1) - 1).clamp(min=0),
         )
         states = hidden[:, -new - 1 : -1]
     kept = rollout.mask.bool()
@@ -402,11 +383,6 @@ def policy_output(
     values = token_log_probs(model, states[kept], rows, tokens, temperature)
     scattered = torch.zeros_like(rollout.mask).masked_scatter(kept, values)
     return PolicyOutput(scattered, None if value_head is None else value_head(states))
-
-
-def token_positions(attention: Tensor) -> Tensor:
-    """Return the position of each token in its row, padding not counted."""
-    return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def add_end_tokens(

@@ -276,6 +276,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             MisconfigurationException: It does; or the objective can't draw further prompts, or has
                 does not support shaped rewards.
         """
+        end_if_scoring_hangs()
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(
@@ -334,22 +335,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         experience = self.learner.experience(
             scored.rollout, rewards, greedy, pending.output, scored.credit
         )
-        self._warn_without_signal(experience)
+        self._without_signal = 0 if experience.advantages.any() else self._without_signal + 1
         terms = self._learn(experience)
         seconds = time.perf_counter() - started
         self._log_step(scored, of_all_ranks, rewards, terms, extra, waited, seconds)
         return terms["loss"]
-
-    def _warn_without_signal(self, experience: Experience) -> None:
-        """Warn once if several steps in a row had nothing to learn from."""
-        self._without_signal = 0 if experience.advantages.any() else self._without_signal + 1
-        if self._without_signal == _STEPS_WITHOUT_SIGNAL:
-            package_of(self).load("utilities.rank_zero_warn")(
-                f"all advantages of {_STEPS_WITHOUT_SIGNAL} steps in a row are 0, as all "
-                "completions of a prompt have the same reward, so nothing is learned. While "
-                "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
-                "prompt, sample more of them, or raise the temperature."
-            )
 
     def _log_step(
         self,
@@ -361,7 +351,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         waited: float,
         seconds: float,
     ) -> None:
-        """Log the metrics of a step."""
+        """Log the metrics of a step; warn once if several in a row had nothing to learn from."""
+        if self._without_signal == _STEPS_WITHOUT_SIGNAL:
+            package_of(self).load("utilities.rank_zero_warn")(
+                f"all advantages of {_STEPS_WITHOUT_SIGNAL} steps in a row are 0, as all "
+                "completions of a prompt have the same reward, so nothing is learned. While "
+                "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
+                "prompt, sample more of them, or raise the temperature."
+            )
         values = {f"reward/{name}": value for name, value in of_all_ranks.statistics().items()}
         values |= extra
         if self.shape_rewards is not None:
@@ -416,25 +413,26 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Sample completions of a batch and start scoring them."""
         self.configure_model()
         prompts, inputs = self._read(batch)
-        sampled = self._start_groups(prompts, inputs)
+        sampled = self._start(prompts, inputs, self.generation.num_generations)
         greedy = None
         if self.objective.choices.baseline == "greedy":
-            greedy = self._start(prompts, inputs, temperature=0.0)
+            greedy = self._start(prompts, inputs, 1, temperature=0.0)
         # With overlap the policy will have changed when the rewards arrive.
         output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
         return PendingExperience(sampled, greedy, output)
 
-    def _start_groups(self, prompts: Samples, inputs: Sequence[Prompt]) -> PendingRollout:
-        """Sample `num_generations` completions of each prompt, and start scoring them."""
-        rows = [i for i in range(len(prompts)) for _ in range(self.generation.num_generations)]
-        return self._start(prompts[rows], [inputs[row] for row in rows])
-
     def _start(
-        self, prompts: Samples, inputs: Sequence[Prompt], temperature: float | None = None
+        self,
+        prompts: Samples,
+        inputs: Sequence[Prompt],
+        repeats: int,
+        temperature: float | None = None,
     ) -> PendingRollout:
-        """Sample a completion of each prompt; with overlap, let the worker score it now."""
+        """Sample completions of each prompt; with overlap, let the worker score them now."""
         started = time.perf_counter()
-        rollout = self._sample(inputs, temperature)
+        rows = [i for i in range(len(inputs)) for _ in range(repeats)]
+        prompts = prompts[rows]
+        rollout = self._sample([inputs[row] for row in rows], temperature)
         seconds = time.perf_counter() - started
         samples, reward = prompts.completed(rollout.completions), self.reward
         if self.objective.credit == "token":
@@ -443,7 +441,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             return PendingRollout(
                 samples, rollout, partial(token_credit, reward, samples, offsets), seconds
             )
-        end_if_scoring_hangs()
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
         return PendingRollout(samples, rollout, lambda: (score(), None), seconds)
@@ -479,7 +476,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             read = self._read(drawn_batch(loader, n))
             samples.append(read[0])
             inputs += read[1]
-        return self._start_groups(Samples.concat(samples)[:n], inputs[:n]).scored()
+        repeats = self.generation.num_generations
+        return self._start(Samples.concat(samples)[:n], inputs[:n], repeats).scored()
 
     def _shape(self, scored: Scored, baseline: bool) -> Tensor:
         """Return the rewards to learn from, float64, shape (n,); NaN if a sample failed."""

@@ -1,10 +1,10 @@
-"""Accelerators: free memory, streams and autocast, by torch's module of the device's type."""
+"""Accelerators: free memory and streams, by torch's module of the device's type."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
@@ -28,8 +28,9 @@ def free_unused() -> None:
         empty_cache()
 
 
-def scoring_stream(device: str | None) -> AbstractContextManager[object]:
-    """Return a context whose work on an accelerator does not wait for training's.
+@contextmanager
+def scoring_stream(device: str | None) -> Iterator[None]:
+    """Let work on an accelerator not wait for training's; a context and a decorator.
 
     There is one stream per device: torch keeps memory freed in a stream for that
     stream, so new streams would keep the memory of up to 32 batches reserved.
@@ -37,10 +38,11 @@ def scoring_stream(device: str | None) -> AbstractContextManager[object]:
     place = torch.device(device or "cpu")
     module = getattr(torch, place.type)  # torch.cpu too
     if place.type == "cpu" or not hasattr(module, "stream"):
-        return nullcontext()
+        yield
+        return
     index = module.current_device() if place.index is None else place.index
-    context: AbstractContextManager[object] = module.stream(_stream(place.type, index))
-    return context
+    with module.stream(_stream(place.type, index)):
+        yield
 
 
 def on_this_device(call: Callable[..., Result]) -> Callable[..., Result]:
@@ -48,8 +50,9 @@ def on_this_device(call: Callable[..., Result]) -> Callable[..., Result]:
 
     A thread starts at the first device, and training may use another one.
     """
-    module = _module(torch.accelerator.current_accelerator() or torch.device("cpu"))
-    if module is None or not module.is_initialized():
+    device = torch.accelerator.current_accelerator()
+    module = getattr(torch, "cpu" if device is None else device.type)
+    if device is None or not module.is_initialized():
         return call
     index = module.current_device()
 
@@ -58,20 +61,6 @@ def on_this_device(call: Callable[..., Result]) -> Callable[..., Result]:
         return call(*arguments)
 
     return placed
-
-
-@contextmanager
-def without_autocast() -> Iterator[None]:
-    """Compute in the types of the weights inside the context, also in a mixed-precision training.
-
-    Lightning runs a whole training step under autocast, including the rewards of that step.
-    """
-    device = torch.accelerator.current_accelerator(check_available=True)
-    with ExitStack() as contexts:
-        for kind in {"cpu", "cpu" if device is None else device.type}:
-            if torch.is_autocast_enabled(kind):
-                contexts.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @cache

@@ -29,9 +29,14 @@ _ROWS = 128
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `torch.nn.functional.linear`, by oneDNN where faster and without gradients."""
     rows = hidden.numel() // hidden.shape[-1]
-    operands = [hidden, weight, *([] if bias is None else [bias])]
-    is_float32 = all(tensor.dtype == torch.float32 for tensor in operands)
-    if rows < _ROWS or not (is_float32 and _mkl_lacks_avx512() and _is_inference(*operands)):
+    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
+    if (
+        rows < _ROWS
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or not _mkl_lacks_avx512()
+        or any(t.dtype != torch.float32 or t.device.type != "cpu" for t in operands)
+    ):
         return plain(hidden, weight, bias)
     padded = hidden.reshape(rows, -1)
     if missing := -rows % _ROWS:
@@ -55,7 +60,7 @@ class Gelu(GELUActivation):
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply GELU elementwise."""
-        if not _is_inference(input):
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or input.device.type != "cpu":
             return gelu(input)
         rows = input.reshape(-1, input.shape[-1])
         result = torch.empty_like(rows)
@@ -72,15 +77,6 @@ def adapt(model: nn.Module) -> None:
             layer.__class__ = Linear
         elif type(layer) is GELUActivation and layer.act is gelu:
             layer.__class__ = Gelu
-
-
-def _is_inference(*tensors: Tensor) -> bool:
-    """Return True if an operator without gradient and compiler support suffices."""
-    return (
-        all(tensor.device.type == "cpu" for tensor in tensors)
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        and not torch.compiler.is_compiling()
-    )
 
 
 @cache

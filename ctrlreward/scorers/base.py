@@ -19,7 +19,6 @@ from ctrlreward.arguments import Mode
 from ctrlreward.engine.sharing import Requests, exclusive, run_requests
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
-from ctrlreward.processor.accelerators import without_autocast
 from ctrlreward.samples import (
     MissingColumn,
     SampleKeywords,
@@ -268,9 +267,8 @@ class Scorer(ABC):
         Override it so that a run over a corpus fails before it has scored a text. `names` are the
         requested scores, None for all.
         """
-        for column, reader in self.required_columns(names).items():
-            if getattr(samples, column) is None:
-                raise MissingColumn(column, reader, samples.columns())
+        wanted = self.specs if names is None else names
+        check_columns({name: Component(self, name) for name in wanted}, samples)
 
     @property
     def _inner(self) -> Sequence[Scorer]:
@@ -490,7 +488,6 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     with ExitStack() as contexts:
-        contexts.enter_context(without_autocast())
         for scorer in scorers:
             contexts.enter_context(exclusive(scorer))
         results = run_requests(
@@ -536,7 +533,9 @@ def _named(
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
     """Raise if samples lack a column that a component needs."""
     for component in components.values():
-        Scorer.check_samples(component.scorer, samples, [component.name])
+        for column, reader in component.scorer.required_columns([component.name]).items():
+            if getattr(samples, column) is None:
+                raise MissingColumn(column, reader, samples.columns())
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:

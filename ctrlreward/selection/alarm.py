@@ -238,12 +238,7 @@ class AlarmRule:
     ) -> tuple[AlarmState, AlarmDecision]:
         """Return the new state, and whether there is an alarm after this validation.
 
-        Args:
-            state: State before this validation.
-            step: Training step of this validation.
-            metrics: Logged key → value.
-            stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
+        Takes the arguments of `StopRule.update`.
 
         Raises:
             ValueError: A key is not logged; lists the logged keys.

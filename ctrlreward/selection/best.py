@@ -203,12 +203,7 @@ class BestRule:
     ) -> tuple[BestState, KeepDecision]:
         """Return the new state, and whether to keep the checkpoint of this validation.
 
-        Args:
-            state: State before this validation.
-            step: Training step of this validation. A step kept before is judged again.
-            metrics: Logged key → value.
-            stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
+        Takes the arguments of `StopRule.update`. A step kept before is judged again.
 
         Raises:
             ValueError: A key is not logged; lists the logged keys.

@@ -112,11 +112,7 @@ class ParetoRule:
     ) -> tuple[ParetoState, KeepDecision]:
         """Return the new state, and whether the checkpoint of this validation is on the front.
 
-        Args:
-            state: State before this validation.
-            step: Training step of this validation. A step kept before is judged again.
-            metrics: Logged key → value.
-            stale: Keys without a new value.
+        Takes the arguments of `StopRule.update` except evidence; a step kept before is judged anew.
 
         Raises:
             ValueError: A key is not logged; lists the logged keys.

@@ -223,14 +223,13 @@ class RequestQueue:
         if not self._waiting and not self._scoring:
             self._idle.set()
 
-    def _results(self, requests: list[WaitingRequest]) -> list[Any]:
-        what = f"{sum(len(each.samples) for each in requests)} samples"
-        return self.reward.time_limit.run(what, partial(results_of, requests))
-
     async def _score_batch(self, requests: list[WaitingRequest]) -> None:
         started = time.perf_counter()
+        samples = sum(len(request.samples.texts) for request in requests)
+        score, what = partial(results_of, requests), partial("{} samples".format, samples)
         try:
-            results = await asyncio.wrap_future(self._worker.submit(self._results, requests))
+            future = self._worker.submit(self.reward.time_limit.run, what, score)
+            results = await asyncio.wrap_future(future)
         except Exception as error:
             results = [refusal(error)] * len(requests)
             if isinstance(error, ScoringTimeout):  # its thread never releases the scorer
@@ -243,9 +242,8 @@ class RequestQueue:
             else:
                 request.result.set_result(result)
                 if self.metrics and isinstance(result, ScoredRequest):
-                    self.metrics.scored(len(request.samples), int(result.batch.failed.sum()))
+                    self.metrics.scored(len(request.samples.texts), int(result.batch.failed.sum()))
         if self.metrics:
-            samples = sum(len(request.samples) for request in requests)
             waits = [started - request.arrived for request in requests]
             seconds = time.perf_counter() - started
             self.metrics.batch(len(requests), samples, waits, seconds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decision_cases import BY_PROMPT, HandDrivenByPrompt
+from decision_cases import BY_PROMPT, HandDrivenByPrompt, cases_on_two_ranks, names_on_two_ranks
 from wandb_runs import read_runs
 
 from ctrlreward import Samples
@@ -24,10 +24,13 @@ pytestmark = pytest.mark.lightning
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, run_script) -> Path:
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run_script
+) -> Path:
     folder = tmp_path_factory.mktemp("two_ranks")
     # A rank waiting for a failed one would wait for half an hour.
-    run_script(Path(__file__).with_name("two_ranks.py"), folder, timeout=120)
+    script = Path(__file__).with_name("two_ranks.py")
+    run_script(script, folder, *names_on_two_ranks(request), timeout=120)
     return folder
 
 
@@ -53,15 +56,15 @@ def test_all_ranks_log_the_same_and_make_the_same_decisions(seen) -> None:
 
 
 @pytest.mark.parametrize(("run", "late"), [("by prompt", 0), ("by prompt, late", 1)])
-def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, run: str, late: int) -> None:
+@pytest.mark.parametrize("name", cases_on_two_ranks(BY_PROMPT))
+def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, name: str, run: str, late: int) -> None:
     names = {"ProxyGuard": "alarm", "RewardEarlyStopping": "stop", "RewardCheckpoint": "best"}
-    for name, case in BY_PROMPT.items():
-        hand = HandDrivenByPrompt(case)
-        hand.play(late)
-        for rank in seen:
-            for callback, state in rank[run][name].items():
-                expected = json.loads(json.dumps(hand.states[names[callback]].to_dict()))
-                assert state == expected, (name, callback)
+    hand = HandDrivenByPrompt(BY_PROMPT[name])
+    hand.play(late)
+    for rank in seen:
+        for callback, state in rank[run][name].items():
+            expected = json.loads(json.dumps(hand.states[names[callback]].to_dict()))
+            assert state == expected, callback
 
 
 def test_rank_zero_writes_samples_and_adapters(folder: Path, seen) -> None:

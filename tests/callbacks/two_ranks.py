@@ -246,7 +246,8 @@ def run(
 def run_by_prompt(folder: Path, overlap: bool) -> dict[str, object]:
     """Return the states of all cases by prompt."""
     states = {}
-    for name, case in decision_cases.BY_PROMPT.items():
+    for name in sys.argv[2:]:
+        case = decision_cases.BY_PROMPT[name]
         callbacks = shared.callbacks_of(case, folder / name, overlap)
         trainer = bare_trainer(callbacks, len(case.a), enable_checkpointing=not overlap)
         trainer.fit(Tuned())

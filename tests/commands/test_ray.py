@@ -29,7 +29,6 @@ from ctrlreward import RemoteReward, Samples
 from ctrlreward.cli import main
 from ctrlreward.commands.ray_serve import _check_resources
 from ctrlreward.commands.serve import RayServeOptions
-from ctrlreward.commands.shards import workers as worker_pool
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.workers import ScoreShards, Shard, in_process
 from ctrlreward.scorers.base import Scores
@@ -153,19 +152,12 @@ def test_what_can_not_be_read_in_another_process(two: ScoreShards) -> None:
 
 
 def test_an_actor_that_dies_is_replaced(
-    two: ScoreShards,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    two: ScoreShards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [*TEXTS[:7], "kill", *TEXTS[8:]]
     (tmp_path / "kill").touch()
     same(collect(two, Length(str(tmp_path)), shards(texts)), expected(texts))
     assert capsys.readouterr().err.count("in.jsonl:7 to in.jsonl:8 are scored again") == 1
-    (tmp_path / "kill").touch()
-    monkeypatch.setattr(worker_pool, "MOST_DEATHS", 1)  # a start takes seconds
-    with pytest.raises(RuntimeError, match=r"workers died while they scored in\.jsonl:7 to"):
-        collect(two, Length(str(tmp_path)), shards(texts))
 
 
 def test_a_cluster_that_is_too_small(
@@ -183,6 +175,7 @@ def test_a_cluster_that_is_too_small(
         pass
 
 
+@pytest.mark.soak  # its actor dies
 def test_a_node_that_dies_takes_no_row_along(ray_cluster: Any, tmp_path: Path) -> None:
     node = ray_cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE)
     texts: list[str] = []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
+from warm_python import WarmProcess
 
 from ctrlreward.commands.select import run
 from ctrlreward.selection import AlarmRule, BestRule
@@ -335,44 +334,51 @@ def test_prune_refuses_a_run_in_progress_and_an_absent_checkpoint(
 # A running job
 
 
-def test_watch_reads_what_is_added_until_a_rule_stops(folder: Path) -> None:
+class Watching(WarmProcess):
+    """`ctrlreward select --watch` of a folder."""
+
+    def __init__(self, folder: Path, tmp_path: Path) -> None:
+        self.out, self.err = tmp_path / "out", tmp_path / "err"
+        command = ["-m", "ctrlreward", "select", folder, *CONSTRAINED,
+                   "--stop", "patience=1", "--watch", "--interval", "0.05"]  # fmt: skip
+        super().__init__(command, self.out, self.err)
+
+    def wait_for(self, file: Path, text: str) -> None:
+        until = time.monotonic() + 60
+        while not file.exists() or text not in file.read_text():
+            assert time.monotonic() < until
+            assert self.wait(0.02) is None
+
+
+def test_watch_reads_what_is_added_until_a_rule_stops(folder: Path, tmp_path: Path) -> None:
     log = folder / "metrics.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2]))
-    command = [sys.executable, "-m", "ctrlreward", "select", str(folder), *CONSTRAINED,
-               "--stop", "patience=1", "--watch", "--interval", "0.05"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as job:
-        assert job.stdout is not None
-        read = [job.stdout.readline() for _ in range(2)]
-        with open(log, "a") as file:
-            for line in (lines[2], lines[3], lines[4][:9], lines[4][9:]):
-                file.write(line)
-                file.flush()
-                time.sleep(0.1)
-        read += list(job.stdout)
-    assert job.returncode == 0
+    job = Watching(folder, tmp_path)
+    job.wait_for(job.out, "step 20")
+    with open(log, "a") as file:
+        for line in (lines[2], lines[3], lines[4][:9], lines[4][9:]):
+            file.write(line)
+            file.flush()
+            time.sleep(0.1)
+    assert job.wait(60) == 0
+    read = job.out.read_text().splitlines()
     steps = [line.split(":")[0] for line in read if line.startswith("step ")]
     assert steps == ["step 10", "step 20", "step 30", "step 40", "step 50"]
     assert any(line.startswith("stop at step 50") for line in read)
 
 
-def test_watch_waits_for_the_first_validation(folder: Path) -> None:
+def test_watch_waits_for_the_first_validation(folder: Path, tmp_path: Path) -> None:
     log = folder / "metrics.jsonl"
     text = log.read_text()
     log.unlink()
-    command = [sys.executable, "-m", "ctrlreward", "select", str(folder), *CONSTRAINED,
-               "--stop", "patience=1", "--watch", "--interval", "0.05"]  # fmt: skip
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env={**os.environ}, **pipes) as job:  # type: ignore[call-overload]
-        assert job.stderr is not None
-        waited = (line for line in job.stderr if line.startswith("waiting: "))
-        assert "has no log of a run" in next(waited)
-        log.write_text('{"step": 5, "loss": 1.0}\n')
-        assert "has no key 'reward', only loss" in next(waited)
-        log.write_text(text)
-        out, _ = job.communicate(timeout=60)
-    assert job.returncode == 0
-    assert "stop at step 50" in out
+    job = Watching(folder, tmp_path)
+    job.wait_for(job.err, "has no log of a run")
+    log.write_text('{"step": 5, "loss": 1.0}\n')
+    job.wait_for(job.err, "has no key 'reward', only loss")
+    log.write_text(text)
+    assert job.wait(60) == 0
+    assert "stop at step 50" in job.out.read_text()
 
 
 @pytest.mark.parametrize("wrong", [("--stop", "patience=x"), ("--subject_to", "acc>1")])

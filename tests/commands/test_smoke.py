@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -28,6 +29,16 @@ JOBS = [
 JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
 
+def one_of_each_kind() -> list[Any]:
+    """Return the jobs as parameters, with the mark soak except one of each folder and keys."""
+    seen, parameters = set(), []
+    for job in JOBS:
+        kind = (job[-1].parent, len(job), frozenset(read_config(job[-1]).content))
+        parameters.append(pytest.param(job, marks=pytest.mark.soak if kind in seen else []))
+        seen.add(kind)
+    return parameters
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for temporary ones."""
@@ -36,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job[-1].stem)
+@pytest.mark.parametrize("job", one_of_each_kind(), ids=lambda job: job[-1].stem)
 def test_every_configuration_has_a_smoke_run(
     job: list[Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decision_cases import BY_PROMPT, CASES, Case, HandDriven, HandDrivenByPrompt
+from decision_cases import (
+    BY_PROMPT,
+    CASES,
+    Case,
+    HandDriven,
+    HandDrivenByPrompt,
+    cases_on_two_ranks,
+    names_on_two_ranks,
+)
 from trainer_runs import ON_TWO_RANKS, run_by_means, run_by_prompt
 from transformers import Trainer
 
@@ -19,6 +27,7 @@ CUTS = {f"{name}, cut at {cut}": (name, cut) for name in BY_PROMPT for cut in (0
 
 @pytest.fixture(scope="module")
 def ranks(
+    request: pytest.FixtureRequest,
     tiny_llama: Callable[[str], str],
     tmp_path_factory: pytest.TempPathFactory,
     run_script: Callable[..., None],
@@ -26,7 +35,7 @@ def ranks(
     """Decisions of both ranks. Cases by prompt are cut at 2, others where the table says so."""
     folder = tmp_path_factory.mktemp("two_ranks")
     script = Path(__file__).with_name("two_ranks.py")
-    run_script(script, folder, tiny_llama("abcdef"), timeout=300)
+    run_script(script, folder, tiny_llama("abcdef"), *names_on_two_ranks(request), timeout=300)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -79,13 +88,13 @@ def test_a_case_by_prompt(make_trainer: Callable[..., Trainer], name: str) -> No
     check_prompts(case, run_by_prompt(BY_PROMPT[case], make_trainer, cut))
 
 
-@pytest.mark.parametrize("name", ON_TWO_RANKS)
+@pytest.mark.parametrize("name", cases_on_two_ranks(ON_TWO_RANKS))
 def test_both_ranks_decide_by_means(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         check_means(CASES[name], rank["means"][name])
 
 
-@pytest.mark.parametrize("name", list(BY_PROMPT))
+@pytest.mark.parametrize("name", cases_on_two_ranks(BY_PROMPT))
 def test_both_ranks_decide_by_prompt(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         check_prompts(name, rank["prompts"][name])

@@ -25,6 +25,7 @@ from ctrlreward.scorers.base import Scores
 from ctrlreward.selection import BestRule
 
 FOLDER, MODEL = Path(sys.argv[1]), sys.argv[2]
+NAMES = sys.argv[3:]
 
 
 class Counting(Scripted):
@@ -105,11 +106,11 @@ def run_all(rank: int) -> None:
         if rank == 0:
             shutil.rmtree(FOLDER / name, ignore_errors=True)
 
-    for name in trainer_runs.ON_TWO_RANKS:
+    for name in filter(CASES.__contains__, NAMES):
         seen["means"][name] = trainer_runs.run_by_means(CASES[name], maker("run"))
         finish("run")
-    for name, case in BY_PROMPT.items():
-        seen["prompts"][name] = trainer_runs.run_by_prompt(case, maker("run"), cut=2)
+    for name in filter(BY_PROMPT.__contains__, NAMES):
+        seen["prompts"][name] = trainer_runs.run_by_prompt(BY_PROMPT[name], maker("run"), cut=2)
         finish("run")
     seen["loop"] = plain_loop(rank)
     (FOLDER / f"rank{rank}.json").write_text(json.dumps(seen))

@@ -34,6 +34,7 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("shape", [(127, 24), (128, 24), (3, 70, 24), (2, 0, 24), (24,), (300, 24)])
 @pytest.mark.parametrize("with_bias", [True, False])
+@torch.no_grad()
 def test_equals_pytorchs_own(
     multiplied: list[tuple[int, ...]], shape: tuple[int, ...], with_bias: bool
 ) -> None:
@@ -48,6 +49,7 @@ def test_equals_pytorchs_own(
     assert multiplied == ([((rows + 127) // 128 * 128, 24)] if rows >= 128 else [])
 
 
+@torch.no_grad()
 def test_parts_of_larger_tensors(multiplied: list[tuple[int, ...]]) -> None:
     hidden, weight = torch.randn(40, 24, 5).transpose(1, 2), torch.randn(90, 24)
     for part in weight.split(35):
@@ -67,6 +69,7 @@ def test_gradients_are_pytorchs_own(multiplied: list[tuple[int, ...]], which: in
     assert multiplied == []
 
 
+@torch.no_grad()
 def test_other_precisions_are_left_alone(multiplied: list[tuple[int, ...]]) -> None:
     hidden, weight = torch.randn(200, 24).bfloat16(), torch.randn(50, 24).bfloat16()
     assert linear(hidden, weight).dtype == torch.bfloat16
@@ -95,6 +98,7 @@ def test_a_loaded_model_computes_so(multiplied: list[tuple[int, ...]], tiny_bart
 
 
 @pytest.mark.parametrize("shape", [(24,), (3, 24), (3, 0, 24), (128, 24), (5, 60, 24)])
+@torch.no_grad()
 def test_gelu_is_pytorchs_own(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(shape)

@@ -187,7 +187,7 @@ def test_a_text_of_5000_words_is_scored_and_named(
     for model, limit in ((tiny_llama(ascii_letters + " .!,:\n"), 512), (scorer.model, 128)):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "ctrlreward"):
-            result = CTRLEval(model, max_tokens=None).score(long)
+            result = CTRLEval(model, max_tokens=None, evaluators=2).score(long)
         assert all(np.isfinite(values).all() for values in result.values())
         assert f"exceed the {limit} tokens that the model reads" in caplog.messages[0]
         assert len(caplog.messages) <= 2  # one for all patterns, one for all that fills them
@@ -269,6 +269,6 @@ def test_a_real_model_tells_praise_from_blame() -> None:
         "What a dull film, I yawned for two hours and want my money back.",
         "The hotel was dirty, noisy and overpriced. We will never come back.",
     ]
-    scorer = CTRLEval("smollm2-135m", aspects=["attribute_relevance"])
+    scorer = CTRLEval("smollm2-135m", aspects=["attribute_relevance"], evaluators=4)
     values = scorer.score(Samples(praise + blame, labels=["positive"] * 6))["attribute_relevance"]
     assert (values[:3] > values[3:] + 0.2).all()

@@ -244,7 +244,7 @@ def test_a_real_model_ranks_texts_of_four_topics_in_one_order() -> None:
         scorer = CTRLEval(
             *("smollm2-135m", "topic", "attribute_relevance"),
             calibration=calibration,
-            evaluators=4,
+            evaluators=2,
         )
         values = scorer.probabilities([text for text, _ in rows])
         right = np.array([[label == other for other in scorer.labels] for _, label in rows])
