@@ -169,10 +169,10 @@ def serve(
     served = ServedReward(block, device, options, trainers)
     app = served.app(file)
     if engine == "process":
-        loaded = _serve(app, _listen(host, port), grace, body_seconds)
+        loaded = _serve(app, listen(host, port), grace, body_seconds)
     else:
         if ray.address is None:  # Ray's proxy will listen on this machine
-            with _listen(host, port) as free:
+            with listen(host, port) as free:
                 port = free.getsockname()[1]
         loaded = serve_on_ray(served, host, port, replicas, grace, ray)
     if not loaded:
@@ -190,10 +190,12 @@ def _token(path: Path | None) -> str | None:
     return token
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
+        *kind, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With its protocol: asyncio sends small replies at once for TCP alone, not after 40 ms.
+        listener = socket.socket(*kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
