@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from ctrlreward.files import read_yaml
 
 # Placeholders in a prompt: the text and the label word.
 TEXT_SLOT = "<gen_result>"
@@ -121,7 +121,7 @@ class Task:
                 f"task = {str(name)!r} is neither a built-in task ({', '.join(known)}) nor a "
                 "YAML file. Use one of these, or Task(prompts=..., verbalizers=...)."
             )
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
         if not isinstance(content, dict) or "verbalizers" not in content:
             raise ValueError(f"{path} lacks the key 'verbalizers'")
         prompts = list(require_texts(f"{path}: prompts", content.get("prompts", [])))

@@ -233,7 +233,7 @@ def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
         return False
     try:
         return "detail" not in json.loads(response.content)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return True
 
 
@@ -274,7 +274,7 @@ def _message(response: httpx2.Response) -> str:
     try:
         detail = json.loads(response.content)["detail"]
         return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{response.status_code} {response.reason_phrase}"
 
 

@@ -1,10 +1,9 @@
-"""UTF-8, JSON and CSV parsers whose errors name file and line."""
+"""UTF-8 and CSV parsers whose errors name file and line."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,15 +41,6 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
         raise ValueError(
             f"{path}:{line} is not UTF-8 text. Convert the file, for example with iconv -t utf-8."
         ) from None
-
-
-def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
-    """Parse one JSON value, which starts at a line of a file."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise ValueError(f"{path}:{line} is not JSON: {error.msg}") from None
 
 
 def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
