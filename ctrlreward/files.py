@@ -88,10 +88,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def read_jsonl(path: str | os.PathLike[str]) -> list[Any]:
     """Return the values of a file with one per line; a ValueError names file and line."""
     with open(path, "rb") as file:  # text would also end a line at U+2028
-        return [
-            parse_json(line.rstrip(b"\n"), Path(path), number)
-            for number, line in enumerate(file, 1)
-        ]
+        lines = enumerate(file, 1)
+        return [parse_json(line.rstrip(b"\n"), Path(path), number) for number, line in lines]
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
