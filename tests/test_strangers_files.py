@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
-from ctrlreward import RemoteReward, Samples
+from ctrlreward import Distinct, Perplexity, RemoteReward, Samples
+from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.commands.config_files import read_config
 from ctrlreward.commands.evaluation_prompts import read_prefixes
 from ctrlreward.commands.shards.shard_store import ShardStore
-from ctrlreward.files import JsonLog
+from ctrlreward.data import local_file
+from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task
+from ctrlreward.weights.wheels import extract
 
+SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
 METRICS = " ".join(f"--metrics.{n}=worth" for n in ("accuracy", "similarity", "perplexity"))
 REWARD = f"{__name__}:brevity"
 
@@ -87,7 +95,7 @@ def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("score rows.jsonl scored.jsonl --scorers Distinct", "rows.jsonl"),
+        (SCORE, "rows.jsonl"),
         ("pairs rows.jsonl pairs.jsonl --score worth", "rows.jsonl"),
         (f"probe {REWARD} --texts rows.jsonl", "rows.jsonl"),
         ("select log.jsonl --maximise worth", "log.jsonl"),
@@ -121,8 +129,8 @@ def test_infinity_that_an_output_can_not_have(
     suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = spoil(Path("rows.jsonl"), '{"a": [Infinity]}')
-    command = f"score rows.jsonl scored.{suffix} --scorers Distinct"
-    assert f"{place}: the column 'extra' has the value" in failure(command.split(), capsys)
+    command = SCORE.replace("scored.jsonl", f"scored.{suffix}").split()
+    assert f"{place}: the column 'extra' has the value" in failure(command, capsys)
     assert not Path(f"scored.{suffix}").exists()
 
 
@@ -156,7 +164,7 @@ def test_readers_of_python_name_it(read: Callable[[str], object], name: str, val
 def test_the_files_of_an_unfinished_run(
     name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = "score rows.jsonl scored.jsonl --scorers Distinct --chunk 2".split()
+    command = f"{SCORE} --chunk 2".split()
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -188,10 +196,139 @@ LAUGHS = "a: &a [ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
         ("x: 1\na: 2024-13-45\n", "config.yaml:2: is not YAML: month must be in 1..12"),
     ],
 )
-def test_configs_that_no_one_reads_to_the_end(text: str, message: str) -> None:
+def test_configs_that_no_one_reads_to_the_end(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("config.yaml").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_config("config.yaml")
-    for command in (["probe", "config.yaml"], ["train", "--config", "config.yaml"]):
-        with pytest.raises(SystemExit):
-            main(command)
+    for command in (
+        "probe config.yaml",
+        "train --config config.yaml",
+        f"{SCORE} --config config.yaml",
+    ):
+        failure(command.split(), capsys)
+
+
+# Code in files that are only read
+
+
+class Payload:
+    """An object that makes the folder "ran" when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("ran",)
+
+
+CODE = "import os\nos.mkdir('ran')\n"
+TAGGED = "!!python/object/apply:os.mkdir [ran]"
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran(workplace: None) -> Iterator[None]:
+    yield
+    assert not Path("ran").exists()
+
+
+def test_a_pickle_would_run_without_care() -> None:
+    torch.save({"weights": Payload()}, "stranger.ckpt")
+    torch.load("stranger.ckpt", weights_only=False)
+    Path("ran").rmdir()
+
+
+def test_a_checkpoint_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"state_dict": {}, "loops": Payload()}, "stranger.ckpt")
+    boring = "pytorch_lightning.demos.boring_classes"
+    Path("train.yaml").write_text(
+        f"model: {boring}.BoringModel\ndata: {boring}.BoringDataModule\n"
+        "trainer: {max_steps: 2, accelerator: cpu, logger: false, enable_checkpointing: false}\n"
+    )
+    command = ["train", "--config", "train.yaml", "--trainer.default_root_dir", "run"]
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        main([*command, "--ckpt_path", "stranger.ckpt"])
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        main([*command, "--ckpt_path", Path("stranger.ckpt").absolute().as_uri()])
+
+
+def test_the_code_of_a_model_does_not_run(tiny_llama: Callable[[str], str]) -> None:
+    for part, auto in (
+        ("config", {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}),
+        ("tokenizer_config", {"AutoTokenizer": ["code.Tokenizer", None]}),
+    ):
+        folder = Path(shutil.copytree(tiny_llama("abc "), f"model_{part}"))
+        (folder / "code.py").write_text(CODE)
+        config = json.loads((folder / f"{part}.json").read_text())
+        changed = {"model_type": "stranger", "tokenizer_class": "Tokenizer", "auto_map": auto}
+        kept = {key: value for key, value in changed.items() if key in config or key == "auto_map"}
+        (folder / f"{part}.json").write_text(json.dumps({**config, **kept}))
+        with pytest.raises(Exception, match=r"trust_remote_code|custom code"):
+            Perplexity(str(folder)).score(["abc"])
+
+
+def test_pickled_weights_do_not_run(tiny_llama: Callable[[str], str]) -> None:
+    folder = Path(shutil.copytree(tiny_llama("abc "), "model"))
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickled \*\.bin weights are never loaded"):
+        Perplexity(str(folder)).score(["abc"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "probe tagged.yaml",
+        "serve tagged.yaml",
+        "rescore first tagged.yaml",
+        "train --config tagged.yaml",
+        f"{SCORE} --config tagged.yaml",
+        "pairs rows.jsonl pairs.jsonl --reward tagged.yaml",
+    ],
+)
+def test_tags_of_python_in_yaml_do_not_run(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tagged.yaml").write_text(f"components:\n  worth: {TAGGED}\n")
+    assert "constructor for the tag" in failure(command.split(), capsys)
+    for read in (Rubric.load, Task.load, read_yaml):
+        with pytest.raises(ValueError, match=r"could not determine a constructor for the tag"):
+            read("tagged.yaml")
+
+
+def test_a_run_that_is_read_does_not_run() -> None:
+    """Nor is a module imported that its configuration, summary or log names."""
+    Path("stranger.py").write_text(CODE)
+    callback = {"class_path": "stranger.Callback", "init_args": {"monitor": "worth"}}
+    config = json.dumps({"trainer": {"callbacks": [callback]}, "model": callback})
+    for content in (config, f"trainer: {TAGGED}"):
+        Path("first/config.yaml").write_text(content)
+        main(["report", "first"])
+        main(["select", "first", "--maximise", "worth"])
+        main(["compare", "first", "second"])
+    Path("first/metrics.jsonl").unlink()
+    line = "Global step 1: {'worth': __import__('os').mkdir('ran')}"
+    Path("run.log").write_text(f"{line}\nGlobal step 2: {{'worth': 1.0}}\n" * 2)
+    main(["select", "run.log", "--maximise", "worth"])
+
+
+# Names
+
+
+def test_members_of_a_wheel_stay_in_its_folder() -> None:
+    with zipfile.ZipFile("stranger.whl", "w") as archive:
+        archive.writestr("model/weights", b"1")
+        archive.writestr("model/../../outside", b"2")
+    with pytest.raises(ValueError, match=r"stranger.whl has 'model/\.\./\.\./outside', which is"):
+        extract(Path("stranger.whl"), "model/", Path("inner/content"))
+    assert not Path("outside").exists()
+    assert not Path("inner/outside").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
+def test_names_of_texts_stay_in_the_folder_of_the_run(name: str) -> None:
+    scores = {"worth": Distinct()["distinct"]}
+    with pytest.raises(ValueError, match="must be a name of a folder's content"):
+        GenerationScorer(scores, ["A soup"], name=name)
+    with pytest.raises(ValueError, match="must be a name of a folder's content"):
+        BeforeAfter(scores, ["A soup"], others={name: Samples(["A soup"])})
+    with pytest.raises(ValueError, match="has no file"):
+        local_file(f"yelp-shen/{name}")

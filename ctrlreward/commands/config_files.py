@@ -10,6 +10,7 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib.util import find_spec
@@ -96,14 +97,10 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     try:
         text = Path(path).read_text(encoding="utf-8")
         loader = _Loader(text, anchors or {})
-        root = loader.get_single_node()
-        if root is not None and _size(root, {}) > _MOST_NODES:
-            raise ValueError("its aliases stand for too many values")
+        with nesting_named():
+            root = loader.get_single_node()
+            check_size(root)
         content = None if root is None else loader.construct_document(root)
-    except RecursionError:
-        raise ValueError(
-            f"{path} has YAML that is nested too deeply, or contains itself by an alias"
-        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -117,6 +114,21 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
 
 
 _MOST_NODES = 100_000  # of a file, with what its aliases stand for
+
+
+def check_size(root: yaml.Node | None) -> None:
+    """Raise a YAMLError if aliases stand for more values than any configuration has."""
+    if root is not None and _size(root, {}) > _MOST_NODES:
+        raise yaml.YAMLError("its aliases stand for too many values")
+
+
+@contextmanager
+def nesting_named() -> Iterator[None]:
+    """Raise a YAMLError in place of a RecursionError."""
+    try:
+        yield
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply, or contains itself by an alias") from None
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
