@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import os
 import pickle
 import shutil
@@ -10,20 +13,27 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ctrlreward import Distinct, Perplexity, RemoteReward, Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.commands.config_files import read_config
+from ctrlreward.commands.evaluation_figures import Figure, to_csv
 from ctrlreward.commands.evaluation_prompts import read_prefixes
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.data import local_file
 from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.functional.preferences import LearnedAggregate
+from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task
+from ctrlreward.tables.row_streams import parse_rows
+from ctrlreward.tables.table_writing import encode_rows
 from ctrlreward.weights.wheels import extract
 
 SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
@@ -308,6 +318,54 @@ def test_a_run_that_is_read_does_not_run() -> None:
     line = "Global step 1: {'worth': __import__('os').mkdir('ran')}"
     Path("run.log").write_text(f"{line}\nGlobal step 2: {{'worth': 1.0}}\n" * 2)
     main(["select", "run.log", "--maximise", "worth"])
+
+
+# Tables and reports
+
+FORMULAS = [
+    "=cmd|' /C calc'!A0",
+    "+1+cmd|'x'!A0",
+    "-2+3",
+    "@SUM(1)",
+    "\t=1",
+    "'=1",
+    "''-x",
+    "-",
+    "=",
+]
+
+
+@given(st.lists(st.text(alphabet="=+-@'1.e \t\ra\"\n,", max_size=6), min_size=1))
+@example(FORMULAS)
+def test_no_cell_is_a_formula_and_each_is_read_back(texts: list[str]) -> None:
+    rows = [{"text": text, "=name": 1, "n": -1.5} for text in texts]
+    content = encode_rows(".csv", rows, {"score": np.full(len(rows), -2.5)})
+    header, *cells = csv.reader(io.StringIO(content.decode(), newline=""))
+    assert header == ["text", "'=name", "n", "score"]
+    for (shown, *_, number, score), text in zip(cells, texts, strict=True):
+        assert (number, score) == ("-1.5", "-2.5")
+        if shown[:1] in ("=", "+", "-", "@", "\t", "\r"):
+            assert math.isfinite(float(shown))
+        assert shown.removeprefix("'") in (text, text.removeprefix("'"))
+    read = parse_rows(content, Path("rows.csv"))
+    assert [row["text"] for row in read] == texts
+    assert [*read[0]] == ["text", "=name", "n", "score"]
+
+
+def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A formula has one apostrophe however often its file is scored."""
+    Path("rows.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in FORMULAS[:4]))
+    for name in ("first", "second"):
+        main(["score", "rows.csv", "scored.csv", "--scorers", "Distinct", "--names", name])
+        shutil.move("scored.csv", "rows.csv")
+        assert "\n'=cmd|" in Path("rows.csv").read_text()
+    assert "''" not in Path("rows.csv").read_text()
+
+
+def test_names_in_tables_are_cells() -> None:
+    figure = Figure("combinations", "=cmd|x", "accuracy", -0.5)
+    assert "combinations,'=cmd|x,accuracy,-0.5" in to_csv([figure])
+    assert r"a\|b" in markdown_table(["run"], [["a|b"]])
 
 
 # Names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +15,31 @@ from ctrlreward.arguments import did_you_mean
 CsvRow: TypeAlias = tuple[int, dict[str, str]]
 
 _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter than some documents
+
+
+# What a spreadsheet runs: a text that begins so, after apostrophes of ours or of the text.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+def formula_free(text: str) -> str:
+    """Return a cell that no spreadsheet runs: a formula gets an apostrophe, a number is kept.
+
+    Examples:
+        >>> formula_free("=1+1"), formula_free("-1.5"), cell_text("'=1+1")
+        ("'=1+1", '-1.5', '=1+1')
+    """
+    if not _FORMULA.match(text):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def cell_text(cell: str) -> str:
+    """Return the text of a cell, without the apostrophe of `formula_free`."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def read_bytes(path: Path) -> bytes:
@@ -54,7 +80,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(lines, strict=True)
     records = _records(reader, path)
-    header = next(records, [])
+    header = [cell_text(cell) for cell in next(records, [])]
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise ValueError(
@@ -68,7 +94,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
                     f"{path}:{reader.line_num} has {len(cells)} cells, but the header has "
                     f"{len(header)} columns ({', '.join(header)}): quote cells that contain commas"
                 )
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+            yield reader.line_num, dict(zip(header, map(cell_text, cells), strict=True))
 
     return header, rows()
 
