@@ -29,6 +29,8 @@ _DESCRIPTION = """Serve the reward of a YAML file over HTTP.
 
 The file is the `reward:` block of a recipe, or a whole recipe. /docs lists the routes."""
 
+_IDLE = 75  # seconds that an unused connection is kept: longer than clients keep one
+
 _EXAMPLES = (
     "ctrlreward serve reward.yaml --device cuda:1 --port 8700",
     "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
@@ -220,6 +222,7 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
         lifespan="on",
         log_level="warning",
         timeout_graceful_shutdown=grace,
+        timeout_keep_alive=_IDLE,
         http=http_protocol(header_seconds),
     )
     server = uvicorn.Server(config)
