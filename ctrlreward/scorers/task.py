@@ -114,7 +114,7 @@ class Task:
             ValueError: The task or file does not exist, lacks a key, or is not a valid task.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
-        path = built_in if built_in.is_file() else Path(name).expanduser()
+        path = Path(str(built_in)) if built_in.is_file() else Path(name).expanduser()
         if not path.is_file():
             known = sorted(f.name[:-5] for f in _BUILT_IN.iterdir() if f.name.endswith(".yaml"))
             raise ValueError(
