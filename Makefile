@@ -16,7 +16,7 @@ SECOND_PASS := $(BIN)/pytest --numprocesses 2 --dist loadfile -m lightning
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo transfer test soak lint docs bench gpu clean release-check constraints
+.PHONY: help demo transfer test soak lint docs bench gpu clean release-check constraints lowest
 
 help:  ## list what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
@@ -72,6 +72,15 @@ constraints: | $(BIN)/python  ## write the versions of constraints.txt anew
 	(head -1 constraints.txt; $(BIN)/uv pip compile --quiet --python $(BIN)/python --only-binary :all: --extra bench \
 		--extra dev --extra docs --no-annotate --no-header pyproject.toml | grep -vE '^( |cuda-|nvidia-)') > constraints.new
 	mv constraints.new constraints.txt
+
+# What pyproject.toml promises: its oldest versions, in an environment of their own.
+lowest: export OMP_NUM_THREADS ?= 1
+lowest: | $(BIN)/python  ## run the tests with the oldest versions that pyproject.toml allows
+	$(BIN)/python -m pip install -qq uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct \
+		--only-binary :all: --no-binary ctrlreward --editable '.[dev]'
+	.venv-lowest/bin/pytest --numprocesses 3 --dist loadfile $(ARGS)
 
 clean:  ## remove what was built; keeps .venv and runs
 	rm -rf build dist docs/api *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ctrlreward.arguments import checked_keywords, positive, sign_of
+from ctrlreward.arguments import checked_keywords, inner_path, positive, sign_of
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.judges import (
@@ -138,6 +138,7 @@ class BeforeAfterMixin(CallbackMixin):
         self._components = with_judges(self.components, self.judges)
         self.others = dict(others or {})
         for name, texts in self.others.items():
+            inner_path("the key of others", name)
             if name in ("before", "after"):
                 raise ValueError(f"others has the key {name!r}, which is reserved. Rename it.")
             if len(texts) != len(self.samples):

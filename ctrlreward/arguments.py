@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, signature
+from pathlib import PurePath
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 Target = TypeVar("Target", bound=Callable[..., Any])
@@ -98,6 +99,14 @@ def positive(argument: str, given: Number) -> Number:
         raise TypeError(f"{argument} must be a number, got {given!r}")
     if given is not None and not given > 0:
         raise ValueError(f"{argument} must be positive, got {given}")
+    return given
+
+
+def inner_path(argument: str, given: str) -> str:
+    """Return a name that becomes a path in a folder; raise a ValueError if that is outside it."""
+    path = PurePath(given)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{argument} must be a name of a folder's content, got {given!r}")
     return given
 
 

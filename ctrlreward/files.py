@@ -1,4 +1,4 @@
-"""Crash-safe files: whole-or-absent files and folders, and a resumable append-only log."""
+"""Crash-safe files: whole-or-absent files and folders, a resumable append-only log; JSON, YAML."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
+
+import yaml
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -57,6 +60,46 @@ def whole_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:
+    """Parse one JSON value, which starts at a line of a file; a ValueError names file and line."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line, reason = first_line + error.lineno - 1, f"is not JSON: {error.msg}"
+    except UnicodeDecodeError:
+        line, reason = first_line, "is not UTF-8 text"
+    except RecursionError:
+        line, reason = first_line, "has JSON that is nested too deeply"
+    except ValueError:
+        line, reason = (
+            first_line,
+            f"has an integer of more than {sys.get_int_max_str_digits()} digits",
+        )
+    raise ValueError(f"{path}:{line} {reason}")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Return the value of a JSON file; a ValueError names file and line."""
+    return parse_json(Path(path).read_bytes(), Path(path))
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[Any]:
+    """Return the values of a file with one per line; a ValueError names file and line."""
+    with open(path, "rb") as file:  # text would also end a line at U+2028
+        lines = enumerate(file, 1)
+        return [parse_json(line.rstrip(b"\n"), Path(path), number) for number, line in lines]
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Return the value of a YAML file of plain data; a ValueError names the file."""
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} has YAML that is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
@@ -109,9 +152,10 @@ class JsonLog:
         content = self.path.read_bytes()
         complete = content[: content.rfind(b"\n") + 1]
         try:
-            records = [json.loads(line) for line in complete.split(b"\n")[:-1]]
+            lines = enumerate(complete.split(b"\n")[:-1], 1)
+            records = [parse_json(line, self.path, number) for number, line in lines]
         except ValueError as error:
-            raise self._not_a_log() from error
+            raise self._not_a_log(f" ({error})") from None
         if self.identity is None:
             return records
         if not records:
@@ -151,9 +195,9 @@ class JsonLog:
         header = [] if self.identity is None else [self.identity]
         write_whole(self.path, b"".join(map(_line, [*header, *records])))
 
-    def _not_a_log(self) -> ValueError:
+    def _not_a_log(self, why: str = "") -> ValueError:
         return ValueError(
-            f"{self.path} is not a JSON Lines log of this job. Use another path, or delete it."
+            f"{self.path} is not a JSON Lines log of this job{why}. Use another path, or delete it."
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import inner_path, positive
 from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
@@ -110,7 +110,7 @@ class HeldOutScorer:
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
-        self.name = name
+        self.name = inner_path("name", name)
         self.seed = seed
         self.decoding_cv = decoding_cv
         if decoding_cv and generations_per_prompt < 2:

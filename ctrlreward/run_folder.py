@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from ctrlreward.arguments import Mode
+from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
-from ctrlreward.tables.parsing import parse_json
-from ctrlreward.tables.run_logs import Log, read_log
+from ctrlreward.tables.run_logs import Log, NoLog, read_log
 
 PREFIX = "eval_"  # of keys in the log of transformers
 
@@ -103,7 +103,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     files = sample_files(path) if path.is_dir() else {}
     try:
         log = read_log(name)
-    except ValueError:
+    except NoLog:
         if not files:
             raise
         log = Log("samples", path / "samples", [])  # of a run without a logger
@@ -288,7 +288,7 @@ def _reported_modes(folders: Iterable[Path]) -> dict[str, Mode]:
     modes: dict[str, Mode] = {}
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
-            report = parse_json(file.read_text(encoding="utf-8"), file)
+            report = read_json(file)
             found = report.get("directions") if isinstance(report, dict) else None
             modes |= found if isinstance(found, dict) else {}
     return modes

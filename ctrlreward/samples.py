@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from os import PathLike
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.files import json_line
+from ctrlreward.files import json_line, read_jsonl
 
 # Column of `Samples` → key in a record of one sample.
 JSON_KEYS = {
@@ -494,14 +493,7 @@ class Samples:
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:
         """Read records in the format of `to_jsonl`, ignoring other keys."""
-        with open(path, encoding="utf-8") as file:
-            lines = file.readlines()  # str.splitlines would also split at U+2028 within a text
-        records = []
-        for number, line in enumerate(lines, 1):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number} is not JSON ({error})") from error
+        records = read_jsonl(path)
         if not records:
             return Samples([])
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))

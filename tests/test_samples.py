@@ -264,7 +264,7 @@ def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("second_line", "message"),
     [
-        ("{text}", r"s\.jsonl:2 is not JSON \(Expecting property name"),
+        ("{text}", r"s\.jsonl:2 is not JSON: Expecting property name"),
         ("", r"s\.jsonl:2 is not JSON"),
         ('["b"]', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
         ('{"label": "y"}', r"s\.jsonl:2 = .* is not an object with the key 'text'"),

@@ -104,15 +104,21 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     for message in chat:
         if not isinstance(message, Mapping):
             raise TypeError(
-                f"a message must be a text, or a list of messages with role and content, got "
-                f"{shortened(message)}, a {type(message).__name__}"
+                "a message must be a text, or a list of messages with role and content, got a "
+                f"{type(message).__name__}"
             )
     contents = []
     for message in chat:
         if role is None or message["role"] == role:
             content = message.get("content") or ""
             if not isinstance(content, str):
-                content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
+                try:
+                    content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
+                except (AttributeError, KeyError, TypeError):
+                    raise TypeError(
+                        "content must be a text, or a list of parts with type and text, got a "
+                        f"{type(content).__name__} of another form"
+                    ) from None
             contents.append(content)
     return "\n".join(filter(None, contents))
 
@@ -122,8 +128,8 @@ def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(
-                f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
-                f"{shortened(prompt)}, it may be truncated. Allow longer prompts."
+                f"queries[{i}] does not start with prompts[{i}], it may be truncated. Allow longer "
+                "prompts."
             )
     return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
 

@@ -16,7 +16,7 @@ from ctrlreward.adapters._conversion import (
 )
 from ctrlreward.arguments import one_of
 from ctrlreward.reward import Reward
-from ctrlreward.samples import MissingColumn, Samples, shortened
+from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import check_columns as check_present
 
 # Fields of the trainers' requests in addition to the completion.
@@ -61,7 +61,7 @@ class TemplateMarkers:
         """Return prompt and response."""
         if self.response_start not in text:
             raise ValueError(
-                f"{shortened(text)} does not contain {self.response_start!r}. Set "
+                f"the text does not contain {self.response_start!r}. Set "
                 "template.response_start to the text between prompt and response in your chat "
                 "template."
             )
@@ -69,12 +69,12 @@ class TemplateMarkers:
         prompt, _, response = split(text, self.response_start)
         if self.prompt_start not in prompt:
             raise ValueError(
-                f"{shortened(text)} does not contain {self.prompt_start!r} before the response. "
+                f"the text does not contain {self.prompt_start!r} before the response. "
                 "Set template.prompt_start to the text before the prompt in your chat template."
             )
         if not response.endswith(self.response_end):
             raise ValueError(
-                f"…{response[-40:]!r} does not end with {self.response_end!r}. Set "
+                f"the text does not end with {self.response_end!r}. Set "
                 "template.response_end to the text after the response in your chat template."
             )
         if self.prompt_start:

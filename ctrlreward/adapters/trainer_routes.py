@@ -15,6 +15,7 @@ verl retries after a 5xx only. OpenRLHF and slime retry after any error.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,14 +23,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ctrlreward.adapters._conversion import completions_of, plain_text
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.serving.contract import QueueFull, RejectedSamples
+from ctrlreward.serving.contract import QueueFull, RejectedSamples, dumps
 
 _MOST_HELD = 1024  # requests held while the queue is full
 
@@ -147,8 +148,8 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         """Start a rollout of NeMo Gym; a reward keeps nothing of it."""
         return {}
 
-    @router.post("/verify")
-    async def verify(request: Request, body: _VerifyRequest) -> dict[str, Any]:
+    @router.post("/verify", response_model=dict[str, Any])
+    async def verify(request: Request, body: _VerifyRequest) -> Response:
         """Score a response as NeMo Gym asks; the reply repeats the request, as its schema wants.
 
         A failed sample has the reward 0, `mask_sample`, so that nothing is learned from it, and
@@ -168,10 +169,12 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         if failed:
             result["failure_kind"] = "ctrlreward:no_score"
             result["failure_reason"] = f"no finite score of {', '.join(absent) or 'the total'}"
-        return result
+        # What JSON lacks, NaN and infinity, is repeated as null.
+        plain = json.loads(json.dumps(result), parse_constant=lambda _: None)
+        return Response(dumps(plain), media_type="application/json")
 
-    @router.post("/classify")
-    async def classify(request: Request, body: _ClassifyRequest) -> dict[str, Any]:
+    @router.post("/classify", response_model=dict[str, Any])
+    async def classify(request: Request, body: _ClassifyRequest) -> Response:
         """Score texts of a chat template in vLLM's format, for verl: the value of one class."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         with _rejections("input"):
@@ -192,13 +195,14 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
             {"index": i, "label": "reward", "probs": [total], "num_classes": 1}
             for i, total in enumerate(values["total"])
         ]
-        return {
+        reply = {
             "id": f"classify-{uuid.uuid4().hex}",
             "object": "list",
             "created": int(time.time()),
             "model": body.model,
             "data": data,
         }
+        return Response(dumps(reply), media_type="application/json")
 
     return router
 

@@ -7,10 +7,12 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_loader
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
+from ctrlreward.commands.config_files import check_size, nesting_named
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.score import SCORERS, SCORERS_HINT
 
@@ -21,6 +23,24 @@ _UNKNOWN_OPTION = re.compile(
     r"(?:' does not accept option '(\w+))?",
     re.IGNORECASE,
 )
+
+
+_load = get_loader("yaml")
+_LONG = 1000  # characters; a shorter text without an anchor is small
+
+
+def _load_checked(text: str) -> Any:
+    """Return a value, or raise a YAMLError; the parser's loader overflows the stack of C."""
+    if len(text) > _LONG or "&" in text:
+        with nesting_named():
+            check_size(yaml.compose(text, yaml.SafeLoader))
+    try:
+        return _load(text)
+    except ValueError as error:  # an integer of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
+
+
+set_loader("yaml", _load_checked, (yaml.YAMLError,))
 
 
 class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):

@@ -10,6 +10,7 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib.util import find_spec
@@ -96,18 +97,47 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     try:
         text = Path(path).read_text(encoding="utf-8")
         loader = _Loader(text, anchors or {})
-        root = loader.get_single_node()
+        with nesting_named():
+            root = loader.get_single_node()
+            check_size(root)
         content = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise ValueError(f"{path}{line}: is not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} must be a YAML mapping")
     unchanged = not set(loader.names) & set(anchors or {})
     return ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
+
+
+_MOST_NODES = 100_000  # of a file, with what its aliases stand for
+
+
+def check_size(root: yaml.Node | None) -> None:
+    """Raise a YAMLError if aliases stand for more values than any configuration has."""
+    if root is not None and _size(root, {}) > _MOST_NODES:
+        raise yaml.YAMLError("its aliases stand for too many values")
+
+
+@contextmanager
+def nesting_named() -> Iterator[None]:
+    """Raise a YAMLError in place of a RecursionError."""
+    try:
+        yield
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply, or contains itself by an alias") from None
+
+
+def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Return the number of nodes, those behind an alias once per alias."""
+    if node not in known:
+        values = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = (each for v in values for each in (v if isinstance(v, tuple) else (v,)))
+        known[node] = 1 + sum(_size(each, known) for each in inner)
+    return known[node]
 
 
 class _Loader(yaml.SafeLoader):
@@ -117,6 +147,14 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self.replaced = replaced
         self.names: list[str] = []
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a node; the error of one that Python can't read has its line."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # an integer of thousands of digits, the 32nd of a month
+            mark = node.start_mark
+            raise yaml.constructor.ConstructorError(None, None, str(error), mark) from None
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the next node: the file's, or the one that replaces it."""

@@ -21,6 +21,7 @@ from ctrlreward.scorers.attribute import attribute_report
 from ctrlreward.scorers.base import DEVIATION, Component, Scores, check_samples, score
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.scorers.records import sample_table
+from ctrlreward.tables.parsing import formula_free
 
 COMBINATIONS, OVERALL = "combinations", "overall"
 _PROMPTS_PER_RECORD = 16
@@ -133,7 +134,7 @@ def to_csv(found: Sequence[Figure]) -> str:
     rows.writerow(Figure._fields)
     for figure in found:
         number = finite_or_none(figure.value)
-        rows.writerow([*figure[:3], "" if number is None else repr(number)])
+        rows.writerow([*map(formula_free, figure[:3]), "" if number is None else repr(number)])
     return text.getvalue()
 
 
@@ -153,7 +154,8 @@ def card_text(
     lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
     values = {(each.system, each.metric): each.value for each in found}
     for name in dict.fromkeys(each.system for each in found if each.study == COMBINATIONS):
-        lines.append(f"| {name} | {' | '.join(f'{values[name, m]:.4f}' for m in chosen)} |")
+        shown = name.replace("|", r"\|")
+        lines.append(f"| {shown} | {' | '.join(f'{values[name, m]:.4f}' for m in chosen)} |")
     for section, content in card.items():
         lines += ["", f"## {section}", ""]
         lines += [f"- {key}: {_shown(value)}" for key, value in content.items()]

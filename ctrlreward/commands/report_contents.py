@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import yaml
 
 from ctrlreward.arguments import sign_of
 from ctrlreward.commands.compare import compare_runs
@@ -30,6 +29,7 @@ from ctrlreward.commands.select import (
     run_rules,
     to_json,
 )
+from ctrlreward.files import parse_json, read_jsonl, read_yaml
 from ctrlreward.functional.agreement import correlate
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.run_folder import (
@@ -162,7 +162,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_text(path) or "{}")
+        found = parse_json(_text(path) or "{}", path)
     except ValueError:  # a killed run may leave half of a file
         return {}
     return found if isinstance(found, dict) else {}
@@ -303,9 +303,8 @@ def _rules(
 def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield field and rule of the callbacks in the run's `config.yaml` whose keys are logged."""
     try:
-        config = yaml.safe_load(_text(stored.folder / "config.yaml")) or {}
-        callbacks = config["trainer"]["callbacks"] or []
-    except (yaml.YAMLError, KeyError, TypeError):
+        callbacks = read_yaml(stored.folder / "config.yaml")["trainer"]["callbacks"] or []
+    except (OSError, ValueError, KeyError, TypeError):
         return
     for entry in callbacks:
         name = str(entry.get("class_path", "")).rpartition(".")[2]
@@ -798,10 +797,9 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 def _explanations(file: Path, rows: int) -> dict[int, Any] | None:
     """Return row → the stored `"explanation"`, for the records that have one."""
-    content = file.read_bytes()
-    if b'"explanation"' not in content:
+    if b'"explanation"' not in file.read_bytes():
         return None
-    lines = [json.loads(line) for line in content.split(b"\n") if line.strip()]
+    lines = read_jsonl(file)
     return {i: r["explanation"] for i, r in enumerate(lines[:rows]) if "explanation" in r}
 
 

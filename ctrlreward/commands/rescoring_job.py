@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import sys
@@ -29,7 +28,7 @@ from ctrlreward.commands.select import (
 from ctrlreward.commands.served_reward import reward_of
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
-from ctrlreward.files import JsonLog, finite_or_none, json_text
+from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
 from ctrlreward.progress import phase
@@ -434,7 +433,7 @@ def recorded_selection(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     if not path.is_file():
         return {}
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary = read_json(path)
     return {**summary.get("selection", {}), "directions": summary.get("directions", {})}
 
 

@@ -29,6 +29,8 @@ _DESCRIPTION = """Serve the reward of a YAML file over HTTP.
 
 The file is the `reward:` block of a recipe, or a whole recipe. /docs lists the routes."""
 
+_IDLE = 75  # seconds that an unused connection is kept: longer than clients keep one
+
 _EXAMPLES = (
     "ctrlreward serve reward.yaml --device cuda:1 --port 8700",
     "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
@@ -169,10 +171,10 @@ def serve(
     served = ServedReward(block, device, options, trainers)
     app = served.app(file)
     if engine == "process":
-        loaded = _serve(app, _listen(host, port), grace, body_seconds)
+        loaded = _serve(app, listen(host, port), grace, body_seconds)
     else:
         if ray.address is None:  # Ray's proxy will listen on this machine
-            with _listen(host, port) as free:
+            with listen(host, port) as free:
                 port = free.getsockname()[1]
         loaded = serve_on_ray(served, host, port, replicas, grace, ray)
     if not loaded:
@@ -190,10 +192,12 @@ def _token(path: Path | None) -> str | None:
     return token
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
+        *kind, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With its protocol: asyncio sends small replies at once for TCP alone, not after 40 ms.
+        listener = socket.socket(*kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
@@ -218,6 +222,7 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: fl
         lifespan="on",
         log_level="warning",
         timeout_graceful_shutdown=grace,
+        timeout_keep_alive=_IDLE,
         http=http_protocol(header_seconds),
     )
     server = uvicorn.Server(config)

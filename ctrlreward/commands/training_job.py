@@ -174,7 +174,10 @@ def run_job(arguments: Sequence[str]) -> None:
                 held.enter_context(run_folders(trainer, resumed))
                 _write_provenance(trainer, started)
         try:
-            trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
+            # Lightning would run what the checkpoint of an address has pickled.
+            trainer.fit(
+                cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path, weights_only=True
+            )
         except SIGTERMException as error:
             raise SystemExit(128 + signal.SIGTERM) from error
         except FileNotFoundError as error:

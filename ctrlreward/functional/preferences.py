@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from ctrlreward.files import write_whole
+from ctrlreward.files import read_json, write_whole
 from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
 
 Floats = npt.NDArray[np.float64]
@@ -254,7 +254,7 @@ class LearnedAggregate:
             OSError: The file does not exist.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = read_json(path)
             weights, agreement = content["weights"], content["agreement"]
             return LearnedAggregate(
                 {

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct
-from ctrlreward.files import write_whole
+from ctrlreward.files import read_json, write_whole
 from ctrlreward.text.words import split_words
 from ctrlreward.weights.dtypes import pick_dtype
 
@@ -167,7 +167,7 @@ def read_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file} is missing, must be in a folder written by the text_cnn recipe")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except ValueError:
         content = None
     if not isinstance(content, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, zip_longest
@@ -11,7 +10,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.files import JsonLog, finite_or_none, read_json
 from ctrlreward.plots.style import (
     DPI,
     EXCLUDED,
@@ -52,7 +51,7 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
     """
     folder = Path(folder)
     summary = folder / "summary.json"
-    report = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    report = read_json(summary) if summary.is_file() else {}
     path = folder / "curves.png" if path is None else Path(path)
     draw_curves(_history(folder), report, path)
     return path

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 import httpx2
 import numpy as np
 import tenacity
-import yaml
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import Request, Requests, shared_model
+from ctrlreward.files import read_yaml
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import rendered_chat
@@ -131,7 +131,7 @@ class Rubric:
             raise OSError(
                 f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
             )
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = read_yaml(file)
         keys = set(content) if isinstance(content, dict) else set()
         if not {"prompt", "answers"} <= keys <= {"prompt", "answers", "name"}:
             raise ValueError(

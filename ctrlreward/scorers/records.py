@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.files import finite_or_none, json_line, write_whole
+from ctrlreward.files import finite_or_none, json_line, read_jsonl, write_whole
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
@@ -72,8 +72,7 @@ def explain_some(
 
 def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
     """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
-    with open(path, encoding="utf-8") as file:  # str.splitlines would also split at U+2028
-        records = [json.loads(line)["scores"] for line in file]
+    records = [row["scores"] for row in read_jsonl(path)]
     names = records[0] if records else ()
     scores = {name: np.array([each[name] for each in records], np.float64) for name in names}
     return Samples.from_jsonl(path), scores
@@ -81,8 +80,7 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
 
 def read_by_prompt(path: Path) -> dict[str, Scores]:
     """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
-    with open(path, encoding="utf-8") as file:
-        found = [row for line in file if (row := json.loads(line).get("by_prompt")) is not None]
+    found = [row for each in read_jsonl(path) if (row := each.get("by_prompt")) is not None]
     names = found[0] if found else ()
     return {name: np.array([row[name] for row in found], np.float64) for name in names}
 

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from ctrlreward.files import read_yaml
 
 # Placeholders in a prompt: the text and the label word.
 TEXT_SLOT = "<gen_result>"
@@ -114,14 +114,14 @@ class Task:
             ValueError: The task or file does not exist, lacks a key, or is not a valid task.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
-        path = built_in if built_in.is_file() else Path(name).expanduser()
+        path = Path(str(built_in)) if built_in.is_file() else Path(name).expanduser()
         if not path.is_file():
             known = sorted(f.name[:-5] for f in _BUILT_IN.iterdir() if f.name.endswith(".yaml"))
             raise ValueError(
                 f"task = {str(name)!r} is neither a built-in task ({', '.join(known)}) nor a "
                 "YAML file. Use one of these, or Task(prompts=..., verbalizers=...)."
             )
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
         if not isinstance(content, dict) or "verbalizers" not in content:
             raise ValueError(f"{path} lacks the key 'verbalizers'")
         prompts = list(require_texts(f"{path}: prompts", content.get("prompts", [])))

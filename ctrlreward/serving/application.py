@@ -10,13 +10,16 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.contract import (
+    ERRORS,
     FINGERPRINT_HEADER,
+    ErrorReply,
     FoldBody,
     FoldReply,
     Refusal,
@@ -64,9 +67,17 @@ def create_app(
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(400, _unreadable)
-    app.include_router(_routes(queue, metrics))
-    for router in routers:
-        app.include_router(router)
+    app.add_exception_handler(RecursionError, _unreadable)
+    # What the middleware checks, told to readers of /docs.
+    bearer = [Depends(HTTPBearer(auto_error=False))] if options.token else []
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorReply, "description": meaning}
+        for status, meaning in ERRORS.items()
+        if status != 401 or bearer
+    }
+    app.include_router(_probes(queue), responses=errors)
+    for router in (_routes(queue, metrics), *routers):
+        app.include_router(router, dependencies=bearer, responses=errors)
 
     def fingerprint() -> Headers:
         described = app.state.description
@@ -101,7 +112,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await queue.drain()
 
 
-def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
+def _probes(queue: RequestQueue) -> APIRouter:
+    """Return the routes that need no token."""
     router = APIRouter()
 
     @router.get("/health", summary="The process lives")
@@ -113,11 +125,27 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
         queue.check_ready()
         return {"status": "ready"}
 
-    @router.get("/metrics", summary="Prometheus metrics")
+    return router
+
+
+def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
+    router = APIRouter()
+    unknown: dict[int | str, dict[str, Any]] = {
+        404: {"model": ErrorReply, "description": "There is no such scorer"}
+    }
+
+    @router.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}}},
+    )
     async def prometheus() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @router.get("/reward", summary="Names, directions, weights, fingerprint")
+    @router.get(
+        "/reward", summary="Names, directions, weights, fingerprint", response_model=dict[str, Any]
+    )
     async def reward(request: Request) -> Response:
         queue.check_ready()
         return _json(request.app.state.description)
@@ -129,7 +157,7 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
     @router.post(
         "/scorers/{scorer_id}/score",
         summary="Scores of one scorer",
-        responses={200: {"model": ScoresReply}},
+        responses={200: {"model": ScoresReply}, **unknown},
     )
     async def score_with(scorer_id: str, body: ScorerBody) -> Response:
         known(scorer_id)
@@ -139,7 +167,7 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
     @router.post(
         "/scorers/{scorer_id}/fold",
         summary="Score of a corpus from values of its samples",
-        responses={200: {"model": FoldReply}},
+        responses={200: {"model": FoldReply}, **unknown},
     )
     async def fold(scorer_id: str, body: FoldBody) -> Response:
         folds = known(scorer_id).corpus_folds

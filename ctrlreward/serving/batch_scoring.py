@@ -35,6 +35,7 @@ class WaitingRequest:
     strict: bool
     finish: Finish
     characters: int
+    client: str
     result: asyncio.Future[Any]
     arrived: float = field(default_factory=time.perf_counter)
 

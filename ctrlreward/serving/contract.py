@@ -55,7 +55,15 @@ Number: TypeAlias = Annotated[
 
 
 def _one_label(value: Any) -> Any:
-    return attribute_label(value) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    for label in value.values():
+        if isinstance(label, bool) or not isinstance(label, str | int | None):
+            raise ValueError(
+                f"the label of an attribute must be a text, an integer or null, got "
+                f"{shortened(label)}"
+            )
+    return attribute_label(value)
 
 
 # A label, or an object with a label of each attribute.
@@ -86,7 +94,7 @@ class Sample(Message):
     prefix: str = ""
     label: Label = ""
     source: str = ""
-    reference: str | list[str] = ""
+    reference: str | Annotated[list[str], Field(min_length=1)] = ""
     context: str = ""
     history: str = ""
     prompt: str = ""
@@ -210,6 +218,25 @@ class FoldReply(Message):
     """Reply to `POST /scorers/{id}/fold`."""
 
     value: Number
+
+
+class ErrorReply(BaseModel):
+    """Reply to a request that is refused or fails: why, and where in the body."""
+
+    detail: str | list[dict[str, Any]]
+
+
+# Errors of all routes, with their meaning; 401 if the server has a token.
+ERRORS = {
+    400: "The body is not JSON",
+    401: "The token is missing or wrong",
+    408: "The body does not arrive in time",
+    413: "The body is too long",
+    422: "The body has another schema, or a scorer rejects its samples",
+    429: "The queue is full",
+    500: "A scorer fails, or its model can't be loaded",
+    503: "The models are being loaded, or the server is ending",
+}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -25,6 +26,14 @@ _OPEN = ("/health", "/ready", "/docs", "/openapi.json")
 # sending, sees the reply instead of a reset connection.
 _DROPPED = 16
 
+# All bodies together have at most this many times the limit of one.
+_BODIES = 32
+
+# The client of the request that a task serves: the header, else the host. While several wait, they
+# are served in turn.
+CLIENT_HEADER = "X-Ctrlreward-Client"
+client: ContextVar[str] = ContextVar("client", default="")
+
 # Status of a request whose client disconnected, as in nginx.
 _HUNG_UP = 499
 
@@ -41,8 +50,9 @@ class QueueOptions:
             separate batch.
         window: Seconds to wait for the next request while a batch gathers. Only if other
             requests arrived recently: a single one is scored at once.
-        waiting_characters: Most waiting characters; a request above it is rejected (429).
-        waiting_requests: Most waiting requests.
+        waiting_characters: Most waiting characters; a request above it is rejected (429), unless
+            none of its client's waits and they are fewer than twice as many.
+        waiting_requests: Most waiting requests, likewise.
     """
 
     batch_characters: int = 65_536
@@ -139,18 +149,19 @@ class LimitsMiddleware:
         self.options = options
         self.headers = headers
         self.replied = replied
+        self.held_bytes = 0  # of all bodies
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection event of ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        reply = _Reply(send, self.headers)
+        reply, held = _Reply(send, self.headers), _Held()
         try:
             headers = dict(scope["headers"])
             self._check_token(scope["path"], headers)
             async with asyncio.timeout(self.options.body_seconds):
-                body = await self._body(headers, receive)
+                body = await self._body(headers, receive, held)
             if body is not None:
                 # All bodies are JSON, and FastAPI parses one only with the content type.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
@@ -162,6 +173,7 @@ class LimitsMiddleware:
         except _Refused as refused:
             await reply.error(*refused.args)
         finally:
+            self.held_bytes -= held.bytes
             route = getattr(scope.get("route"), "path", None) or "other"
             self.replied(route, reply.status or _HUNG_UP)
 
@@ -174,7 +186,9 @@ class LimitsMiddleware:
             message = "the server needs its token: Authorization: Bearer TOKEN"
             raise _Refused(401, message, {"www-authenticate": "Bearer"})
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+    async def _body(
+        self, headers: dict[bytes, bytes], receive: Receive, held: _Held
+    ) -> bytes | None:
         """Return the body; None if the client disconnected."""
         limit = self.options.body_bytes
         message = f"the body is longer than {limit} bytes: send fewer samples"
@@ -199,6 +213,11 @@ class LimitsMiddleware:
                 chunks.clear()
             else:
                 chunks.append(chunk)
+                held.bytes += len(chunk)
+                self.held_bytes += len(chunk)
+                if self.held_bytes > _BODIES * limit:
+                    message = f"requests of {_BODIES * limit} bytes are waiting: ask again in 1 s"
+                    raise _Refused(503, message, {"retry-after": "1", "connection": "close"})
             more = event.get("more_body", False)
         if size > limit:
             raise too_large
@@ -214,6 +233,9 @@ class LimitsMiddleware:
         async def replayed() -> Any:
             return next(events, None) or await asyncio.shield(hung_up)
 
+        host = (scope.get("client") or ("",))[0].encode()
+        named = dict(scope["headers"]).get(CLIENT_HEADER.lower().encode(), host)
+        client.set(named.decode("latin-1"))
         route = asyncio.ensure_future(self.app(scope, replayed, reply.send))
         try:
             await asyncio.wait({route, hung_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -231,6 +253,13 @@ class LimitsMiddleware:
         kind = type(error).__name__
         log.error("%s at %s:%d while serving %s", kind, last.filename, last.lineno, scope["path"])
         await reply.error(500, f"the server failed: {kind}")
+
+
+@dataclass
+class _Held:
+    """Bytes of a body that one request holds."""
+
+    bytes: int = 0
 
 
 class _Refused(Exception):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+from ctrlreward.files import read_json
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
 from ctrlreward.samples import Samples
@@ -218,8 +217,8 @@ def _expected(
         return describe(expect)
     if isinstance(expect, str | PathLike):
         try:
-            expect = json.loads(Path(expect).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+            expect = read_json(expect)
+        except ValueError as error:
             raise ValueError(
                 f"expect = {str(expect)!r} is not JSON ({error}). Save the response of GET /reward."
             ) from None

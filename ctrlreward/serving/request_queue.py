@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ from ctrlreward.scorers.base import Component, Scores, check_columns
 from ctrlreward.serving.batch_scoring import Finish, WaitingRequest, refusal, results_of
 from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScoredRequest
 from ctrlreward.serving.description import scorers_by_id
-from ctrlreward.serving.limits import QueueOptions
+from ctrlreward.serving.limits import QueueOptions, client
 
 if TYPE_CHECKING:
     from ctrlreward.serving.serving_metrics import ServingMetrics
@@ -55,6 +56,7 @@ class RequestQueue:
         self._reason = ""
         self._waiting: list[WaitingRequest] = []
         self._scoring: list[WaitingRequest] = []
+        self._served: dict[str, int] = {}  # last batch of each client that waits
         self._speed = math.inf  # characters per second of the last batches
         self._worker = Worker("ctrlreward-serving")
         self._runner: asyncio.Task[None] | None = None
@@ -150,9 +152,12 @@ class RequestQueue:
         columns = samples.columns()
         texts = (item for column in columns.values() for item in column)
         characters = sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts)
-        held, requests = self.held_characters, len(self._waiting) + len(self._scoring)
-        above = held + characters > self.options.waiting_characters
-        if requests and (above or requests >= self.options.waiting_requests):
+        here = [*self._waiting, *self._scoring]
+        held = self.held_characters
+        # The burst of one client leaves room for the first request of another.
+        share = 1 if any(each.client == client.get() for each in here) else 2
+        above = held + characters > share * self.options.waiting_characters
+        if here and (above or len(here) >= share * self.options.waiting_requests):
             seconds = math.ceil(held / self._speed)
             raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
         request = WaitingRequest(
@@ -162,6 +167,7 @@ class RequestQueue:
             strict,
             finish,
             characters,
+            client.get(),
             asyncio.get_running_loop().create_future(),
         )
         self._waiting.append(request)
@@ -206,10 +212,20 @@ class RequestQueue:
                 return
 
     def _take(self) -> list[WaitingRequest]:
-        """Remove the next batch from the queue: the oldest request, and others that fit with it."""
+        """Remove the next batch from the queue: the first request, and others that fit with it.
+
+        Clients take turns: the second request of one comes after the first of each, and a client
+        that was served comes after those that were not.
+        """
         taken: list[WaitingRequest] = []
         left = self.options.batch_characters
-        for request in self._waiting:
+        own: Counter[str] = Counter()
+
+        def turn(request: WaitingRequest) -> tuple[int, int]:
+            own[request.client] += 1
+            return own[request.client], self._served.get(request.client, 0)
+
+        for request in sorted(self._waiting, key=turn):
             if taken and request.merges_with != taken[0].merges_with:
                 continue
             if taken and request.characters > left:
@@ -217,6 +233,9 @@ class RequestQueue:
             taken.append(request)
             left -= request.characters
         self._waiting = [request for request in self._waiting if request not in taken]
+        latest = max(self._served.values(), default=0) + 1
+        served = self._served | dict.fromkeys((each.client for each in taken), latest)
+        self._served = {each.client: served.get(each.client, 0) for each in self._waiting}
         return taken
 
     def _note_idle(self) -> None:

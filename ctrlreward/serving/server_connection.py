@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import time
+import uuid
 from collections.abc import Mapping
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
@@ -18,6 +19,7 @@ import tenacity
 
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
+from ctrlreward.serving.limits import CLIENT_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,8 @@ class ServerConnection:
         if client is None:
             token, address = self.token or os.environ.get(TOKEN_VARIABLE), urlsplit(self.url)
             made = httpx2.Client(
-                headers={"Authorization": f"Bearer {token}"} if token else None,
+                headers={CLIENT_HEADER: uuid.uuid4().hex}
+                | ({"Authorization": f"Bearer {token}"} if token else {}),
                 timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
                 # A proxy of the environment can't reach a server of this machine.
@@ -233,7 +236,7 @@ def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
         return False
     try:
         return "detail" not in json.loads(response.content)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return True
 
 
@@ -274,7 +277,7 @@ def _message(response: httpx2.Response) -> str:
     try:
         detail = json.loads(response.content)["detail"]
         return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{response.status_code} {response.reason_phrase}"
 
 

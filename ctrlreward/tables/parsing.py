@@ -1,10 +1,10 @@
-"""UTF-8, JSON and CSV parsers whose errors name file and line."""
+"""UTF-8 and CSV parsers whose errors name file and line."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +15,31 @@ from ctrlreward.arguments import did_you_mean
 CsvRow: TypeAlias = tuple[int, dict[str, str]]
 
 _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter than some documents
+
+
+# What a spreadsheet runs: a text that begins so, after apostrophes of ours or of the text.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+def formula_free(text: str) -> str:
+    """Return a cell that no spreadsheet runs: a formula gets an apostrophe, a number is kept.
+
+    Examples:
+        >>> formula_free("=1+1"), formula_free("-1.5"), cell_text("'=1+1")
+        ("'=1+1", '-1.5', '=1+1')
+    """
+    if not _FORMULA.match(text):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def cell_text(cell: str) -> str:
+    """Return the text of a cell, without the apostrophe of `formula_free`."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def read_bytes(path: Path) -> bytes:
@@ -44,15 +69,6 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
         ) from None
 
 
-def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
-    """Parse one JSON value, which starts at a line of a file."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise ValueError(f"{path}:{line} is not JSON: {error.msg}") from None
-
-
 def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
     """Parse a CSV file into its header and rows; see `read_csv`."""
     header, rows = read_csv(io.StringIO(text, newline=""), path)
@@ -64,7 +80,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(lines, strict=True)
     records = _records(reader, path)
-    header = next(records, [])
+    header = [cell_text(cell) for cell in next(records, [])]
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise ValueError(
@@ -78,7 +94,7 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
                     f"{path}:{reader.line_num} has {len(cells)} cells, but the header has "
                     f"{len(header)} columns ({', '.join(header)}): quote cells that contain commas"
                 )
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+            yield reader.line_num, dict(zip(header, map(cell_text, cells), strict=True))
 
     return header, rows()
 

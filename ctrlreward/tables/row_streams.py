@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
+from ctrlreward.files import parse_json
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.parsing import decode_utf8, parse_json, read_csv
+from ctrlreward.tables.parsing import decode_utf8, read_csv
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 
@@ -144,7 +145,7 @@ def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = parse_json(line.rstrip("\n"), path, number)  # which names the line
         if not isinstance(row, dict):
             start = line.rstrip("\n")[:40]

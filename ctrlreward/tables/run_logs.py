@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
-from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv, parse_json
+from ctrlreward.files import parse_json
+from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv
 from ctrlreward.tables.wandb_history import read_wandb_history
 
 # One logging call: the step, and the values by metric.
@@ -70,6 +71,10 @@ class Log(NamedTuple):
     declared: Mapping[str, Any] = {}
 
 
+class NoLog(ValueError):
+    """A folder without the log of one run, or a log without numbers; a damaged log is another."""
+
+
 def read_log(name: str | Path) -> Log:
     """Read the log of a run.
 
@@ -89,7 +94,7 @@ def read_log(name: str | Path) -> Log:
     else:
         raise no_such_file(path)
     if not any(values for _, values in log.rows):
-        raise ValueError(f"{log.path} has no logged numbers: did the run reach its first step?")
+        raise NoLog(f"{log.path} has no logged numbers: did the run reach its first step?")
     return log
 
 
@@ -103,11 +108,11 @@ def _split_run(name: str) -> tuple[Path, str]:
 def _read_folder(folder: Path) -> Log:
     found = list(_logs_in(folder, _DEPTH))
     if not found:
-        raise ValueError(f"{folder} has no log of a run, must be a folder with {FORMATS}")
+        raise NoLog(f"{folder} has no log of a run, must be a folder with {FORMATS}")
     if len(found) > 1:
         names = ", ".join(str(path) for path in sorted(found)[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise ValueError(f"{folder} has {len(found)} logs, choose one of them: {names}{more}")
+        raise NoLog(f"{folder} has {len(found)} logs, choose one of them: {names}{more}")
     (path,) = found
     return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
 
@@ -144,7 +149,7 @@ def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 def _read_file(path: Path, run: str) -> Log:
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty: did the run reach its first step?")
+        raise NoLog(f"{path} is empty: did the run reach its first step?")
     if path.suffix == ".wandb":
         return Log("W&B", path, _with_steps(read_wandb_history(path), path))
     if "tfevents" in path.name:
@@ -224,8 +229,8 @@ def _read_console(path: Path, text: str) -> Log:
             literal = re.sub(r"(?<=[ :])-?(?:nan|inf)\b", "None", plain)
             try:
                 values = ast.literal_eval(literal)
-            except (ValueError, SyntaxError):
-                continue  # a status with tensors
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue  # a status with tensors, or nested too deeply
             rows.append((int(found[1]), numbers_of(values)))
         elif found := _VERL_LINE.search(line):
             source = "verl"
@@ -236,7 +241,7 @@ def _read_console(path: Path, text: str) -> Log:
             finite = {key: v if isfinite(v) else nan for key, v in values.items()}
             rows.append((int(found[1]), finite))
     if not rows:
-        raise ValueError(f"{path} is not the log of a run: no line has a step with metrics")
+        raise NoLog(f"{path} is not the log of a run: no line has a step with metrics")
     return Log(source, path, rows)
 
 

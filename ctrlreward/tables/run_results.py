@@ -12,8 +12,9 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from ctrlreward.files import parse_json
 from ctrlreward.functional.reproducibility import Table
-from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv, parse_json
+from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv
 from ctrlreward.tables.run_logs import LoggedStep, csv_history, numbers_of, read_log
 
 SINGLE_SYSTEM = "run"  # name of the system if the results do not name one

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.extras import import_extra
+from ctrlreward.tables.parsing import formula_free
 from ctrlreward.tables.row_streams import Row
 
 Scores = npt.NDArray[np.float64]
@@ -65,8 +66,9 @@ class TableWriter:
     r"""Table that is written in parts: all columns of the rows, then the scores.
 
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON in
-    the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, becomes its escape:
-    `\ud800`.
+    the cells of a CSV file, and a text that a spreadsheet would run as a formula gets an apostrophe
+    there, which readers of this package remove. An unpaired surrogate, which UTF-8 can't encode,
+    becomes its escape: `\ud800`.
     """
 
     def __init__(self, file: BinaryIO, shape: TableShape, scores: Sequence[str]) -> None:
@@ -80,7 +82,7 @@ class TableWriter:
             fields = {**shape.types, **dict.fromkeys(scores, pyarrow.float64())}
             self._parquet = parquet.ParquetWriter(file, pyarrow.schema(list(fields.items())))
         elif shape.suffix == ".csv":
-            file.write(_utf8(_csv([self._names])))
+            file.write(_utf8(_csv([[formula_free(name) for name in self._names]])))
 
     def write(self, rows: Sequence[Row], scores: Mapping[str, Scores]) -> None:
         """Write the next rows with their scores, arrays of shape (rows,) by name."""
@@ -186,4 +188,6 @@ def _csv(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return formula_free(value)
     return _json(value, name) if isinstance(value, dict | list) else value

@@ -35,13 +35,16 @@ def convert(file: Path, folder: Path) -> None:
         contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
     ):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
             # transformers announces only models.
             model, report = cast(
                 tuple[PreTrainedModel, dict[str, Any]],
                 AutoModelForCausalLM.from_pretrained(
                     file.parent,
                     gguf_file=file.name,
+                    trust_remote_code=False,
                     dtype=torch.float32,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # reported, and an error

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ctrlreward.extras import import_extra
+from ctrlreward.files import read_json
 from ctrlreward.progress import Phase, show
 from ctrlreward.weights.completeness import damage_named
 
@@ -32,8 +33,8 @@ def read_vectors(
     idf = folder / _IDF
     with damage_named(folder, f"word vectors {str(folder)!r}"):
         tensors = load_file(folder / _VECTORS)
-        words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
-        weights = json.loads(idf.read_text(encoding="utf-8")) if idf.is_file() else None
+        words = read_json(folder / _WORDS)
+        weights = read_json(idf) if idf.is_file() else None
     matrix = tensors["vectors"].numpy()
     if len(words) != len(matrix):
         raise ValueError(

@@ -8,7 +8,6 @@ instead of a list of style words.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from pytorch_lightning.utilities import rank_zero_info
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.files import json_line, write_whole
+from ctrlreward.files import json_line, read_jsonl, write_whole
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
@@ -116,8 +115,7 @@ class PseudoPairs:
             Samples with `prompts`, `sources`, the target style as `labels`, and the rewriting as
             `references`; texts and prefixes are empty.
         """
-        rows = Path(self.file).expanduser().read_text(encoding="utf-8").splitlines()
-        pairs = [Pair(**json.loads(row)) for row in rows]
+        pairs = [Pair(**row) for row in read_jsonl(Path(self.file).expanduser())]
         first, second = self.sentences.files
         other = {first: second, second: first}
         pairs += [Pair(pair.text, other[pair.label], pair.source) for pair in pairs]

@@ -78,9 +78,7 @@ def test_error_messages(reward, letters, kinds) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
     with pytest.raises(ValueError, match=r"'tone', but the dataset has prompt, label\. Use one"):
         reward_func(["ab"], ["a"], ["glad"])
-    with pytest.raises(
-        ValueError, match=r"queries\[0\] = 'ab' does not start with prompts\[0\] = 'b'"
-    ):
+    with pytest.raises(ValueError, match=r"queries\[0\] does not start with prompts\[0\]"):
         reward_func(["ab"], ["b"], ["glad"])
     with pytest.raises(TypeError, match=r"components\['share'\] is a float, must be one score of"):
         as_reward_func({"share": 1.0}, [], -9.0)

@@ -395,7 +395,7 @@ def test_the_examples_of_the_help_run(
         asked.append((host, port))
         return socket.create_server(("127.0.0.1", 0))
 
-    monkeypatch.setattr("ctrlreward.commands.serve._listen", listen)
+    monkeypatch.setattr("ctrlreward.commands.serve.listen", listen)
     (tmp_path / "token.txt").write_text("s3cret\n")
     (tmp_path / "configs").symlink_to(Path(__file__).resolve().parents[2] / "configs")
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from fastapi import APIRouter, FastAPI
 from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward
+from ctrlreward.commands.serve import listen
 from ctrlreward.serving.application import create_app
 from ctrlreward.serving.limits import ServeOptions, http_protocol
 
@@ -72,9 +72,7 @@ uvicorn.server.asyncio = Quick()
 @contextmanager
 def running(app: FastAPI, wait: bool = True, seconds: float = 60) -> Iterator[LiveServer]:
     """Run an application by uvicorn in a thread on a free port."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(128)
+    listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
         app, log_level="info", lifespan="on", log_config=None, http=http_protocol(seconds)
     )

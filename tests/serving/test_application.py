@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_unknown_names_are_named(
     assert reply.status_code == status
     if place:
         assert reply.json()["detail"][0]["loc"] == ["body", *place]
+
+
+def test_a_small_reply_is_sent_at_once(live_server: Start, reward: Reward) -> None:
+    """Not after the 40 ms for which TCP holds the second packet of a reply back."""
+    client = live_server(reward).client
+    seconds = []
+    for _ in range(20):
+        started = time.perf_counter()
+        client.get("/health")
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.02
 
 
 def test_every_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None:

@@ -35,10 +35,11 @@ def score(model: Path) -> float:
 
 def spoil(file: Path, how: str) -> None:
     content = file.read_bytes()
-    file.write_bytes({"half": content[: len(content) // 2], "empty": b"", "junk": b"\xff\0"}[how])
+    half, deep = content[: len(content) // 2], b"[" * 100_000
+    file.write_bytes({"half": half, "empty": b"", "junk": b"\xff\0", "deep": deep}[how])
 
 
-@pytest.mark.parametrize("how", ["half", "empty", "junk"])
+@pytest.mark.parametrize("how", ["half", "empty", "junk", "deep"])
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
 )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ctrlreward.files import parse_json
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import Row
@@ -69,7 +70,7 @@ class ShardStore:
             return None
         with self._manifest.open() as opened:
             try:
-                return Manifest(**json.load(opened))
+                return Manifest(**parse_json(opened.read(), str(self._manifest)))
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"{self._manifest} is not a manifest of shards ({error}). Delete the folder to "
@@ -109,7 +110,7 @@ class ShardStore:
             file = self._file(shard, positions)
             with file.open() as opened:
                 try:
-                    stored = json.load(opened).items()
+                    stored = parse_json(opened.read(), str(file)).items()
                     found |= {name: np.array(values, np.float64) for name, values in stored}
                 except (AttributeError, TypeError, ValueError) as error:
                     raise ValueError(

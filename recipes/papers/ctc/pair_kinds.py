@@ -156,7 +156,7 @@ def _values(line: str, keys: Sequence[str], kind: PairKind) -> tuple[str, ...]:
         values = tuple(record[key] for key in keys)
         if not all(isinstance(value, str) for value in values):
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(
             f"{line.strip()[:40]!r} must be a JSON record with a string for {', '.join(keys)}, as "
             f"kind {kind!r} reads"

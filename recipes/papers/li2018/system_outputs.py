@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctrlreward.files import parse_json
 from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
 from ctrlreward.recipes.text_files import distinct_texts, matching_key
 from ctrlreward.samples import Samples
@@ -78,7 +78,7 @@ def output_rows(file: Path) -> list[tuple[str, str, str | None]]:
     with open(file, encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
         for number, line in enumerate(lines, 1):
             if line.strip():
-                rows.append(_output(json.loads(line), f"{file}:{number}"))
+                rows.append(_output(parse_json(line, file, number), f"{file}:{number}"))
     return rows
 
 

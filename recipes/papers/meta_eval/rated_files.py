@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrlreward.data import local_file
+from ctrlreward.files import parse_json
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.tables.parsing import decode_utf8, parse_csv, parse_json, read_bytes
+from ctrlreward.tables.parsing import decode_utf8, parse_csv, read_bytes
 from ctrlreward.tables.row_streams import Row
 
 

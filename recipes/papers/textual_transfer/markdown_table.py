@@ -19,6 +19,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         |:------|------:|
         | M0    | 0.818 |
     """
+    header, *rows = ([cell.replace("|", r"\|") for cell in row] for row in (header, *rows))
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.engine.batching import pad_rows
-from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.files import read_json, whole_folder, write_whole
 from ctrlreward.progress import track
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import EOS, GO, PAD, vocabulary_from_json
@@ -307,7 +307,7 @@ def _holds(folder: Path, fingerprint: str) -> bool:
 
 def _read(path: Path) -> tuple[StyleLanguageModel, PreTrainedTokenizerFast, dict[str, Any]]:
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json(path / "config.json")
         with torch.random.fork_rng():  # a module draws its first weights
             model = StyleLanguageModel(**{name: config[name] for name in _SIZES})
         model.load_state_dict(load_file(path / "model.safetensors"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.files import JsonLog
+from ctrlreward.files import JsonLog, read_json
 from ctrlreward.functional.transfer import SentenceScores
 from ctrlreward.plots.curves import curve
 from ctrlreward.recipes.style_transfer.tradeoff import GMPath, TransferPoint, transfer_path
@@ -106,7 +105,7 @@ def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) 
         )
     gm = values("gm")
     report = folder / "test.json"
-    test = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    test = read_json(report) if report.is_file() else {}
     name = folder.resolve().name
     model = _MODEL.search(name)
     return TransferRun(

@@ -1,0 +1,140 @@
+"""The served reward under a fuzzer of its OpenAPI schema, and under bodies of other kinds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from letter_scorers import Letters
+from schemathesis.engine import events, from_schema
+
+from ctrlreward import Reward
+from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
+from ctrlreward.adapters.trainer_routes import trainer_routes
+from ctrlreward.serving.limits import ServeOptions
+
+SECRET = "my secret "  # begins each text of a request, and must not be in a log
+
+
+def start(live_server: Callable[..., Any], token: str | None = None) -> Any:
+    """Return a server with all routes."""
+    letters = Letters()
+    reward = Reward({"letters": (letters["letters"], 0.3), "length": (letters["length"], 0.1)})
+    options = TrainerRoutes(-1.0, constants={"labels": "o"}, template=TemplateMarkers("bot: "))
+    return live_server(reward, ServeOptions(token=token), (trainer_routes(options, reward),))
+
+
+def marked(value: Any) -> Any:
+    """Return a body whose texts begin with the secret; a prefix stays the beginning of its text."""
+    if isinstance(value, str):
+        return SECRET + value
+    if isinstance(value, list):
+        return [marked(item) for item in value]
+    return {k: marked(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    case.body = marked(case.body)
+
+
+@pytest.mark.parametrize("token", [None, "s3cret"])
+def test_no_request_of_the_fuzzer_breaks_the_schema(
+    live_server: Callable[..., Any], caplog: pytest.LogCaptureFixture, token: str | None
+) -> None:
+    caplog.set_level("INFO")
+    server = start(live_server, token)
+    settings: dict[str, Any] = {
+        "generation": {"max-examples": 10, "deterministic": True, "no-shrink": True},
+        "phases": {"stateful": {"enabled": False}},
+        # The schema can't say that a prefix begins its text.
+        "checks": {"positive_data_acceptance": {"enabled": False}},
+    }
+    if token is not None:
+        settings["headers"] = {"Authorization": f"Bearer {token}"}
+    config = schemathesis.Config.from_dict(settings)
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json", config=config)
+    routes, found, sent = set(), [], 0
+    for event in from_schema(schema).execute():
+        if isinstance(event, events.NonFatalError | events.FatalError):
+            found.append(repr(event))
+        if isinstance(event, events.ScenarioFinished):
+            routes.add(event.recorder.label)
+            sent += len(event.recorder.cases)
+            for each, checks in event.recorder.checks.items():
+                case = event.recorder.cases[each].value
+                failed = [check.failure_info for check in checks if check.failure_info]
+                found += [f"{case.method} {case.path} {case.body}: {f.failure}" for f in failed]
+    assert found == []
+    assert sent > 300
+    assert {"POST /score", "POST /verify", "POST /scorers/{scorer_id}/fold"} < routes
+    assert len(routes) == 12
+    assert any("POST /score" in line for line in caplog.messages)
+    assert SECRET not in caplog.text
+
+
+VALUES = {
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "open": '{"a":' * 100_000,
+    "nested": "[" * 900 + "]" * 900,
+    "object": '{"a":' * 300 + "1" + "}" * 300,
+    "integer": "9" * 5000,
+    "large": "-" + "9" * 4000,
+    "nan": "NaN",
+    "infinity": "-Infinity",
+    "exponent": "1e999",
+    "surrogate": r'"my secret \ud800"',
+    "null": "null",
+}
+BODIES = [
+    ("/score", "%s"),
+    ("/score", '{"samples": %s}'),
+    ("/score", '{"samples": [{"text": %s, "label": "o"}]}'),
+    ("/score", '{"samples": [{"text": "soup", "label": {"tone": %s}}]}'),
+    ("/score", '{"samples": [{"text": "soup", "label": "o", "reference": %s}]}'),
+    ("/scorers/0/score", '{"samples": [], "names": [%s]}'),
+    ("/scorers/0/fold", '{"name": "letters", "parts": [[%s], [1]]}'),
+    ("/scorers/0/fold", '{"name": %s, "parts": []}'),
+    ("/get_reward", '{"query": ["xy"], "prompts": ["x"], "labels": [%s]}'),
+    ("/get_reward", '{"query": [%s], "prompts": ["x"]}'),
+    ("/slime", '{"prompt": %s, "response": "x"}'),
+    ("/slime", '{"prompt": [{"content": %s}], "response": "x"}'),
+    ("/classify", '{"input": %s}'),
+    ("/classify", '{"input": ["a bot: b"], "model": %s}'),
+    ("/seed_session", "%s"),
+    ("/verify", '{"responses_create_params": {"input": %s}, "response": {}}'),
+    ("/verify", '{"responses_create_params": {}, "response": {"output": %s}}'),
+    ("/verify", '{"responses_create_params": {}, "response": {"output": [{"content": %s}]}}'),
+    ("/verify", '{"responses_create_params": {}, "response": {}, "row": %s}'),
+]
+
+
+def test_no_json_breaks_a_route(
+    live_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is not JSON, or more than a parser takes, is a 400; what is no text of ours a 422."""
+    caplog.set_level("INFO")
+    client = start(live_server).client
+    for route, body in BODIES:
+        for name, value in VALUES.items():
+            content = (body % value).encode()
+            reply = client.post(
+                route, content=content, headers={"Content-Type": "application/json"}
+            )
+            sent = f"{route} {body} {name}: {reply.status_code} {reply.text[:200]}"
+            malformed = name in ("deep", "open", "integer") and route != "/seed_session"
+            assert reply.status_code in ((400,) if malformed else (200, 400, 422)), sent
+            json.loads(reply.content, parse_constant=pytest.fail)
+            is_text = '"text": %s' in body or route in ("/get_reward", "/slime", "/classify")
+            if is_text and reply.is_error:
+                assert "my secret" not in reply.text, sent
+    assert "my secret" not in caplog.text
+
+
+def test_a_row_of_nemo_gym_is_repeated_as_json(live_server: Callable[..., Any]) -> None:
+    body = '{"responses_create_params": {}, "response": {}, "row": [NaN, 1e999, "\\ud800", 0.5]}'
+    reply = start(live_server).client.post("/verify", content=body.encode())
+    assert json.loads(reply.content)["row"] == [None, None, "\ud800", 0.5]

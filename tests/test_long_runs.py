@@ -1,0 +1,167 @@
+"""Ten thousand calls, hundreds of validations, clients that come and go: nothing grows.
+
+Memory is that of the process alone: pages of a mapped file of weights become resident when they are
+first read, which is not growth.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_letters
+
+import numpy as np
+import psutil
+import pytest
+import pytorch_lightning as pl
+import torch
+from commands.test_rescore import Writer
+from letter_scorers import Letters, letters_reward
+from serving.conftest import running
+from serving.test_faults import send
+from torch.utils.data import DataLoader
+
+from ctrlreward import (
+    CTRLEval,
+    Distinct,
+    LexiconSentiment,
+    Perplexity,
+    RemoteReward,
+    Reward,
+    Samples,
+    Similarity,
+)
+from ctrlreward.callbacks import GenerationScorer, HistoryLogger
+from ctrlreward.serving.application import create_app
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600), pytest.mark.usefixtures("one_thread")]
+
+# Share of the lengths below, for a machine without the time.
+SCALE = float(os.environ.get("CTRLREWARD_SOAK", "1"))
+MOST_KIB = 256.0  # growth per 1,000 rounds
+DRAW = random.Random(0)
+
+
+def texts(n: int) -> list[str]:
+    """Return texts of words that no call has had, of random lengths."""
+
+    def word() -> str:
+        return "".join(DRAW.choices(ascii_letters, k=DRAW.randint(1, 9)))
+
+    return [f"The soup {' '.join(word() for _ in range(DRAW.randint(1, 12)))}." for _ in range(n)]
+
+
+def anonymous_kib() -> float:
+    """Return the resident memory that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return float(status.partition("RssAnon:")[2].split()[0])
+
+
+class Memory(pl.Callback):
+    """Memory after each validation."""
+
+    def __init__(self) -> None:
+        self.kib: list[float] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        gc.collect()
+        self.kib.append(anonymous_kib())
+
+
+def slope_of(work: Callable[[], object], rounds: int, name: str) -> float:
+    """Return KiB per 1,000 rounds, by regression over the second half; threads and files stay."""
+    rounds = max(40, int(rounds * SCALE))
+    process, seen, memory = psutil.Process(), [], []
+    started = now = (0, 0)
+    every = max(1, rounds // 100)
+    for i in range(rounds):
+        work()
+        if i % every == 0 and i >= rounds // 2:
+            gc.collect()
+            now = (process.num_threads(), process.num_fds())
+            started = started if seen else now
+            seen.append(i)
+            memory.append(anonymous_kib())
+    slope = float(np.polyfit(seen, memory, 1)[0] * 1000)
+    print(f"{name}: {rounds} rounds, {slope:+.0f} KiB per 1,000, {memory[0]:.0f} KiB, {now}")
+    assert now[0] <= started[0] + 1
+    assert now[1] <= started[1] + 2
+    return slope
+
+
+NAMES = ("ctrleval", "perplexity", "distinct", "lexicon", "glove", "minilm")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_thousand_scoring_calls(name: str, tiny_llama: Callable[[str], str]) -> None:
+    folder = tiny_llama(ascii_letters + " .!,\n?'")
+    score = {
+        "ctrleval": lambda: CTRLEval(folder, evaluators=6)["coherence"],
+        "perplexity": lambda: Perplexity(folder)["log_likelihood"],
+        "distinct": lambda: Distinct(folder)["distinct_2"],
+        "lexicon": lambda: LexiconSentiment("accuracy"),
+        "glove": lambda: Similarity("glove-6b-50d"),
+        "minilm": lambda: Similarity("minilm-l6"),
+    }[name]()
+    reward = Reward({"score": score})
+
+    def work() -> None:
+        given = texts(4)
+        samples = Samples(
+            given, prefixes=["The soup"] * 4, labels=["positive"] * 4, sources=texts(4)
+        )
+        assert len(reward(samples).total) == 4
+
+    rounds = 1000 if name == "minilm" else 10_000  # a model of ordinary size
+    assert slope_of(work, rounds, name) < MOST_KIB
+    reward.release()
+
+
+def test_clients_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps each line
+    app = create_app(letters_reward())
+    with running(app) as server:
+        samples = Samples(["soup", "noon"], labels=["o", "n"])
+        expected = letters_reward()(samples).total
+
+        def work() -> None:
+            with send(server, b"{", length=100):  # and hangs up
+                pass
+            remote = RemoteReward(server.url)
+            np.testing.assert_array_equal(remote(samples).total, expected)
+            remote.release()
+
+        assert slope_of(work, 5000, "serving") < MOST_KIB
+        assert app.state.requests.held_characters == 0
+
+
+def test_five_hundred_validations(tmp_path: Path) -> None:
+    prompts = Samples(["The soup", "The view"], labels=["o", "e"])
+    scorer = GenerationScorer({"letters": Letters()["letters"]}, prompts)
+    rounds = max(40, int(500 * SCALE))
+    memory = Memory()
+    trainer = pl.Trainer(
+        default_root_dir=tmp_path,
+        max_steps=rounds,
+        val_check_interval=1,
+        check_val_every_n_epoch=None,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        logger=HistoryLogger(tmp_path),
+        callbacks=[scorer, memory],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = DataLoader(torch.zeros(rounds, 1))
+    trainer.fit(Writer(), data, data)
+    assert len(memory.kib) >= rounds - 1
+    half = len(memory.kib) // 2
+    slope = float(np.polyfit(range(half), memory.kib[-half:], 1)[0] * 1000)
+    print(f"validations: {rounds} rounds, {slope:+.0f} KiB per 1,000")
+    assert slope < 8 * MOST_KIB  # a row of the history each, and its file

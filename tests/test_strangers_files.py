@@ -1,0 +1,392 @@
+"""Files of others: what no parser takes is named with its line, and nothing that is read runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ctrlreward import Distinct, Perplexity, RemoteReward, Samples
+from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward.cli import main
+from ctrlreward.commands.config_files import read_config
+from ctrlreward.commands.evaluation_figures import Figure, to_csv
+from ctrlreward.commands.evaluation_prompts import read_prefixes
+from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.data import local_file
+from ctrlreward.files import JsonLog, read_yaml
+from ctrlreward.functional.preferences import LearnedAggregate
+from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
+from ctrlreward.scorers.judge import Rubric
+from ctrlreward.scorers.task import Task
+from ctrlreward.tables.row_streams import parse_rows
+from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.weights.wheels import extract
+
+SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
+METRICS = " ".join(f"--metrics.{n}=worth" for n in ("accuracy", "similarity", "perplexity"))
+REWARD = f"{__name__}:brevity"
+
+
+def brevity(texts: Sequence[str]) -> list[float]:
+    return [-float(len(text)) for text in texts]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input of each command, in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text": f"The soup {i} was good.", "prefix": "The soup", "worth": i} for i in range(4)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("log.jsonl").write_text("".join(f'{{"step": {i}, "worth": {i}}}\n' for i in range(4)))
+    Path("table.json").write_text('{"soup": {"worth": 1.5},\n "view": {"worth": 2.5}}\n')
+    state = {"log_history": [{"step": i, "worth": i} for i in range(4)]}
+    Path("trainer_state.json").write_text(json.dumps(state) + "\n")
+    Path("reward.yaml").write_text("components:\n  worth:\n    scorer: Distinct\n")
+    Path("description.json").write_text('{"weights": {"worth": 1.0}}\n')
+    for name in ("first", "second"):
+        (Path(name) / "samples/score").mkdir(parents=True)
+        shutil.copy("log.jsonl", f"{name}/metrics.jsonl")
+        Path(name, "summary.json").write_text('{"directions": {"worth": "max"}}\n')
+        for step in (1, 2):
+            scored = [{**row, "scores": {"worth": row["worth"]}} for row in rows]
+            lines = "".join(json.dumps(row) + "\n" for row in scored)
+            Path(name, f"samples/score/step={step:06d}.jsonl").write_text(lines)
+
+
+VALUES = {
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "digits": "9" * 5000,
+    "nul": "\x00",
+    "half": "\ud800",
+}
+
+
+def spoil(path: Path, value: str) -> str:
+    """Add a value to the second row of a file, or under a first key; return the place."""
+    first, *rest = path.read_text().splitlines()
+    place = str(path)
+    if path.suffix == ".jsonl":
+        rest[0] = rest[0][:-1] + f', "extra": {value}}}'
+        place += ":2"
+    elif path.suffix == ".json":
+        first = f'{{"extra": {value}, {first[1:]}'
+        place += ":1"
+    else:
+        first = f"extra: {value}\n{first}"
+    path.write_bytes("\n".join([first, *rest, ""]).encode(errors="surrogatepass"))
+    return place
+
+
+def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a command says that ends with a status for mistakes."""
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code in (1, 2)
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (SCORE, "rows.jsonl"),
+        ("pairs rows.jsonl pairs.jsonl --score worth", "rows.jsonl"),
+        (f"probe {REWARD} --texts rows.jsonl", "rows.jsonl"),
+        ("select log.jsonl --maximise worth", "log.jsonl"),
+        ("select first --maximise worth", "first/metrics.jsonl"),
+        ("select first --maximise worth", "first/summary.json"),
+        ("select trainer_state.json --maximise worth", "trainer_state.json"),
+        ("report first", "first/samples/score/step=000002.jsonl"),
+        ("rescore first reward.yaml", "first/samples/score/step=000001.jsonl"),
+        ("rescore first reward.yaml", "first/metrics.jsonl"),
+        ("rescore first reward.yaml", "first/summary.json"),
+        ("rescore first reward.yaml", "reward.yaml"),
+        ("probe reward.yaml", "reward.yaml"),
+        ("serve reward.yaml", "reward.yaml"),
+        ("train --config reward.yaml", "reward.yaml"),
+        ("compare table.json table.json", "table.json"),
+        ("compare first second", "second/metrics.jsonl"),
+        (f"trajectories first {METRICS}", "first/metrics.jsonl"),
+    ],
+)
+def test_what_no_parser_takes_is_named(
+    command: str, name: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = spoil(Path(name), VALUES[value])
+    said = failure(command.split(), capsys)
+    assert place in said
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_infinity_that_an_output_can_not_have(
+    suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = spoil(Path("rows.jsonl"), '{"a": [Infinity]}')
+    command = SCORE.replace("scored.jsonl", f"scored.{suffix}").split()
+    assert f"{place}: the column 'extra' has the value" in failure(command, capsys)
+    assert not Path(f"scored.{suffix}").exists()
+
+
+def test_a_report_names_the_log_that_it_lacks() -> None:
+    place = spoil(Path("first/metrics.jsonl"), VALUES["deep"])
+    main(["report", "first"])
+    assert f"{place} has JSON that is nested too deeply" in Path("first/report.html").read_text()
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (Samples.from_jsonl, "rows.jsonl"),
+        (read_prefixes, "rows.jsonl"),
+        (lambda path: JsonLog(Path(path)).read(), "log.jsonl"),
+        (LearnedAggregate.load, "description.json"),
+        (lambda path: RemoteReward("http://127.0.0.1:1", expect=path), "description.json"),
+        (Rubric.load, "reward.yaml"),
+        (Task.load, "reward.yaml"),
+    ],
+)
+def test_readers_of_python_name_it(read: Callable[[str], object], name: str, value: str) -> None:
+    place = spoil(Path(name), VALUES[value])
+    with pytest.raises(ValueError, match=place.replace(".", r"\.")):
+        read(name)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", ["scored.jsonl.partial/manifest.json", "scored.jsonl.partial/x"])
+def test_the_files_of_an_unfinished_run(
+    name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = f"{SCORE} --chunk 2".split()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardStore, "read", killed)
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+    assert ended.value.code == 130
+    shard = next(
+        file for file in Path("scored.jsonl.partial").iterdir() if file.name != "manifest.json"
+    )
+    path = Path(name) if name.endswith("json") else shard
+    place = spoil(path, VALUES[value])
+    assert place.rpartition(":")[0] in failure(command, capsys)
+
+
+LAUGHS = "a: &a [ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LAUGHS, "is not YAML: its aliases stand for too many values"),
+        ("a: &a\n  b: *a\n", "contains itself by an alias"),
+        ("a: {" * 100_000, "nested too deeply"),
+        ("x: 1\na: 2024-13-45\n", "config.yaml:2: is not YAML: month must be in 1..12"),
+    ],
+)
+def test_configs_that_no_one_reads_to_the_end(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_config("config.yaml")
+    for command in (
+        "probe config.yaml",
+        "train --config config.yaml",
+        f"{SCORE} --config config.yaml",
+    ):
+        failure(command.split(), capsys)
+
+
+# Code in files that are only read
+
+
+class Payload:
+    """An object that makes the folder "ran" when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("ran",)
+
+
+CODE = "import os\nos.mkdir('ran')\n"
+TAGGED = "!!python/object/apply:os.mkdir [ran]"
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran(workplace: None) -> Iterator[None]:
+    yield
+    assert not Path("ran").exists()
+
+
+def test_a_pickle_would_run_without_care() -> None:
+    torch.save({"weights": Payload()}, "stranger.ckpt")
+    torch.load("stranger.ckpt", weights_only=False)
+    Path("ran").rmdir()
+
+
+def test_a_checkpoint_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"state_dict": {}, "loops": Payload()}, "stranger.ckpt")
+    boring = "pytorch_lightning.demos.boring_classes"
+    Path("train.yaml").write_text(
+        f"model: {boring}.BoringModel\ndata: {boring}.BoringDataModule\n"
+        "trainer: {max_steps: 2, accelerator: cpu, logger: false, enable_checkpointing: false}\n"
+    )
+    command = ["train", "--config", "train.yaml", "--trainer.default_root_dir", "run"]
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        main([*command, "--ckpt_path", "stranger.ckpt"])
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        main([*command, "--ckpt_path", Path("stranger.ckpt").absolute().as_uri()])
+
+
+def test_the_code_of_a_model_does_not_run(tiny_llama: Callable[[str], str]) -> None:
+    for part, auto in (
+        ("config", {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}),
+        ("tokenizer_config", {"AutoTokenizer": ["code.Tokenizer", None]}),
+    ):
+        folder = Path(shutil.copytree(tiny_llama("abc "), f"model_{part}"))
+        (folder / "code.py").write_text(CODE)
+        config = json.loads((folder / f"{part}.json").read_text())
+        changed = {"model_type": "stranger", "tokenizer_class": "Tokenizer", "auto_map": auto}
+        kept = {key: value for key, value in changed.items() if key in config or key == "auto_map"}
+        (folder / f"{part}.json").write_text(json.dumps({**config, **kept}))
+        with pytest.raises(Exception, match=r"trust_remote_code|custom code"):
+            Perplexity(str(folder)).score(["abc"])
+
+
+def test_pickled_weights_do_not_run(tiny_llama: Callable[[str], str]) -> None:
+    folder = Path(shutil.copytree(tiny_llama("abc "), "model"))
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pickled \*\.bin weights are never loaded"):
+        Perplexity(str(folder)).score(["abc"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "probe tagged.yaml",
+        "serve tagged.yaml",
+        "rescore first tagged.yaml",
+        "train --config tagged.yaml",
+        f"{SCORE} --config tagged.yaml",
+        "pairs rows.jsonl pairs.jsonl --reward tagged.yaml",
+    ],
+)
+def test_tags_of_python_in_yaml_do_not_run(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tagged.yaml").write_text(f"components:\n  worth: {TAGGED}\n")
+    assert "constructor for the tag" in failure(command.split(), capsys)
+    for read in (Rubric.load, Task.load, read_yaml):
+        with pytest.raises(ValueError, match=r"could not determine a constructor for the tag"):
+            read("tagged.yaml")
+
+
+def test_a_run_that_is_read_does_not_run() -> None:
+    """Nor is a module imported that its configuration, summary or log names."""
+    Path("stranger.py").write_text(CODE)
+    callback = {"class_path": "stranger.Callback", "init_args": {"monitor": "worth"}}
+    config = json.dumps({"trainer": {"callbacks": [callback]}, "model": callback})
+    for content in (config, f"trainer: {TAGGED}"):
+        Path("first/config.yaml").write_text(content)
+        main(["report", "first"])
+        main(["select", "first", "--maximise", "worth"])
+        main(["compare", "first", "second"])
+    Path("first/metrics.jsonl").unlink()
+    line = "Global step 1: {'worth': __import__('os').mkdir('ran')}"
+    Path("run.log").write_text(f"{line}\nGlobal step 2: {{'worth': 1.0}}\n" * 2)
+    main(["select", "run.log", "--maximise", "worth"])
+
+
+# Tables and reports
+
+FORMULAS = [
+    "=cmd|' /C calc'!A0",
+    "+1+cmd|'x'!A0",
+    "-2+3",
+    "@SUM(1)",
+    "\t=1",
+    "'=1",
+    "''-x",
+    "-",
+    "=",
+]
+
+
+@given(st.lists(st.text(alphabet="=+-@'1.e \t\ra\"\n,", max_size=6), min_size=1))
+@example(FORMULAS)
+def test_no_cell_is_a_formula_and_each_is_read_back(texts: list[str]) -> None:
+    rows = [{"text": text, "=name": 1, "n": -1.5} for text in texts]
+    content = encode_rows(".csv", rows, {"score": np.full(len(rows), -2.5)})
+    header, *cells = csv.reader(io.StringIO(content.decode(), newline=""))
+    assert header == ["text", "'=name", "n", "score"]
+    for (shown, *_, number, score), text in zip(cells, texts, strict=True):
+        assert (number, score) == ("-1.5", "-2.5")
+        if shown[:1] in ("=", "+", "-", "@", "\t", "\r"):
+            assert math.isfinite(float(shown))
+        assert shown.removeprefix("'") in (text, text.removeprefix("'"))
+    read = parse_rows(content, Path("rows.csv"))
+    assert [row["text"] for row in read] == texts
+    assert [*read[0]] == ["text", "=name", "n", "score"]
+
+
+def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A formula has one apostrophe however often its file is scored."""
+    Path("rows.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in FORMULAS[:4]))
+    for name in ("first", "second"):
+        main(["score", "rows.csv", "scored.csv", "--scorers", "Distinct", "--names", name])
+        shutil.move("scored.csv", "rows.csv")
+        assert "\n'=cmd|" in Path("rows.csv").read_text()
+    assert "''" not in Path("rows.csv").read_text()
+
+
+def test_names_in_tables_are_cells() -> None:
+    figure = Figure("combinations", "=cmd|x", "accuracy", -0.5)
+    assert "combinations,'=cmd|x,accuracy,-0.5" in to_csv([figure])
+    assert r"a\|b" in markdown_table(["run"], [["a|b"]])
+
+
+# Names
+
+
+def test_members_of_a_wheel_stay_in_its_folder() -> None:
+    with zipfile.ZipFile("stranger.whl", "w") as archive:
+        archive.writestr("model/weights", b"1")
+        archive.writestr("model/../../outside", b"2")
+    with pytest.raises(ValueError, match=r"stranger.whl has 'model/\.\./\.\./outside', which is"):
+        extract(Path("stranger.whl"), "model/", Path("inner/content"))
+    assert not Path("outside").exists()
+    assert not Path("inner/outside").exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
+def test_names_of_texts_stay_in_the_folder_of_the_run(name: str) -> None:
+    scores = {"worth": Distinct()["distinct"]}
+    with pytest.raises(ValueError, match="must be a name of a folder's content"):
+        GenerationScorer(scores, ["A soup"], name=name)
+    with pytest.raises(ValueError, match="must be a name of a folder's content"):
+        BeforeAfter(scores, ["A soup"], others={name: Samples(["A soup"])})
+    with pytest.raises(ValueError, match="has no file"):
+        local_file(f"yelp-shen/{name}")
