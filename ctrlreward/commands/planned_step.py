@@ -41,6 +41,7 @@ from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import encode_texts
 from ctrlreward.policy import packing
 from ctrlreward.policy.chat import model_texts
+from ctrlreward.policy.cuda_graph import has_fixed_steps
 from ctrlreward.policy.model import (
     LoRA,
     checkpoint_gradients,
@@ -60,6 +61,7 @@ from ctrlreward.weights.sources import resolve
 
 _META = torch.device("meta")
 _BATCHES = 32  # of the training set, read for the longest prompt
+_IN_A_GRAPH = 0.16  # of the time of a kernel's call
 _PER_CALL = 128  # prompts that `complete` generates from at once
 # Share of the activations that the heap adds on the CPU by fragmentation (docs/plan.md).
 _FRAGMENTATION = 0.4
@@ -218,12 +220,16 @@ class Planned(FrozenModel):
 
     def record(self, lengths: Sequence[int], scored: int = 0, decoded: int = 0) -> None:
         """Record a call that reads rows of these lengths, padded, and scores tokens."""
-        for batch in batching.pack(lengths, self.batch_tokens):
+
+        def record_pass(batch: list[int]) -> list[int]:
             rows, width = len(batch), max(lengths[i] for i in batch)
             self.tokens += rows * width
             self.passes += 1
             if rows * width > self.rows * self.width:
                 self.rows, self.width = rows, width
+            return batch
+
+        batching.run_batched(lengths, self.batch_tokens, record_pass, "planning")
         self.scored += scored
         self.decoded += decoded
 
@@ -514,6 +520,9 @@ class StepPlan:
         # At the end the trace has the new cache; while one layer is copied, its old one as well.
         step.peak += self.cache_bytes // (len(tensors) // 2)
         step.read = self.policy_bytes + self.cache_bytes
+        graph = self.tuner.generation.cuda_graph
+        if graph and has_fixed_steps(policy, cache, new, torch.device(self.device).type):
+            step.calls = round(step.calls * _IN_A_GRAPH)
         return first.then(step.times(new))
 
     def _forward(self, rows: int, learns: bool) -> Cost:

@@ -30,10 +30,10 @@ _not_captured: set[type] = set()
 _last: dict[int, torch.cuda.CUDAGraph] = {}
 
 
-def has_fixed_steps(model: Any, cache: Cache, tokens: int) -> bool:
-    """Return True for models whose steps are known to be the same kernels at fixed addresses."""
+def has_fixed_steps(model: Any, cache: Cache, tokens: int, device: str) -> bool:
+    """Return True if the steps on a type of device are the same kernels at fixed addresses."""
     return (
-        model.device.type == "cuda"
+        device == "cuda"
         and tokens >= _FEWEST_TOKENS
         and not model.config.is_encoder_decoder
         and model.config._attn_implementation == "sdpa"  # takes a mask that is ready

@@ -213,7 +213,7 @@ def sample(
         cache, states = output.past_key_values, hidden[:, -1][rows]
         seen, position = attention[rows], positions[rows, -1:]
         fixed: FixedSteps | None = None
-        if options.cuda_graph and has_fixed_steps(model, cache, most):
+        if options.cuda_graph and has_fixed_steps(model, cache, most, ids.device.type):
             fixed = FixedSteps(model, cache, rows, seen, position, most)
         else:
             cache.reorder_cache(rows)

@@ -136,13 +136,11 @@ def test_a_step_that_cannot_be_recorded_runs_without_a_graph(
 def test_sliding_windows_and_the_cpu_decode_as_before(folder: str) -> None:
     policy = adapted(folder)
     cache = policy(torch.tensor([[1, 2]]), use_cache=True).past_key_values
-    assert not cuda_graph.has_fixed_steps(policy, cache, 12)
+    assert cuda_graph.has_fixed_steps(policy, cache, 12, "cuda")
+    assert not cuda_graph.has_fixed_steps(policy, cache, 12, "cpu")
+    assert not cuda_graph.has_fixed_steps(policy, cache, 7, "cuda")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8}
     config = Gemma3TextConfig(vocab_size=32, num_attention_heads=2, num_key_value_heads=1, **sizes)
-    cache = Gemma3ForCausalLM(config)(torch.tensor([[1, 2]]), use_cache=True).past_key_values
-    config._attn_implementation = "sdpa"
-    on_card = type("OnCard", (), {"device": torch.device("cuda"), "config": config})()
-    assert not cuda_graph.has_fixed_steps(on_card, cache, 12)
-    cache.layers = [cuda_graph.DynamicLayer()]
-    assert cuda_graph.has_fixed_steps(on_card, cache, 12)
-    assert not cuda_graph.has_fixed_steps(on_card, cache, 7)
+    sliding = Gemma3ForCausalLM(config)
+    cache = sliding(torch.tensor([[1, 2]]), use_cache=True).past_key_values
+    assert not cuda_graph.has_fixed_steps(sliding, cache, 12, "cuda")
