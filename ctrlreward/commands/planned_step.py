@@ -218,12 +218,16 @@ class Planned(FrozenModel):
 
     def record(self, lengths: Sequence[int], scored: int = 0, decoded: int = 0) -> None:
         """Record a call that reads rows of these lengths, padded, and scores tokens."""
-        for batch in batching.pack(lengths, self.batch_tokens):
+
+        def read(batch: list[int]) -> list[int]:
             rows, width = len(batch), max(lengths[i] for i in batch)
             self.tokens += rows * width
             self.passes += 1
             if rows * width > self.rows * self.width:
                 self.rows, self.width = rows, width
+            return batch
+
+        batching.run_batched(lengths, self.batch_tokens, read, self.name)
         self.scored += scored
         self.decoded += decoded
 
