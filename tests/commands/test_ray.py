@@ -34,9 +34,11 @@ from ctrlreward.commands.shards.workers import ScoreShards, Shard, in_process
 from ctrlreward.scorers.base import Scores
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
-# loopback address only.
+# loopback address only; the third one gives workers the priority of other tests, as they would wait
+# for minutes on a busy machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_worker_niceness"] = "0"
 
 OBJECT_STORE = 100 << 20  # bytes, of each node
 
