@@ -291,5 +291,5 @@ def print_plan(plan: Mapping[str, Any]) -> None:
         console.print(f"note: {note}")
     console.print(
         "Estimated for completions of full length. Memory was within 20 % of measured runs on a "
-        "CPU; seconds may be off by a factor of two (docs/plan.md)."
+        "CPU; the seconds of a phase may be off by a factor of three (docs/plan.md)."
     )
