@@ -38,7 +38,7 @@ from ctrlreward.scorers.base import Scores
 # for minutes on a busy machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 — Ray's spelling
 
 OBJECT_STORE = 100 << 20  # bytes, of each node
 
