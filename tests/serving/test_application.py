@@ -213,8 +213,7 @@ def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: 
     client = live_server(reward).client
     client.post("/score", json={"samples": records(SAMPLES)})
     client.post("/score", json=[])
-    metrics = client.get("/metrics").text
-    for line in (
+    expected = {
         'ctrlreward_requests_total{route="/score",status="200"} 1.0',
         'ctrlreward_requests_total{route="/score",status="422"} 1.0',
         "ctrlreward_samples_total 4.0",
@@ -224,5 +223,10 @@ def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: 
         "ctrlreward_scoring_seconds_count 1.0",
         "ctrlreward_waiting_characters 0.0",
         "ctrlreward_ready 1.0",
+    }
+    end = time.monotonic() + 10  # a reply is counted once it is sent
+    while (absent := expected - {*client.get("/metrics").text.splitlines()}) and (
+        time.monotonic() < end
     ):
-        assert line in metrics.splitlines()
+        time.sleep(0.05)
+    assert not absent
