@@ -176,7 +176,11 @@ class Curve:
 
     def __call__(self, values: Floats) -> Floats:
         """Return the log-odds of scores, shape (n,); NaN stays NaN."""
-        return np.interp(values, self.scores, self.worth)
+        # Rounded, a value may pass the next knot's.
+        worth = np.asarray(self.worth)
+        after = np.searchsorted(self.scores, values, side="right")
+        ends = worth[np.maximum(after - 1, 0)], worth[np.minimum(after, len(worth) - 1)]
+        return np.clip(np.interp(values, self.scores, worth), np.minimum(*ends), np.maximum(*ends))
 
 
 @dataclass(frozen=True)

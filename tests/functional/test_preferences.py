@@ -108,6 +108,12 @@ def test_equal_to_a_logistic_regression_of_statsmodels() -> None:
 scores = st.lists(st.floats(-1e6, 1e6), min_size=24, max_size=24)
 
 
+def test_a_curve_does_not_pass_its_next_knot_by_rounding() -> None:
+    curve = Curve((-11577.0, 1.2593583288949113e-266, 1.0), (0.0, *[0.40105696696289334] * 2))
+    assert (np.diff(curve(np.array([-1e9, -5e3, 0.0, 1e-300, 0.5, 1.0, 1e9]))) >= 0).all()
+    assert np.isnan(curve(np.array([np.nan]))).all()
+
+
 @given(scores, scores, st.booleans(), st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
 def test_better_scores_never_lower_the_total(
