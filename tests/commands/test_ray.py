@@ -363,6 +363,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
         assert text not in log
 
 
+@pytest.mark.soak
 def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     ray_cluster: Any,
     tmp_path: Path,

@@ -166,6 +166,7 @@ def books(data_dir: Path) -> dict[str, list[str]]:
     return {style: [str(local_file(file)) for file in files] for style, files in named.items()}
 
 
+@pytest.mark.soak
 def test_sentences_of_dickens_and_wikipedia(books: dict[str, list[str]], tmp_path: Path) -> None:
     report = write_literature(books, str(tmp_path / "data"), dev=500, test=500, names=None)
     for counts in report["styles"].values():
@@ -185,6 +186,7 @@ def test_sentences_of_dickens_and_wikipedia(books: dict[str, list[str]], tmp_pat
         assert all(letters(sentence) in original for sentence in written[f"test.{number}"][:100])
 
 
+@pytest.mark.soak
 def test_names_of_dickens(books: dict[str, list[str]], tmp_path: Path) -> None:
     report = write_literature(books, str(tmp_path / "data"), dev=500, test=500)
     assert report["styles"]["dickens"]["-PERSON-"] > 3000
