@@ -386,6 +386,8 @@ def attempt(one: Try, folder: Path) -> tuple[bool, float, str]:
     )
     seconds = time.perf_counter() - start
     printed = (ended.stdout if ended.returncode == 0 else ended.stderr).strip().splitlines()
+    while len(printed) > 1 and printed[-1].startswith("raised by "):
+        printed.pop()  # a note of the error
     last = printed[-1] if printed else ""
     if one.says is None:
         good = ended.returncode == 0 and re.search(one.prints, ended.stdout, re.MULTILINE)

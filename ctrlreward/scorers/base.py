@@ -402,7 +402,8 @@ def checked_requests(
     except Exception as error:
         if not isinstance(error, ValueError | TypeError):  # which name an item of the samples
             shown = f"{type(scorer).__name__} ({', '.join(sorted(names))})"
-            error.add_note(f"raised by {shown} for {len(samples)} samples")
+            count = f"{len(samples)} sample{'s' * (len(samples) != 1)}"
+            error.add_note(f"raised by {shown} for {count}")
         raise
     scores = checked_scores(scorer, samples, returned, names)
     for values in scores.values() if invalid else ():
