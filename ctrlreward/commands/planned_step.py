@@ -1,7 +1,7 @@
 """Cost of a training step without weights: its phases run on PyTorch's meta device.
 
 Models are built from their configurations with shapes and no values. PyTorch then reports each
-operation and each allocation of a phase, for every architecture and without a formula of ours.
+operation and each allocation of a phase, so no architecture needs a formula.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from ctrlreward.models.seq2seq import Filling, Seq2SeqInfiller
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import encode_texts
 from ctrlreward.policy import packing
+from ctrlreward.policy.adapted_module import _PROMPTS_PER_BATCH
 from ctrlreward.policy.chat import model_texts
 from ctrlreward.policy.cuda_graph import has_fixed_steps
 from ctrlreward.policy.model import (
@@ -62,7 +63,6 @@ from ctrlreward.weights.sources import resolve
 _META = torch.device("meta")
 _BATCHES = 32  # of the training set, read for the longest prompt
 _IN_A_GRAPH = 0.16  # of the time of a kernel's call
-_PER_CALL = 128  # prompts that `complete` generates from at once
 # Share of the activations that the heap adds on the CPU by fragmentation (docs/plan.md).
 _FRAGMENTATION = 0.4
 CARDS = (24, 40, 80, 141)  # GB
@@ -587,7 +587,7 @@ class StepPlan:
             each = callback.generations_per_prompt
             samples = self._completed(callback.prompts, each)
             texts = [str(text) for text in samples.require("prompts", "the callback")]
-            width, rows = self._tokens(texts), min(len(texts), _PER_CALL)
+            width, rows = self._tokens(texts), min(len(texts), _PROMPTS_PER_BATCH)
             sampled = self._sampling(min(len(set(texts)), rows), rows, width)
             components = getattr(callback, "_components", callback.components)
             self.held_out_peak = max(self.held_out_peak, sampled.peak)
