@@ -201,7 +201,7 @@ def sample(
     tokens: list[Tensor] = []
     done = torch.zeros(len(prompts), dtype=torch.bool, device=ids.device)
     with torch.inference_mode():  # 3 % faster than `no_grad`
-        positions = (attention.cumsum(dim=1) - 1).clamp(min=0)
+        positions = token_positions(attention)
         if has_encoder:
             start = model.generation_config.decoder_start_token_id
             first = {"decoder_input_ids": ids.new_full((len(ids), 1), start)}
@@ -374,7 +374,7 @@ def policy_output(
             model,
             input_ids=rollout.ids,
             attention_mask=rollout.attention,
-            position_ids=(rollout.attention.cumsum(dim=1) - 1).clamp(min=0),
+            position_ids=token_positions(rollout.attention),
         )
         states = hidden[:, -new - 1 : -1]
     kept = rollout.mask.bool()
@@ -383,6 +383,11 @@ def policy_output(
     values = token_log_probs(model, states[kept], rows, tokens, temperature)
     scattered = torch.zeros_like(rollout.mask).masked_scatter(kept, values)
     return PolicyOutput(scattered, None if value_head is None else value_head(states))
+
+
+def token_positions(attention: Tensor) -> Tensor:
+    """Return the position of each token in its row, padding not counted."""
+    return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def add_end_tokens(
