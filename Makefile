@@ -77,7 +77,7 @@ constraints: | $(BIN)/python  ## write the versions of constraints.txt anew
 lowest: export OMP_NUM_THREADS ?= 1
 lowest: | $(BIN)/python  ## run the tests with the oldest versions that pyproject.toml allows
 	$(BIN)/python -m pip install -qq uv
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-lowest
+	$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python .venv-lowest
 	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct \
 		--only-binary :all: --no-binary ctrlreward --editable '.[dev]'
 	.venv-lowest/bin/pytest --numprocesses 3 --dist loadfile $(ARGS)

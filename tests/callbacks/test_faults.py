@@ -104,7 +104,7 @@ def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_pa
     assert process.wait(60) == 1
     assert time.monotonic() - started < 60
     said = (tmp_path / f"rank{rank}").read_text()
-    assert re.search("Connection (closed|reset) by peer.*remote worker", said), said
+    assert re.search("Connection (closed|reset) by peer", said), said
     last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
     assert last["global_step"] == (4 if rank == 0 else 2)
 

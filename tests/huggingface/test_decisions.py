@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from decision_cases import (
     cases_on_two_ranks,
     names_on_two_ranks,
 )
+from lightning_utilities.core.imports import compare_version
 from trainer_runs import ON_TWO_RANKS, run_by_means, run_by_prompt
 from transformers import Trainer
 
@@ -33,6 +35,8 @@ def ranks(
     run_script: Callable[..., None],
 ) -> list[dict[str, Any]]:
     """Decisions of both ranks. Cases by prompt are cut at 2, others where the table says so."""
+    if not compare_version("transformers", operator.ge, "5.18"):
+        pytest.skip("transformers 5.17 can't resume on several CPU ranks: it loads to cpu:0")
     folder = tmp_path_factory.mktemp("two_ranks")
     script = Path(__file__).with_name("two_ranks.py")
     run_script(script, folder, tiny_llama("abcdef"), *names_on_two_ranks(request), timeout=300)
