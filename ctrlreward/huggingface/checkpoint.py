@@ -194,10 +194,6 @@ class ParetoCheckpoint(DecisionCallback):
         }
         return ParetoRule(modes)
 
-    def read(self, state: TrainerState, metrics: dict[str, float]) -> Sequence[Any]:
-        """Return metrics and stale keys; the rule takes no evidence."""
-        return super().read(state, metrics)[:2]
-
     @property
     def kept(self) -> dict[int, tuple[float, ...]]:
         """Step → values of the checkpoints on the front, oldest first."""

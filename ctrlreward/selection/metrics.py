@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from ctrlreward.functional.sequential import PairedDifference, level_of_test, paired_difference
 
@@ -21,8 +23,28 @@ Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any
 """Logged key → one value for each prompt, shape (prompts,)."""
 
 
+class State:
+    """State of a rule: a dataclass that becomes plain data and back."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        plain: dict[str, Any] = _adapter(type(self)).dump_python(self, warnings=False)
+        return plain
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Restore a state from `to_dict`, also after a round trip through JSON."""
+        restored: Self = _adapter(cls).validate_python(dict(state))
+        return restored
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 @dataclass(frozen=True)
-class Validation:
+class Validation(State):
     """Validation kept by a rule, to compare later ones with it.
 
     Attributes:
@@ -56,17 +78,6 @@ class Validation:
         if before is None or after is None or len(before) != len(after):
             return None
         return paired_difference(before, after, level)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        evidence = {key: list(values) for key, values in self.evidence.items()}
-        return {"step": self.step, "metrics": dict(self.metrics), "evidence": evidence}
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Validation:
-        """Restore from `to_dict`."""
-        evidence = {key: tuple(values) for key, values in state["evidence"].items()}
-        return cls(state["step"], state["metrics"], evidence)
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:

@@ -166,7 +166,7 @@ class RunRules:
                 stop, stopping = self.stop.update(stop, step, metrics, stale, evidence)
                 stopped = stopped or stopping.stop
             if self.pareto and pareto:
-                pareto, front = self.pareto.update(pareto, step, metrics, stale)
+                pareto, front = self.pareto.update(pareto, step, metrics, stale, evidence)
             chosen = None
             if self.best and best:
                 chosen = self.best.best(best)
