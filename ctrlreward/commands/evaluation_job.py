@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.table import Table
 
 from ctrlreward.arguments import one_of, positive
@@ -35,9 +33,10 @@ from ctrlreward.commands.evaluation_prompts import (
 from ctrlreward.commands.evaluation_texts import TextLog, TextOptions, find_model
 from ctrlreward.commands.terminal import plain_console
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, write_whole
+from ctrlreward.files import JsonLog, hold, write_whole
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.policy.rollouts import Generation
+from ctrlreward.run_folder import LOCK
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, CTRLEval, Distinct, Perplexity
 from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples
@@ -148,7 +147,7 @@ def evaluate_generator(
     planned = _mapped(log.samples(*log.planned(), texts), log.prompts, mapped)
     components = _components(used, planned)
     check_samples(components, planned)  # before hours of generation
-    with _held(folder):
+    with hold(folder / LOCK, folder, "Wait for it, or use another folder."):
         completed, ended = log.complete(generator, device, dtype, batch_size)
         samples = log.samples(completed, ended, texts)
         settings = fingerprint(used, None)
@@ -188,20 +187,6 @@ def evaluate_generator(
     _print(found, folder)
     if wandb is not None:
         log_run(wandb, folder, card, found, samples, kept)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes from evaluating into the same folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(folder / ".ctrlreward.lock").acquire(timeout=0)
-    except Timeout:
-        raise ValueError(
-            f"another process is evaluating into {folder}. Wait for it, or use another folder."
-        ) from None
-    with lock:
-        yield
 
 
 def _classifier(

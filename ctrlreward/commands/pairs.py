@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,12 +53,8 @@ def run(arguments: list[str]) -> None:
         "--chat", action="store_true", help="write messages of user and assistant, not strings"
     )
     options = parser.parse_args(arguments)
-    with user_errors(parser):
-        try:
-            print(write_pairs(**parser.instantiate(options).as_dict()))
-        except KeyboardInterrupt:
-            print("interrupted: repeat the command to resume", file=sys.stderr)
-            raise SystemExit(130) from None
+    with user_errors(parser, resumes=lambda: True):
+        print(write_pairs(**parser.instantiate(options).as_dict()))
 
 
 def write_pairs(

@@ -20,6 +20,7 @@ from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.config_files import read_reward
 from ctrlreward.commands.select import (
     Selection,
+    add_rule_options,
     decide,
     run_rules,
     summary,
@@ -113,7 +114,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     """Score, or resume, and print the replayed decisions."""
     parser = _parser(usage, description, examples)
     options = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors(parser, resumes=lambda: True):
         path = Path(options.reward)
         block, file = read_reward(path)
         run, names = without_prefix(read_stored_run(Path(options.run)))
@@ -127,9 +128,6 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             run_rules(planned(run, new), each)
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
-        except KeyboardInterrupt:
-            print("interrupted: repeat the command to resume", file=sys.stderr)
-            raise SystemExit(130) from None
         finally:
             reward.release()
         decisions = [decision(done, each) for each in asked]
@@ -144,38 +142,18 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     parser = command_parser("ctrlreward rescore", usage, description, examples)
     parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
     parser.add_argument(
-        *("reward",),
+        "reward",
         metavar="REWARD",
         type=str,
         help="YAML file of the reward, as for 'ctrlreward serve'; each component is a new score",
     )
-    several: dict[str, Any] = {"nargs": "+", "type": str, "default": []}
+    add_rule_options(parser, several=True)
     one: dict[str, Any] = {"type": str | None, "default": None}
     parser.add_argument(
-        *("--maximise", "--maximize"),
-        **several,
-        help="keys to select by. Default: the key that selected in the run, and each new score",
-    )
-    parser.add_argument(
-        *("--minimise", "--minimize"), **several, help="the same, where lower is better"
-    )
-    parser.add_argument(
-        "--subject_to",
-        **several,
-        help="constraints, such as 'score/acc>=0.8'. Default: the constraints of the run",
-    )
-    parser.add_argument("--guard", **one, help="alarm: PROXY:HELD_OUT, as in 'ctrlreward select'")
-    parser.add_argument(
-        "--reference", type=str, default="first", help="validation that the alarm compares with"
-    )
-    parser.add_argument("--stop", **one, help="early stopping: patience=3,min_delta=noise")
-    parser.add_argument("--pareto", **one, help="keys of a Pareto front: score/a:max,score/b:min")
-    parser.add_argument("--ties_by", **one, help="earliest, or KEY:min, KEY:max")
-    parser.add_argument("--constraint_test", type=str, default="point", help="as in 'select'")
-    parser.add_argument("--level", type=float, default=0.05, help="as in 'ctrlreward select'")
-    parser.add_argument(
         "--names",
-        **several,
+        nargs="+",
+        type=str,
+        default=[],
         help="names of the GenerationScorers whose texts are scored. Default: all",
     )
     parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")

@@ -97,31 +97,20 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
     ]
 
 
-class _LastLogged:
-    """Last value of each key of a log, of which each row is read once."""
-
-    def __init__(self, log_history: list[dict[str, Any]]) -> None:
-        self.log_history = log_history
-        self.rows = 0
-        self.values: dict[str, Any] = {}
-
-    def update(self) -> dict[str, Any]:
-        for row in self.log_history[self.rows :]:
-            self.values |= row
-            self.rows += 1
-        return self.values
-
-
 def _last_logged(state: TrainerState) -> dict[str, Any]:
     """Return the last logged value of each key.
 
     Several rules read the log at each evaluation, so the fold stays with the state, outside of its
     fields: `trainer_state.json` has the log itself.
     """
-    fold: _LastLogged | None = vars(state).get(_FOLD)
-    if fold is None or fold.log_history is not state.log_history:  # a resumed run has another list
-        fold = vars(state)[_FOLD] = _LastLogged(cast(list[dict[str, Any]], state.log_history))
-    return fold.update()
+    rows = cast(list[dict[str, Any]], state.log_history)
+    log, read, values = vars(state).get(_FOLD, (rows, 0, {}))
+    if log is not rows:  # a resumed run has another list
+        read, values = 0, {}
+    for row in rows[read:]:
+        values |= row
+    vars(state)[_FOLD] = rows, len(rows), values
+    return cast(dict[str, Any], values)
 
 
 def directions(state: TrainerState) -> dict[str, Mode]:
