@@ -26,7 +26,6 @@ from ctrlreward.held_out import (
     SCORED_STEP,
     TABLE,
     HeldOutScorer,
-    logged_scores,
     without_corpus_parts,
 )
 from ctrlreward.lightning_package import (
@@ -230,14 +229,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if self.overlap and fitting and not self._trial:
             scores = self._pending_scores(trainer)
             if scores is not None:
-                self._log(pl_module, scores, {SCORED_STEP: float(self._pending.step)})
+                self._log(pl_module, scores, late=True)
                 self.last_scored_step = self._pending.step
                 self._pending.clear()
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
             scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, scores, {})
+            self._log(pl_module, scores)
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
@@ -254,8 +253,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         scores = self._pending_scores(trainer)
         if scores is None:
             return
-        values = {**logged_scores(self.components, scores), SCORED_STEP: float(self._pending.step)}
-        row = {f"{self.name}/{key}": value for key, value in values.items()}
+        row = {**self.logged(scores), f"{self.name}/{SCORED_STEP}": float(self._pending.step)}
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
 
@@ -281,13 +279,11 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 raise misconfigured(trainer, late_score_error(callback, key))
 
     def _log(
-        self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
+        self, module: LightningModule, scores: Mapping[str, Scores], late: bool = False
     ) -> None:
-        first = not self.resolutions
-        logged = {
-            **self.metrics(scores),
-            **{f"{self.name}/{k}": value for k, value in more.items()},
-        }
+        first, logged = not self.resolutions, self.metrics(scores)
+        if late:
+            logged[f"{self.name}/{SCORED_STEP}"] = float(self._pending.step)
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())

@@ -31,7 +31,7 @@ from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
 from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
+from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import phase
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
 from ctrlreward.run_folder import (
@@ -345,7 +345,7 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
     prompts = Samples([""] * (len(samples) // repeats))
     scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
     with fixed_randomness(scorer.seed):
-        parts = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
+        parts = scored_in_parts(scorer.scored, texts, progress)
         path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
         scores = scorer.score_samples(samples, path, parts)
     metrics = scorer.metrics(scores)
