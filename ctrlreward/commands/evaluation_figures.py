@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.commands.evaluation_prompts import EvaluatedPrompt
+from ctrlreward.commands.evaluation_texts import EvaluatedPrompt
+from ctrlreward.commands.shards.shard_store import in_chunks, score_parts
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers.attribute import attribute_report
 from ctrlreward.scorers.base import DEVIATION, Component, Scores, check_samples, score
@@ -64,21 +64,8 @@ def score_texts(
     The completions of a prompt are scored together, so that `Distinct` has complete groups.
     """
     check_samples(components, samples)
-    size = _PROMPTS_PER_RECORD * completions
-    records: list[dict[str, list[float | None]]] = log.read()
-    starts = range(0, len(samples), size)
-    done = min(len(records) * size, len(samples))
-    with track("scoring", len(samples), done=done) as advance:
-        for start in starts[len(records) :]:
-            rows = samples[list(range(start, min(start + size, len(samples))))]
-            scores = score(components, rows)
-            log.append({k: [finite_or_none(v) for v in values] for k, values in scores.items()})
-            advance(len(rows))
-    records = log.read()
-    return {
-        name: np.array([v for record in records for v in record[name]], dtype=np.float64)
-        for name in components
-    }
+    parts = list(in_chunks(range(len(samples)), _PROMPTS_PER_RECORD * completions))
+    return score_parts(log, parts, lambda rows: score(components, samples[rows]))
 
 
 def figures(

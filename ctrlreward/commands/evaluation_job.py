@@ -24,13 +24,14 @@ from ctrlreward.commands.evaluation_figures import (
     score_texts,
     to_csv,
 )
-from ctrlreward.commands.evaluation_prompts import (
+from ctrlreward.commands.evaluation_texts import (
     EvaluatedPrompt,
+    TextLog,
     build_prompts,
+    find_model,
     read_labels,
     read_prefixes,
 )
-from ctrlreward.commands.evaluation_texts import TextLog, TextOptions, find_model
 from ctrlreward.commands.terminal import plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, hold, write_whole
@@ -142,17 +143,17 @@ def evaluate_generator(
     log = TextLog(
         *(folder / "generations.jsonl", prompts, completions, options, seed),
         {"model": generator.identity, "dtype": dtype},
+        *(continues, unfinished == "drop"),
     )
-    texts = TextOptions(continues, unfinished == "drop")
-    planned = _mapped(log.samples(*log.planned(), texts), log.prompts, mapped)
+    planned = _mapped(log.samples(), log.prompts, mapped)
     components = _components(used, planned)
     check_samples(components, planned)  # before hours of generation
     with hold(folder / LOCK, folder, "Wait for it, or use another folder."):
         completed, ended = log.complete(generator, device, dtype, batch_size)
-        samples = log.samples(completed, ended, texts)
+        samples = log.samples(completed, ended)
         settings = fingerprint(used, None)
         read = _mapped(samples, log.prompts, mapped)
-        identity = {"texts": digest_of([*map(list, read.columns().values())]), "scorers": settings}
+        identity = {"texts": digest_of([*read.columns().values()]), "scorers": settings}
         score_log = JsonLog(folder / "scores.jsonl", identity)
         scores = score_texts(score_log, components, read, completions)
         found = figures(log.prompts, scores, ended, tuple(by_attribute))
@@ -168,7 +169,7 @@ def evaluate_generator(
                 "template": template,
                 "prefixes": f"{prefixes}, {len(beginnings)} of them",
                 "prefixes_digest": f"sha256:{digest_of(beginnings)}",
-                "combinations": _combinations(by_attribute),
+                "combinations": prod(map(len, by_attribute.values())),
                 "completions": f"{completions} per prefix and combination, {len(samples)} texts",
                 "text": "prefix + completion" if continues else "completion",
                 "unfinished": f"{unfinished} the last sentence of a completion that was cut off",
@@ -243,10 +244,6 @@ def _mapped(
         for prompt in prompts
     ]
     return Samples(**{**samples.columns(), "labels": mapped})
-
-
-def _combinations(labels: Mapping[str, Sequence[str]]) -> int:
-    return prod(map(len, labels.values()))
 
 
 def _print(found: Sequence[Figure], folder: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -79,15 +79,8 @@ class Stored:
     prompts: str
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Decisions of the rules of one selection, with the logged scores and with the new ones.
-
-    Attributes:
-        logged: Decisions on the logged scores, without rules whose key was not logged; None if no
-            rule is left.
-        rescored: Decisions with the new scores.
-    """
+class Decision(NamedTuple):
+    """Decisions of rules on the logged scores, None if no key was logged, and on the new ones."""
 
     logged: Selection | None
     rescored: Selection
@@ -99,13 +92,13 @@ class Rescored:
 
     Attributes:
         run: The stored run.
-        steps: Its steps with the new scores.
+        after: The same with the new scores.
         new: Logged key of each new score → better direction.
         folder: Folder with the new scores.
     """
 
     run: StoredRun
-    steps: Sequence[StoredStep]
+    after: StoredRun
     new: Mapping[str, Mode]
     folder: Path
 
@@ -242,7 +235,8 @@ def rescore(
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
-    return Rescored(run, steps, new_scores(run, reward, names), folder)
+    new = new_scores(run, reward, names)
+    return Rescored(run, replace(run, steps=steps, modes={**run.modes, **new}), new, folder)
 
 
 def new_scores(run: StoredRun, reward: AnyReward, names: Sequence[str] = ()) -> dict[str, Mode]:
@@ -406,18 +400,11 @@ def reward_id(reward: AnyReward) -> str:
     return str(described["fingerprint_id"])
 
 
-def recorded_selection(folder: Path) -> dict[str, Any]:
-    """Return the selection in a run's `summary.json`; empty without one."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        return {}
-    summary = read_json(path)
-    return {**summary.get("selection", {}), "directions": summary.get("directions", {})}
-
-
 def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[argparse.Namespace]:
     """Return the options of `run_rules` for each key that is to select."""
-    recorded = recorded_selection(run.folder)
+    path = run.folder / "summary.json"
+    report = read_json(path) if path.is_file() else {}
+    recorded = report.get("selection", {})
     bounds = options.subject_to or [
         f"{key}{sign}{bound!r}"
         for key, pair in recorded.get("constraints", {}).items()
@@ -432,7 +419,7 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
         empty: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
         return [argparse.Namespace(**common, **empty)]
     if not keys:
-        known = {**recorded.get("directions", {}), **run.modes, **new}
+        known = {**report.get("directions", {}), **run.modes, **new}
         monitor = recorded.get("monitor")
         keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
         keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
@@ -455,10 +442,9 @@ def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
 
 def decision(done: Rescored, options: argparse.Namespace) -> Decision:
     """Return the decisions of the rules before and after."""
-    after = replace(done.run, steps=done.steps, modes={**done.run.modes, **done.new})
-    rules = run_rules(after, options)
+    rules = run_rules(done.after, options)
     left = logged_rules(rules, done.run.keys)
-    return Decision(None if left is None else decide(done.run, left), decide(after, rules))
+    return Decision(None if left is None else decide(done.run, left), decide(done.after, rules))
 
 
 def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
@@ -516,7 +502,7 @@ def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
         ],
         "validations": [
             {"step": each.step, **{k: v for k, v in each.metrics.items() if k in done.new}}
-            for each in done.steps
+            for each in done.after.steps
             if set(done.new) & set(each.metrics)
         ],
     }
@@ -524,7 +510,7 @@ def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
 
 def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
     """Print the scores by validation, old → new, and the decisions before and after."""
-    shown = [each for each in done.steps if set(done.new) & set(each.metrics)]
+    shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
     before = {each.step: each.metrics for each in done.run.steps}
     rules = [each.rescored.rules for each in decisions]
     used = (key for each in rules for key in (*each.monitored, *each.others))

@@ -193,8 +193,8 @@ def test_the_same_scores_are_the_logged_ones(
     scores = {f"eval_{key}" for key in KEYS} if trainer == "huggingface" else set()
     assert {name for name in names if "/" in name} == scores
     done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
-    assert [each.step for each in done.steps] == [each.step for each in run.steps]
-    for before, after in zip(run.steps, done.steps, strict=True):
+    assert [each.step for each in done.after.steps] == [each.step for each in run.steps]
+    for before, after in zip(run.steps, done.after.steps, strict=True):
         if before.step not in seen.evidence:
             assert after == before
             continue
@@ -213,7 +213,7 @@ def test_the_same_scores_are_the_logged_ones(
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)
     again = read_stored_run(tmp_path / "new")  # the folder is a run itself
-    for one, other in zip(again.steps, done.steps, strict=True):
+    for one, other in zip(again.after.steps, done.after.steps, strict=True):
         assert one.metrics == pytest.approx(dict(other.metrics), nan_ok=True)
         assert set(one.evidence) == set(other.evidence)
         for key, row in one.evidence.items():
