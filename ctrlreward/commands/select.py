@@ -24,6 +24,7 @@ from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.run_folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.best import Bounds
+from ctrlreward.selection.replay import choice
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
 rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
@@ -494,20 +495,8 @@ def _directions(rule: AlarmRule) -> str:
 
 
 def _chosen(selection: Selection) -> dict[str, Any]:
-    """Return the choice for a script: the checkpoint to keep."""
-    best = selection.best
-    rule = selection.rules.best
-    seen = {each.validation.step: each.validation for each in selection.decided}
-    key = rule.monitor if rule else next(iter(selection.rules.monitored))
-    return {
-        "step": best,
-        "checkpoint": selection.checkpoint(best),
-        "key": key,
-        "value": None if best is None else seen[best].metrics[key],
-        "reason": selection.choice.explanation if selection.choice else "",
-        "stop_step": selection.stop.validation.step if selection.stop else None,
-        "alarm_step": selection.alarm.validation.step if selection.alarm else None,
-    }
+    path = selection.checkpoint(selection.best)
+    return choice(selection.rules, selection.decided, selection.choice, path)
 
 
 def to_json(selection: Selection) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule
 from ctrlreward.selection.best import BestRule, ConstraintCheck, KeepDecision
@@ -186,3 +186,27 @@ class RunRules:
                 alarming,
                 alarm.alarm_step if alarm else -1,
             )
+
+
+def choice(
+    rules: RunRules, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
+) -> dict[str, Any]:
+    """Return the checkpoint to keep as plain data for a script.
+
+    Args:
+        rules: The rules.
+        decided: Their decisions at all validations.
+        chosen: The decision that names the selected step; None without a validation.
+        checkpoint: Path of its checkpoint.
+    """
+    key, best = rules.monitored[0], chosen.best if chosen else None
+    seen = {each.validation.step: each.validation.metrics for each in decided}
+    return {
+        "step": best,
+        "checkpoint": checkpoint,
+        "key": key,
+        "value": None if best is None else seen[best][key],
+        "reason": chosen.explanation if chosen else "",
+        "stop_step": next((each.validation.step for each in decided if each.stopped), None),
+        "alarm_step": next((each.alarm_step for each in decided if each.alarm_step >= 0), None),
+    }
