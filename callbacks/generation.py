@@ -39,7 +39,7 @@ from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
-from ctrlreward.scorers.base import Component, Scores, check_columns
+from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 
 
@@ -184,9 +184,16 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.refuse(mismatch(pl_module, self.samples))
         if stage == "fit":
             self._check_fit(trainer)
-        _check_devices(self.components, trainer)
+        devices = {
+            f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
+            for key, component in self.components.items()
+        }
+        kind = trainer.strategy.root_device.type
+        error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
+        if error is not None:
+            raise misconfigured(trainer, error)
         check_columns(self.components, self.prompts)
-        if trainer.strategy.root_device.type == "cpu":
+        if kind == "cpu":
             self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if not self._trial:
@@ -338,15 +345,3 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
         shown = without_corpus_parts(scores)
         log_sample_table(trainer, key, samples, shown, self.table_rows, steps)
-
-
-def _check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:
-    """Raise if a scorer runs on one of several training devices; name it, its score and device."""
-    devices = {
-        f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
-        for key, component in scores.items()
-    }
-    kind = trainer.strategy.root_device.type
-    error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
-    if error is not None:
-        raise misconfigured(trainer, error)

@@ -18,11 +18,8 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
     """Return files and folders of checkpoints that can be removed.
 
     The last checkpoint stays, and so does one that a file or a link names as the one to resume
-    from. All paths are in the folder of the checkpoints, and none is a link.
-
-    Args:
-        run: The run.
-        keep: Steps to keep.
+    from, and the checkpoints of the steps `keep`. All paths are in the folder of the checkpoints,
+    and none is a link.
 
     Raises:
         ValueError: A checkpoint of these steps is not on disk, checkpoints are in several folders,

@@ -74,14 +74,10 @@ def figures(
     ended: Sequence[bool],
     attributes: Sequence[str],
 ) -> list[Figure]:
-    """Return the figures of each combination, then those over all.
+    """Return the figures of each combination, then the figures over all n texts.
 
-    Args:
-        prompts: Prompt of each of n texts.
-        scores: Scores of `AttributeClassifier`, perplexity with log-likelihood and tokens, and
-            others, each of shape (n,).
-        ended: Whether an end token ended the text.
-        attributes: Attributes in the order of the results.
+    `scores`, each of shape (n,), include those of `AttributeClassifier`, and perplexity with
+    log-likelihood and tokens; `ended` says whether an end token ended a text.
     """
     names = [attribute_label(prompt.targets) for prompt in prompts]
     found = []

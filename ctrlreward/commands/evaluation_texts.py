@@ -123,8 +123,8 @@ def build_prompts(
         prefixes: Beginnings of texts.
         labels: Attribute → labels.
         template: Input of the model, with `{prefix}` and the name of each attribute in braces.
-        continues: Whether a text is the prefix and its continuation, so that the template has to
-            end in the prefix. False for a chat or an encoder-decoder, whose output is the text.
+        continues: Whether the model continues the template, which then has to end in the prefix.
+            False for a chat or an encoder-decoder, whose output is the whole text.
 
     Raises:
         ValueError: The template lacks a slot or has an unknown one.

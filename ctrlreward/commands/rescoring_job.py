@@ -60,16 +60,7 @@ PART = 64  # texts that are scored before their scores are written
 
 @dataclass(frozen=True)
 class Stored:
-    """Texts of one validation.
-
-    Attributes:
-        name: Name of the `GenerationScorer` that stored them.
-        step: Training step.
-        path: Their file.
-        samples: The texts, with their columns.
-        digest: SHA-256 of these.
-        prompts: SHA-256 of the columns without the texts.
-    """
+    """Texts that a `GenerationScorer` stored at a step; `prompts` is a digest without the texts."""
 
     name: str
     step: int
@@ -88,14 +79,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Rescored:
-    """A run before and after other scores of its texts.
-
-    Attributes:
-        run: The stored run.
-        after: The same with the new scores.
-        new: Logged key of each new score → better direction.
-        folder: Folder with the new scores.
-    """
+    """A run before and after other scores of its texts, and the directions of the new keys."""
 
     run: StoredRun
     after: StoredRun
@@ -111,7 +95,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
         path = Path(options.reward)
         block, file = read_reward(path)
         run, names = without_prefix(read_stored_run(Path(options.run)))
-        for option in ("maximise", "minimise", "subject_to", "guard", "pareto"):
+        for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or run.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
@@ -203,12 +187,8 @@ def rescore(
     `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
     `metrics.jsonl` and `samples/`.
 
-    Args:
-        run: The run.
-        reward: The reward.
-        folder: Folder of the new scores.
-        settings: Settings that a resumed command must share, as JSON.
-        names: Names of the `GenerationScorer`s whose texts are scored; empty for all.
+    A resumed command must share the `settings`, JSON values. `names` are the `GenerationScorer`s
+    whose texts are scored; empty for all.
 
     Raises:
         ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
@@ -281,11 +261,7 @@ def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
 
 
 def check_stored(reward: AnyReward, texts: Stored) -> None:
-    """Raise unless the reward can be computed from the stored texts.
-
-    Raises:
-        ValueError: A component needs columns, or the groups of its texts, that were not stored.
-    """
+    """Raise a ValueError if a component needs columns or groups of texts that were not stored."""
     present = texts.samples.columns()
     lacking: dict[str, list[str]] = {}
     for name, component in reward.components.items():

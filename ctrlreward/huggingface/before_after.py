@@ -77,8 +77,7 @@ class BeforeAfter(TrainerCallback):
         self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)
-        self._generator = TrainerGenerator(trainer, generation)
-        self._generator.check(self.held_out.samples)
+        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples)
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
         self._seconds: dict[str, float] = {}

@@ -102,8 +102,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)
-        self._generator = TrainerGenerator(trainer, generation)
-        self._generator.check(self.samples)
+        self._generator = TrainerGenerator(trainer, generation, self.samples)
         check_columns(self.components, self.prompts)
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self.last_scored_step = -1
@@ -192,22 +191,21 @@ class TrainerGenerator:
         trainer: The trainer.
         generation: Settings of `generate`. Defaults to the trainer's, else to the model's with
             `max_new_tokens=64`.
+        samples: What it is to complete.
+
+    Raises:
+        ValueError: The strategy splits the model, the trainer has no tokenizer, or it is not known
+            whether an encoder-decoder reads or continues the samples.
     """
 
     def __init__(
-        self, trainer: Trainer, generation: GenerationConfig | Mapping[str, Any] | None
+        self,
+        trainer: Any,
+        generation: GenerationConfig | Mapping[str, Any] | None,
+        samples: Samples,
     ) -> None:
         self.trainer = trainer
         self.generation = generation
-
-    def check(self, samples: Samples) -> None:
-        """Raise if the trainer cannot complete the samples.
-
-        Raises:
-            ValueError: The strategy splits the model, the trainer has no tokenizer, or it is not
-                known whether an encoder-decoder reads or continues the samples.
-        """
-        trainer: Any = self.trainer
         error = unclear_input(trainer.model, samples)
         if error:
             raise ValueError(error)
@@ -226,7 +224,7 @@ class TrainerGenerator:
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """Complete each prompt."""
-        trainer: Any = self.trainer
+        trainer = self.trainer
         tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
         if self._has_vllm:
             trainer.vllm_generation.sync_weights()
@@ -272,11 +270,7 @@ class TrainerGenerator:
 
 
 def check_trainer(trainer: object, callback: object) -> None:
-    """Raise if the first argument of a callback is not a trainer.
-
-    Raises:
-        TypeError: Names the callback and the call.
-    """
+    """Raise a TypeError if the first argument of a callback is not a trainer."""
     if not isinstance(trainer, Trainer):
         name = type(callback).__name__
         raise TypeError(
