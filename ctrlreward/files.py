@@ -171,16 +171,13 @@ class JsonLog:
         """Write one record and sync it to disk."""
         with _named(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(record)
-
-    def _append(self, record: Any) -> None:
-        with open(self.path, "a+b") as file:
-            _drop_incomplete_line(file)
-            if self.identity is not None and file.tell() == 0:
-                file.write(_line(self.identity))
-            file.write(_line(record))
-            file.flush()
-            os.fsync(file.fileno())
+            with open(self.path, "a+b") as file:
+                _drop_incomplete_line(file)
+                if self.identity is not None and file.tell() == 0:
+                    file.write(_line(self.identity))
+                file.write(_line(record))
+                file.flush()
+                os.fsync(file.fileno())
 
     def replace(self, records: Iterable[Any]) -> None:
         """Replace all records atomically."""

@@ -12,19 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctrlreward.commands.evaluation_texts import EvaluatedPrompt
-from ctrlreward.commands.shards.shard_store import in_chunks, score_parts
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers.attribute import attribute_report
-from ctrlreward.scorers.base import DEVIATION, Component, Scores, check_samples, score
+from ctrlreward.scorers.base import DEVIATION, Scores
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.scorers.records import sample_table
 from ctrlreward.tables.parsing import formula_free
 
 COMBINATIONS, OVERALL = "combinations", "overall"
-_PROMPTS_PER_RECORD = 16
 _TEXTS = 64  # in a table of Weights & Biases
 _CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
 
@@ -54,18 +52,6 @@ class Figure(NamedTuple):
     system: str
     metric: str
     value: float
-
-
-def score_texts(
-    log: JsonLog, components: Mapping[str, Component], samples: Samples, completions: int
-) -> dict[str, Scores]:
-    """Score texts, continuing where the log ends, and return all scores of n samples.
-
-    The completions of a prompt are scored together, so that `Distinct` has complete groups.
-    """
-    check_samples(components, samples)
-    parts = list(in_chunks(range(len(samples)), _PROMPTS_PER_RECORD * completions))
-    return score_parts(log, parts, lambda rows: score(components, samples[rows]))
 
 
 def figures(

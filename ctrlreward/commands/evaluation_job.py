@@ -21,7 +21,6 @@ from ctrlreward.commands.evaluation_figures import (
     card_text,
     figures,
     log_run,
-    score_texts,
     to_csv,
 )
 from ctrlreward.commands.evaluation_texts import (
@@ -32,6 +31,7 @@ from ctrlreward.commands.evaluation_texts import (
     read_labels,
     read_prefixes,
 )
+from ctrlreward.commands.shards.shard_store import in_chunks, score_parts
 from ctrlreward.commands.terminal import plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, hold, write_whole
@@ -40,13 +40,14 @@ from ctrlreward.policy.rollouts import Generation
 from ctrlreward.run_folder import LOCK
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, CTRLEval, Distinct, Perplexity
-from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples
+from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples, score
 from ctrlreward.scorers.perplexity import TOKENS
 from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
 from ctrlreward.weights.dtypes import Dtype
 
 _TASKS = ("sentiment", "topic")  # of CTRLEval
+_PROMPTS_PER_RECORD = 16
 
 
 def evaluate_generator(
@@ -155,7 +156,9 @@ def evaluate_generator(
         read = _mapped(samples, log.prompts, mapped)
         identity = {"texts": digest_of([*read.columns().values()]), "scorers": settings}
         score_log = JsonLog(folder / "scores.jsonl", identity)
-        scores = score_texts(score_log, components, read, completions)
+        # The completions of a prompt are scored together: `Distinct` needs complete groups.
+        parts = list(in_chunks(range(len(read)), _PROMPTS_PER_RECORD * completions))
+        scores = score_parts(score_log, parts, lambda rows: score(components, read[rows]))
         found = figures(log.prompts, scores, ended, tuple(by_attribute))
         kept = {name: values for name, values in scores.items() if name != TOKENS}
         write_scored_samples(folder / "texts.jsonl", samples, kept)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
@@ -339,23 +340,18 @@ _STOP_TYPES = {
 
 def _stop_settings(text: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
+    kinds = get_type_hints(StopRule)
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         name = name.strip().replace("-", "_")
         if name.isdigit() and not equals:
             name, value = "patience", name
         one_of("--stop", name, _STOP_TYPES)
-        kind = str(_STOP_TYPES[name])
+        flag = kinds[name] is bool and not equals
         try:
-            if kind == "bool":
-                value = one_of(name, value.strip().lower() or "true", ("true", "false"))
-                settings[name] = value == "true"
-            elif kind == "int":
-                settings[name] = int(value)
-            else:
-                settings[name] = value if value == "noise" else float(value)
+            settings[name] = flag or TypeAdapter(kinds[name]).validate_python(value.strip())
         except ValueError:
-            raise ValueError(f"--stop {name}={value!r} must be {kind}") from None
+            raise ValueError(f"--stop {name}={value!r} must be {_STOP_TYPES[name]}") from None
     if settings.get("patience", 1) < 1:
         raise ValueError(f"--stop patience must be at least 1, got {settings['patience']}")
     return settings

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ctrlreward.arguments import positive
+
 log = logging.getLogger(__name__)
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -62,8 +64,7 @@ class QueueOptions:
 
     def __post_init__(self) -> None:
         for name in ("batch_characters", "waiting_characters", "waiting_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            positive(name, getattr(self, name))
         if not 0 <= self.window < math.inf:
             raise ValueError(f"window must be 0 seconds or more, got {self.window}")
 
@@ -87,8 +88,7 @@ class ServeOptions:
     token: str | None = None
 
     def __post_init__(self) -> None:
-        if self.body_bytes < 1:
-            raise ValueError(f"body_bytes must be positive, got {self.body_bytes}")
+        positive("body_bytes", self.body_bytes)
         if not 0 < self.body_seconds < math.inf:
             raise ValueError(f"body_seconds must be positive, got {self.body_seconds}")
         if self.token is not None and not (self.token.isascii() and self.token.strip()):
