@@ -34,19 +34,10 @@ from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import phase
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
-from ctrlreward.run_folder import (
-    StoredRun,
-    StoredStep,
-    completions_per_prompt,
-    read_stored_run,
-)
+from ctrlreward.run_folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
-from ctrlreward.scorers.records import (
-    read_by_prompt,
-    read_scored_samples,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_by_prompt, read_scored_samples, write_scored_samples
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import describe

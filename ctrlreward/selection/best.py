@@ -17,14 +17,7 @@ from ctrlreward.functional.sequential import (
     mean_interval,
     selection_optimism,
 )
-from ctrlreward.selection.metrics import (
-    Evidence,
-    State,
-    Validation,
-    describe,
-    no_new_value,
-    read,
-)
+from ctrlreward.selection.metrics import Evidence, State, Validation, describe, no_new_value, read
 
 Bounds: TypeAlias = tuple[float | None, float | None]
 ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
