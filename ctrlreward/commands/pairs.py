@@ -191,17 +191,11 @@ def _read_scores(rows: Sequence[PlacedRow], name: str) -> Scores:
 
 
 def _pair(prompt: str, chosen: str, rejected: str, chat: bool) -> dict[str, Any]:
-    if not chat:
-        return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-    def message(role: str, content: str) -> list[dict[str, str]]:
-        return [{"role": role, "content": content}]
-
-    return {
-        "prompt": message("user", prompt),
-        "chosen": message("assistant", chosen.strip()),
-        "rejected": message("assistant", rejected.strip()),
-    }
+    pair: dict[str, Any] = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    if chat:
+        pair = {name: [{"role": "assistant", "content": t.strip()}] for name, t in pair.items()}
+        pair["prompt"] = [{"role": "user", "content": prompt}]
+    return pair
 
 
 def _summary(pairs: PreferencePairs, totals: Scores, prompts: int, output: str) -> str:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from ctrlreward.arguments import positive
 from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.score import SCORERS, STANDARD
 from ctrlreward.commands.shards.corpus_scoring import (
@@ -52,7 +51,12 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
     identity = _identity(config.as_dict()["scorers"])
-    with user_errors(parser, lambda: _partial(Location(config.output)).exists()):
+
+    def resumes() -> bool:
+        target = Location(config.output)
+        return target.beside(f"{target.name}.partial").exists()
+
+    with user_errors(parser, resumes):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         score_file(**options, identity=identity)
@@ -101,14 +105,15 @@ def score_file(
         identity: Configuration of the scorers, which a resumed run must share.
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
-        positive(name, number)
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be positive, got {number}")
     for pair in label_map or ():
         if "=" not in pair:
             raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
     labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
     with ExitStack() as stack:
         source, target = Location(input), Location(output)
-        partial = _partial(target)
+        partial = target.beside(f"{target.name}.partial")
         if STANDARD in (input, output):
             source, target, partial = stack.enter_context(_piped(source, target))
         rows = open_rows(source, target)
@@ -177,10 +182,6 @@ def score_file(
             label = f"{name} {direction_arrow(components[name].spec)}"
             table.add_row(label, shown, str(count), str(failed))
         plain_console(stderr=output == STANDARD).print(table)
-
-
-def _partial(target: Location) -> Location:
-    return target.beside(f"{target.name}.partial")
 
 
 @contextmanager
