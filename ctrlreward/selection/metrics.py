@@ -8,7 +8,7 @@ mean score of the prompt's completions, or the jackknife value of a figure of th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self, TypeAlias
@@ -38,9 +38,7 @@ class State:
         return restored
 
 
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 @dataclass(frozen=True)
