@@ -297,12 +297,7 @@ class HeldOutScorer:
 
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:
-    """Return the `scores` of a callback as components.
-
-    Raises:
-        TypeError: `scores` is not a mapping, or a value is not a component or a scorer.
-        ValueError: `scores` is empty, a scorer has several scores, or a name is reserved.
-    """
+    """Return the `scores` of a callback as components; see `HeldOutScorer` for the errors."""
     if not isinstance(scores, Mapping):
         raise TypeError(
             "scores must be a mapping, {'coherence': ctrleval['coherence']}, got a "
@@ -321,14 +316,9 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
-    """Return the mean of each score over its valid samples, and the fail rate.
+    """Return the mean of each score, shape (n,), over its valid samples, NaN if there are none.
 
-    Args:
-        scores: Name → array of shape (n,), NaN where scoring failed.
-
-    Returns:
-        Name → mean, NaN without a valid sample. `fail_rate` is the share of samples with at least
-        one NaN score, in [0, 1]; lower is better.
+    `fail_rate` is the share of samples with at least one NaN score, in [0, 1]; lower is better.
     """
     means = {key: valid_mean(values) for key, values in scores.items()}
     failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)

@@ -49,11 +49,7 @@ class EvaluatedPrompt(NamedTuple):
 
 
 def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str, list[str]]:
-    """Return attribute → labels of `["sentiment=negative", "positive", "topic=world"]`.
-
-    Raises:
-        ValueError: `given` is empty, an attribute has no labels, or a label occurs twice.
-    """
+    """Return attribute → labels of `["sentiment=negative", "positive", "topic=world"]`."""
     labels: dict[str, list[str]] = {}
     if isinstance(given, Mapping):
         labels = {name: [str(label) for label in each] for name, each in given.items()}
@@ -84,10 +80,6 @@ def read_prefixes(given: str) -> list[str]:
     """Return the prefixes of a file: one per line, or a column of a JSONL, CSV or Parquet file.
 
     `pplm` are the 35 prefixes of PPLM, and `pplm/prompts35.csv` is their file.
-
-    Raises:
-        ValueError: The file has no prefix, a prefix twice, or none of the columns.
-        OSError: The file does not exist.
     """
     path = local_file("pplm/prompts35.csv" if given == PPLM else given)
     if path.suffix in SUFFIXES:
@@ -119,15 +111,9 @@ def build_prompts(
 ) -> list[EvaluatedPrompt]:
     """Return the prompts; prompts of a combination of labels are consecutive.
 
-    Args:
-        prefixes: Beginnings of texts.
-        labels: Attribute → labels.
-        template: Input of the model, with `{prefix}` and the name of each attribute in braces.
-        continues: Whether the model continues the template, which then has to end in the prefix.
-            False for a chat or an encoder-decoder, whose output is the whole text.
-
-    Raises:
-        ValueError: The template lacks a slot or has an unknown one.
+    The template is the input of the model, with `{prefix}` and the name of each attribute in
+    braces. A model that `continues` it needs the prefix at its end; for a chat or an
+    encoder-decoder, whose output is the whole text, `continues` is False.
     """
     wanted = [_PREFIX, *labels]
     try:
@@ -183,15 +169,10 @@ class EvaluatedModel(NamedTuple):
 
 
 def find_model(model: str, base: str | None = None) -> EvaluatedModel:
-    """Find a model by its name: a full model, or an adapter of a base model.
+    """Find a full model, or an adapter of a base model, by default the base that it names.
 
-    Args:
-        model: Hugging Face id, short name, folder of a model, folder of a LoRA adapter, or folder
-            of a run: its selected adapter, or the last one if there is no other.
-        base: Base model of the adapter; None for the base that the adapter names.
-
-    Raises:
-        ValueError: A folder has several adapters, or a base is given without an adapter.
+    `model` is a Hugging Face id, a short name, or the folder of a model, of a LoRA adapter, or of a
+    run: its selected adapter, or the last one if there is no other.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file():
@@ -220,16 +201,9 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
 class TextLog:
     """Log of completions: prompts in their order, the completions of a prompt in a row.
 
-    Args:
-        path: The JSON Lines file; each record is a batch.
-        prompts: All prompts.
-        completions: Completions per prompt.
-        options: How completions are sampled.
-        seed: Seed of the evaluation.
-        identity: Further settings that a resumed run must share.
-        continues: Whether a text is prefix + completion, else it is the completion.
-        drop: Whether the last sentence of a completion that the limit of tokens cut off is left
-            out.
+    Each record is a batch; a resumed run must share `identity` and all settings. A text is prefix +
+    completion if the model `continues` prefixes, else the completion. `drop` leaves out the last
+    sentence of a completion that the limit of tokens cut off.
     """
 
     def __init__(
@@ -295,10 +269,8 @@ class TextLog:
     ) -> Samples:
         """Return the texts with prompts, target labels and a group per prompt.
 
-        Args:
-            completions: Completion of each prompt; None for placeholders, to check the labels
-                before generating.
-            ended: Whether an end token ended it; None if all did.
+        `ended` says which completions an end token ended. Without completions, the texts are
+        placeholders, to check the labels before generating.
         """
         n = len(self.prompts)
         completions, ended = completions or [" …"] * n, ended or [True] * n

@@ -247,11 +247,7 @@ def check_rule_options(options: Any) -> str | None:
 
 
 def run_rules(stored: StoredRun, options: Any) -> RunRules:
-    """Return the rules of the options `maximise` to `level`.
-
-    Raises:
-        ValueError: An option is wrong, or names a key that is not logged.
-    """
+    """Return the rules of the options `maximise` to `level`, with keys that are logged."""
     best = stop = alarm = pareto = None
     monitor = options.maximise or options.minimise
     if monitor:

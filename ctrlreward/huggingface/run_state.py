@@ -29,13 +29,9 @@ _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "
 
 
 class Validation(NamedTuple):
-    """Metrics of an evaluation, as rules read them.
+    """Metrics of an evaluation, keys that it did not score, and the values of the prompts.
 
-    Attributes:
-        metrics: Key → value. `eval_score/sim` is also `score/sim`; a key of training keeps its last
-            value.
-        stale: Keys that this evaluation did not score.
-        evidence: Key → value of each held-out prompt.
+    `eval_score/sim` is also `score/sim`; a key of training keeps its last value.
     """
 
     metrics: dict[str, float]
@@ -123,10 +119,8 @@ def directions(state: TrainerState) -> dict[str, Mode]:
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
-    A `GenerationScorer` declares the directions of its scores; a loss is better when lower.
-
-    Raises:
-        ValueError: The mode contradicts the score, or is missing for an undeclared key.
+    A `GenerationScorer` declares the directions of its scores; a loss is better when lower. A mode
+    that contradicts the score, or lacks for an undeclared key, is a ValueError.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)

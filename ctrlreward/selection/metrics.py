@@ -79,26 +79,13 @@ class Validation(State):
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
-    """Return the reason why no decision is made; "" if all keys have a new value.
-
-    Examples:
-        >>> no_new_value(["score/sim", "score/pp"], stale=["score/pp"])
-        'no new value of score/pp'
-    """
+    """Return the reason why no decision is made; "" if all keys have a new value."""
     old = [key for key in keys if key in stale]
     return f"no new value of {', '.join(old)}" if old else ""
 
 
 def read(metrics: Mapping[str, float], key: str) -> float:
-    """Return the value of a key.
-
-    Raises:
-        ValueError: The key is not logged; lists the logged keys.
-
-    Examples:
-        >>> read({"score/sim": 0.5}, "score/sim")
-        0.5
-    """
+    """Return the value of a key; a ValueError lists the logged keys if it is not one of them."""
     if key not in metrics:
         raise ValueError(f"{key!r} is not logged, must be one of {sorted(metrics)}")
     return metrics[key]
@@ -108,23 +95,12 @@ def chosen_level(level: float, k: int) -> float:
     """Return the level of the k-th comparison with the best of k earlier validations.
 
     The best of them depends on chance. A k-th of the level for each covers any choice.
-
-    Examples:
-        >>> from ctrlreward.functional.sequential import level_of_test
-        >>> chosen_level(0.05, 2) == level_of_test(0.05, 2) / 2
-        True
     """
     return level_of_test(level, k) / k
 
 
 def describe(difference: PairedDifference) -> str:
-    """Return a difference in words.
-
-    Examples:
-        >>> from ctrlreward.functional.sequential import PairedDifference
-        >>> describe(PairedDifference(0.031, 0.012, 0.05, 32))
-        'difference +0.0310, +0.0120 to +0.0500, with 32 prompts'
-    """
+    """Return a difference in words: "difference +0.0310, +0.0120 to +0.0500, with 32 prompts"."""
     value, low, high, prompts = difference
     if math.isinf(low) and math.isinf(high):
         return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"

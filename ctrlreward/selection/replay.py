@@ -193,11 +193,7 @@ def choice(
 ) -> dict[str, Any]:
     """Return the checkpoint to keep as plain data for a script.
 
-    Args:
-        rules: The rules.
-        decided: Their decisions at all validations.
-        chosen: The decision that names the selected step; None without a validation.
-        checkpoint: Path of its checkpoint.
+    `chosen` is the decision that names the selected step, `checkpoint` the path of its checkpoint.
     """
     key, best = rules.monitored[0], chosen.best if chosen else None
     seen = {each.validation.step: each.validation.metrics for each in decided}
