@@ -49,11 +49,7 @@ class DecisionCallback(TrainerCallback):
         self._missing: ValueError | None = None
 
     def directed(self, state: TrainerState) -> Any:
-        """Return the rule with the directions that the scorers of the trainer declare.
-
-        Raises:
-            ValueError: A direction is unknown or contradicts a score.
-        """
+        """Return the rule with the given directions, or the ones that scorers declare."""
         return replace(self.rule, mode=resolve_mode(state, self.rule.monitor, self.mode))
 
     def resume(self, state: TrainerState) -> bool:

@@ -187,15 +187,9 @@ def wandb_run(args: TrainingArguments) -> Any | None:
 class TrainerGenerator:
     """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
 
-    Args:
-        trainer: The trainer.
-        generation: Settings of `generate`. Defaults to the trainer's, else to the model's with
-            `max_new_tokens=64`.
-        samples: What it is to complete.
-
-    Raises:
-        ValueError: The strategy splits the model, the trainer has no tokenizer, or it is not known
-            whether an encoder-decoder reads or continues the samples.
+    `generation` is as in `GenerationScorer`. A ValueError says why the trainer cannot complete the
+    samples: the strategy splits the model, there is no tokenizer, or it is not known whether an
+    encoder-decoder reads or continues them.
     """
 
     def __init__(

@@ -43,18 +43,7 @@ _adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 @dataclass(frozen=True)
 class Validation(State):
-    """Validation kept by a rule, to compare later ones with it.
-
-    Attributes:
-        step: Training step.
-        metrics: Logged key → value.
-        evidence: Logged key → value of each prompt.
-
-    Examples:
-        >>> seen = Validation(100, {"score/sim": 0.5}, {"score/sim": (0.4, 0.6)})
-        >>> Validation.from_dict(seen.to_dict()) == seen
-        True
-    """
+    """Validation kept by a rule, to compare later ones with it: a value by key, and by prompt."""
 
     step: int
     metrics: Mapping[str, float]
