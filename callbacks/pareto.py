@@ -13,7 +13,13 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.monitoring import check_timely, read_metrics, resolve_mode, rule_errors
+from ctrlreward.callbacks.monitoring import (
+    FRONT_NAMES,
+    check_timely,
+    read_metrics,
+    resolve_mode,
+    rule_errors,
+)
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.plots.curves import draw_front
@@ -25,7 +31,7 @@ log = logging.getLogger(__name__)
 PICTURE = "front.png"
 
 
-@checked_keywords(monitor="metrics", monitors="metrics", mode="metrics, key → direction")
+@checked_keywords(**FRONT_NAMES)
 class ParetoCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ctrlreward.arguments import Mode, checked_keywords
-from ctrlreward.callbacks.monitoring import OTHER_NAMES
+from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAMES
 from ctrlreward.huggingface.generation import wandb_run
 from ctrlreward.huggingface.run_state import PREFIX, read_validation, resolve_mode, stored
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
@@ -266,7 +266,7 @@ class RewardCheckpoint(DecisionCallback):
         self.say(state, self.reason + loaded)
 
 
-@checked_keywords(objectives="metrics", directions="metrics")
+@checked_keywords(**FRONT_NAMES)
 class ParetoCheckpoint(DecisionCallback):
     """Saves the checkpoints on the Pareto front of several scores, by `ParetoRule`.
 
@@ -292,7 +292,8 @@ class ParetoCheckpoint(DecisionCallback):
         self._given: dict[str, Mode | None] = (
             dict(metrics) if isinstance(metrics, Mapping) else dict.fromkeys(metrics)
         )
-        rule = ParetoRule({key: mode or "max" for key, mode in self._given.items()})
+        given: Any = {key: mode or "max" for key, mode in self._given.items()}
+        rule = ParetoRule(metrics if isinstance(metrics, str) else given)  # rejects a string
         super().__init__(", ".join(self._given), rule)
 
     def directed(self, state: TrainerState) -> ParetoRule:
@@ -415,12 +416,7 @@ class RewardEarlyStopping(DecisionCallback):
             self.say(state, decision.reason)
 
 
-@checked_keywords(
-    monitor="proxy and held_out",
-    mode="proxy_mode and held_out_mode",
-    patience="window",
-    alpha="level",
-)
+@checked_keywords(**GUARD_NAMES)
 class ProxyGuard(DecisionCallback):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
