@@ -170,12 +170,12 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is on the front, and remove dominated ones."""
         step = trainer.global_step
-        metrics, *rest = read_metrics(trainer)
+        metrics, stale, evidence = read_metrics(trainer)
         # A metric logged without sync_dist differs between ranks; the files must not.
         metrics = trainer.strategy.broadcast(metrics)
         before = self._paths(self.state)
         with rule_errors(self):
-            self.state, decision = self.rule.update(self.state, step, metrics, *rest)
+            self.state, decision = self.rule.update(self.state, step, metrics, stale, evidence)
         if decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         after = self._paths(self.state)
