@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from transformers import TrainerState
@@ -28,17 +28,6 @@ _FOLD = "_ctrlreward_last_logged"
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
 
 
-class Validation(NamedTuple):
-    """Metrics of an evaluation, keys that it did not score, and the values of the prompts.
-
-    `eval_score/sim` is also `score/sim`; a key of training keeps its last value.
-    """
-
-    metrics: dict[str, float]
-    stale: set[str]
-    evidence: dict[str, Scores]
-
-
 def stored(state: TrainerState) -> dict[str, Any]:
     """Return the plain data that the callbacks keep in the trainer's state."""
     callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
@@ -52,8 +41,14 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
     return found
 
 
-def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
-    """Return the metrics for the rules: the values of rank 0, on all ranks."""
+def read_validation(
+    state: TrainerState, metrics: Mapping[str, float]
+) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
+    """Return metrics, keys that this evaluation did not score, and the values of the prompts.
+
+    The metrics are those of rank 0, on all ranks. `eval_score/sim` is also `score/sim`; a key of
+    training keeps its last value.
+    """
     logged = {**_last_logged(state), **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
@@ -69,7 +64,7 @@ def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Valida
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
     numbers = on_rank_zero(lambda: numbers)
-    return Validation(numbers, stale, evidence)
+    return numbers, stale, evidence
 
 
 def plain_names(state: TrainerState) -> dict[str, str]:
