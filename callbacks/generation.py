@@ -86,19 +86,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         table_rows: Rows of the table.
         seed: Seed of the generation.
         overlap: Score in the background, and log one validation late.
-        decoding_cv: Log `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
-            first, second, … completions of all prompts, so that it takes two or more of each.
-        timeout: Time limit for scoring, in seconds; a scorer that hangs then raises a
-            `ScoringTimeout` with its line, and the run ends. None for no limit.
+        decoding_cv: Log `<name>/cv/<score>` as well; see `HeldOutScorer`.
+        timeout: Time limit for scoring, in seconds, after which the run ends; see `HeldOutScorer`.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
-        by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
-            generations_per_prompt), or its jackknife value for a score of the corpus, shape
-            (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
-        resolutions: Logged key → difference that these prompts can show, from the second scored
-            validation on (`ctrlreward.functional.sequential.Resolution`).
+        by_prompt: Logged key → last scores of each prompt's completions, by which callbacks compare
+            two validations; see `HeldOutScorer`, also for `resolutions`.
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.

@@ -293,7 +293,8 @@ class ParetoCheckpoint(DecisionCallback):
             dict(metrics) if isinstance(metrics, Mapping) else dict.fromkeys(metrics)
         )
         given: Any = {key: mode or "max" for key, mode in self._given.items()}
-        rule = ParetoRule(metrics if isinstance(metrics, str) else given)  # rejects a string
+        given = metrics if isinstance(metrics, str) else given  # the rule rejects a string
+        rule = ParetoRule(given)
         super().__init__(", ".join(self._given), rule)
 
     def directed(self, state: TrainerState) -> ParetoRule:
