@@ -32,7 +32,7 @@ from ctrlreward.completion import fixed_randomness
 from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
-from ctrlreward.progress import phase
+from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
 from ctrlreward.run_folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
@@ -191,10 +191,12 @@ def rescore(
     identity = {**settings, "fingerprint": reward_id(reward)}
     done = JsonLog(folder / "rescored.jsonl", identity)
     progress = Progress(done, done.read())
-    for i, texts in enumerate(found):
-        if progress.find(texts, "metrics") is None:
-            with phase(f"rescoring: validation {i + 1} of {len(found)}"):
-                progress.add(texts, scored(reward, texts, folder, progress))
+    missing = [texts for texts in found if progress.find(texts, "metrics") is None]
+    total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
+    with track("rescoring", total, done=total - left) as advance:
+        for texts in missing:
+            progress.add(texts, scored(reward, texts, folder, progress))
+            advance(len(texts.samples))
     records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
     prompts = {name: {t.prompts for t in found if t.name == name} for name in names_of(run, names)}
     for name in [name for name, sets in prompts.items() if len(sets) > 1]:

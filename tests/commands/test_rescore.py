@@ -175,6 +175,18 @@ def rescored(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) ->
     return json.loads(capsys.readouterr().out)
 
 
+def test_the_progress_is_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a repeated command, which has nothing to do."""
+    monkeypatch.setattr("ctrlreward.progress.SECONDS_PER_LINE", 0.0)
+    total = STEPS * len(PROMPTS) * 2
+    for _ in range(2):
+        main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--json"])
+        err = capsys.readouterr().err
+        assert f"rescoring: {total} of {total} texts in" in err
+
+
 @pytest.mark.parametrize("trainer", ["lightning", "huggingface"])
 @pytest.mark.parametrize("part", [64, 3])
 def test_the_same_scores_are_the_logged_ones(
