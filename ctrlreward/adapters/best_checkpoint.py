@@ -36,7 +36,6 @@ import numpy as np
 from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
 from ctrlreward.selection import Decided, RunRules
 from ctrlreward.selection.metrics import Evidence
-from ctrlreward.selection.replay import choice
 from ctrlreward.tables.run_logs import numbers_of
 
 FILE = "best_checkpoint.json"
@@ -130,6 +129,6 @@ class BestCheckpoint:
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
         best = self.decided[-1].best
         path = None if best is None else str(self.folder / self.checkpoint.format(step=best))
-        content = choice(self.rules, self.decided, self.decided[-1], path)
+        content = self.rules.choice(self.decided, self.decided[-1], path)
         write_whole(self.folder / FILE, json_text(content))
         return self.decided[-1]

@@ -25,7 +25,6 @@ from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.run_folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.best import Bounds
-from ctrlreward.selection.replay import choice
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
 rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
@@ -488,7 +487,7 @@ def _directions(rule: AlarmRule) -> str:
 
 def _chosen(selection: Selection) -> dict[str, Any]:
     path = selection.checkpoint(selection.best)
-    return choice(selection.rules, selection.decided, selection.choice, path)
+    return selection.rules.choice(selection.decided, selection.choice, path)
 
 
 def to_json(selection: Selection) -> dict[str, Any]:

@@ -354,7 +354,11 @@ class AlarmRule:
 
 
 def check_held_out_mode(argument: str, mode: str) -> None:
-    """Raise a ValueError unless the mode is "max", "min" or "drift"."""
+    """Raise a ValueError unless the mode is "max", "min" or "drift".
+
+    Examples:
+        >>> check_held_out_mode("held_out_mode", "drift")
+    """
     if mode != "drift":
         check_direction(argument, mode)
 

@@ -24,7 +24,13 @@ Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any
 
 
 class State:
-    """State of a rule: a dataclass that becomes plain data and back."""
+    """State of a rule: a dataclass that becomes plain data and back.
+
+    Examples:
+        >>> from ctrlreward.selection import ParetoState
+        >>> ParetoState.from_dict({"kept": {"100": [0.5, 40.0]}}).kept  # read from JSON
+        {100: (0.5, 40.0)}
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -43,7 +49,13 @@ _adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 @dataclass(frozen=True)
 class Validation(State):
-    """Validation kept by a rule, to compare later ones with it: a value by key, and by prompt."""
+    """Validation kept by a rule, to compare later ones with it: a value by key, and by prompt.
+
+    Examples:
+        >>> seen = Validation(100, {"score/sim": 0.5}, {"score/sim": (0.4, 0.6)})
+        >>> Validation.from_dict(seen.to_dict()) == seen
+        True
+    """
 
     step: int
     metrics: Mapping[str, float]
@@ -68,13 +80,23 @@ class Validation(State):
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
-    """Return the reason why no decision is made; "" if all keys have a new value."""
+    """Return the reason why no decision is made; "" if all keys have a new value.
+
+    Examples:
+        >>> no_new_value(["score/sim", "score/pp"], stale=["score/pp"])
+        'no new value of score/pp'
+    """
     old = [key for key in keys if key in stale]
     return f"no new value of {', '.join(old)}" if old else ""
 
 
 def read(metrics: Mapping[str, float], key: str) -> float:
-    """Return the value of a key; a ValueError lists the logged keys if it is not one of them."""
+    """Return the value of a key; a ValueError lists the logged keys if it is not one of them.
+
+    Examples:
+        >>> read({"score/sim": 0.5}, "score/sim")
+        0.5
+    """
     if key not in metrics:
         raise ValueError(f"{key!r} is not logged, must be one of {sorted(metrics)}")
     return metrics[key]
@@ -84,12 +106,23 @@ def chosen_level(level: float, k: int) -> float:
     """Return the level of the k-th comparison with the best of k earlier validations.
 
     The best of them depends on chance. A k-th of the level for each covers any choice.
+
+    Examples:
+        >>> from ctrlreward.functional.sequential import level_of_test
+        >>> chosen_level(0.05, 2) == level_of_test(0.05, 2) / 2
+        True
     """
     return level_of_test(level, k) / k
 
 
 def describe(difference: PairedDifference) -> str:
-    """Return a difference in words: "difference +0.0310, +0.0120 to +0.0500, with 32 prompts"."""
+    """Return a difference in words.
+
+    Examples:
+        >>> from ctrlreward.functional.sequential import PairedDifference
+        >>> describe(PairedDifference(0.031, 0.012, 0.05, 32))
+        'difference +0.0310, +0.0120 to +0.0500, with 32 prompts'
+    """
     value, low, high, prompts = difference
     if math.isinf(low) and math.isinf(high):
         return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"

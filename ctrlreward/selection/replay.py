@@ -187,22 +187,22 @@ class RunRules:
                 alarm.alarm_step if alarm else -1,
             )
 
+    def choice(
+        self, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
+    ) -> dict[str, Any]:
+        """Return the checkpoint to keep as plain data for a script.
 
-def choice(
-    rules: RunRules, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
-) -> dict[str, Any]:
-    """Return the checkpoint to keep as plain data for a script.
-
-    `chosen` is the decision that names the selected step, `checkpoint` the path of its checkpoint.
-    """
-    key, best = rules.monitored[0], chosen.best if chosen else None
-    seen = {each.validation.step: each.validation.metrics for each in decided}
-    return {
-        "step": best,
-        "checkpoint": checkpoint,
-        "key": key,
-        "value": None if best is None else seen[best][key],
-        "reason": chosen.explanation if chosen else "",
-        "stop_step": next((each.validation.step for each in decided if each.stopped), None),
-        "alarm_step": next((each.alarm_step for each in decided if each.alarm_step >= 0), None),
-    }
+        `decided` are the decisions at all validations, `chosen` the one that names the selected
+        step, and `checkpoint` the path of its checkpoint.
+        """
+        key, best = self.monitored[0], chosen.best if chosen else None
+        seen = {each.validation.step: each.validation.metrics for each in decided}
+        return {
+            "step": best,
+            "checkpoint": checkpoint,
+            "key": key,
+            "value": None if best is None else seen[best][key],
+            "reason": chosen.explanation if chosen else "",
+            "stop_step": next((each.validation.step for each in decided if each.stopped), None),
+            "alarm_step": next((each.alarm_step for each in decided if each.alarm_step >= 0), None),
+        }
