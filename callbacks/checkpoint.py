@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -64,6 +65,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     Attributes:
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
         selected_step: Step of `best_model_path`, None if no validation met the constraints.
+        rule: The `BestRule` that decides.
         state: The `BestState` with steps and scores of the kept checkpoints.
 
     Raises:
@@ -103,9 +105,6 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         level: float = 0.05,
     ) -> None:
         self.constraints = dict(constraints or {})
-        self.ties_by = ties_by
-        self.constraint_test = constraint_test
-        self.level = level
         leaf = monitor.rsplit("/", 1)[-1]
         super().__init__(
             dirpath=dirpath,
@@ -119,23 +118,11 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             save_on_train_epoch_end=False,
         )
         self._given_mode = mode
+        settings = (save_top_k, self.constraints, ties_by, constraint_test, level)
         with rule_errors(self):
-            self.state = self.rule.start()
+            self.rule = BestRule(monitor, mode or "max", *settings)
+        self.state = self.rule.start()
         self._paths: dict[int, str] = {}
-
-    @property
-    def rule(self) -> BestRule:
-        """The rule that decides."""
-        mode = cast(Mode, self.mode)
-        return BestRule(
-            str(self.monitor),
-            mode,
-            self.save_top_k,
-            self.constraints,
-            self.ties_by,
-            self.constraint_test,
-            self.level,
-        )
 
     @property
     def selected_step(self) -> int | None:
@@ -166,9 +153,10 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the mode to the score's direction, and check that no score comes late."""
         super().setup(trainer, pl_module, stage)
-        self.mode = resolve_mode(trainer, str(self.monitor), self._given_mode)
-        ties = self.ties_by if isinstance(self.ties_by, Mapping) else ()
-        check_timely(trainer, self, [str(self.monitor), *self.constraints, *ties])
+        mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
+        self.mode, self.rule = mode, replace(self.rule, mode=mode)
+        ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
+        check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is among the best, and remove the ones that it replaces."""

@@ -26,7 +26,6 @@ from ctrlreward.held_out import (
     SCORED_STEP,
     TABLE,
     HeldOutScorer,
-    logged_scores,
     without_corpus_parts,
 )
 from ctrlreward.lightning_package import (
@@ -40,7 +39,7 @@ from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
-from ctrlreward.scorers.base import Component, Scores, check_columns
+from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 
 
@@ -87,19 +86,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         table_rows: Rows of the table.
         seed: Seed of the generation.
         overlap: Score in the background, and log one validation late.
-        decoding_cv: Log `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
-            first, second, … completions of all prompts, so that it takes two or more of each.
-        timeout: Time limit for scoring, in seconds; a scorer that hangs then raises a
-            `ScoringTimeout` with its line, and the run ends. None for no limit.
+        decoding_cv: Log `<name>/cv/<score>` as well; see `HeldOutScorer`.
+        timeout: Time limit for scoring, in seconds, after which the run ends; see `HeldOutScorer`.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
-        by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
-            generations_per_prompt), or its jackknife value for a score of the corpus, shape
-            (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
-        resolutions: Logged key → difference that these prompts can show, from the second scored
-            validation on (`ctrlreward.functional.sequential.Resolution`).
+        by_prompt: Logged key → last scores of each prompt's completions, by which callbacks compare
+            two validations; see `HeldOutScorer`, also for `resolutions`.
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
@@ -185,9 +179,16 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.refuse(mismatch(pl_module, self.samples))
         if stage == "fit":
             self._check_fit(trainer)
-        _check_devices(self.components, trainer)
+        devices = {
+            f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
+            for key, component in self.components.items()
+        }
+        kind = trainer.strategy.root_device.type
+        error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
+        if error is not None:
+            raise misconfigured(trainer, error)
         check_columns(self.components, self.prompts)
-        if trainer.strategy.root_device.type == "cpu":
+        if kind == "cpu":
             self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if not self._trial:
@@ -230,14 +231,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if self.overlap and fitting and not self._trial:
             scores = self._pending_scores(trainer)
             if scores is not None:
-                self._log(pl_module, scores, {SCORED_STEP: float(self._pending.step)})
+                self._log(pl_module, scores, late=True)
                 self.last_scored_step = self._pending.step
                 self._pending.clear()
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
             scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, scores, {})
+            self._log(pl_module, scores)
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
@@ -254,8 +255,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         scores = self._pending_scores(trainer)
         if scores is None:
             return
-        values = {**logged_scores(self.components, scores), SCORED_STEP: float(self._pending.step)}
-        row = {f"{self.name}/{key}": value for key, value in values.items()}
+        row = {**self.logged(scores), f"{self.name}/{SCORED_STEP}": float(self._pending.step)}
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
 
@@ -281,13 +281,11 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 raise misconfigured(trainer, late_score_error(callback, key))
 
     def _log(
-        self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
+        self, module: LightningModule, scores: Mapping[str, Scores], late: bool = False
     ) -> None:
-        first = not self.resolutions
-        logged = {
-            **self.metrics(scores),
-            **{f"{self.name}/{k}": value for k, value in more.items()},
-        }
+        first, logged = not self.resolutions, self.metrics(scores)
+        if late:
+            logged[f"{self.name}/{SCORED_STEP}"] = float(self._pending.step)
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
@@ -342,15 +340,3 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
         shown = without_corpus_parts(scores)
         log_sample_table(trainer, key, samples, shown, self.table_rows, steps)
-
-
-def _check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:
-    """Raise if a scorer runs on one of several training devices; name it, its score and device."""
-    devices = {
-        f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
-        for key, component in scores.items()
-    }
-    kind = trainer.strategy.root_device.type
-    error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
-    if error is not None:
-        raise misconfigured(trainer, error)

@@ -13,6 +13,7 @@ from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
+    GUARD_NAMES,
     find_scorer,
     is_fitting,
     read_metrics,
@@ -24,12 +25,7 @@ from ctrlreward.selection import AlarmRule, AlarmState
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_held_out_mode
 
 
-@checked_keywords(
-    monitor="proxy and held_out",
-    mode="proxy_mode and held_out_mode",
-    patience="window",
-    alpha="level",
-)
+@checked_keywords(**GUARD_NAMES)
 class ProxyGuardMixin(CallbackMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 

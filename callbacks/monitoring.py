@@ -29,6 +29,16 @@ OTHER_NAMES = {
     "higher_is_better": "mode='max' or 'min', or leave it out for a declared score",
     "greater_is_better": "mode='max' or 'min', or leave it out for a declared score",
 }
+FRONT_NAMES = {
+    **dict.fromkeys(("monitor", "monitors", "objectives"), "metrics"),
+    **dict.fromkeys(("mode", "directions"), "metrics, key → direction"),
+}
+GUARD_NAMES = {
+    "monitor": "proxy and held_out",
+    "mode": "proxy_mode and held_out_mode",
+    "patience": "window",
+    "alpha": "level",
+}
 
 
 class RuleErrorMixin(RuntimeError):

@@ -13,7 +13,13 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.monitoring import check_timely, read_metrics, resolve_mode, rule_errors
+from ctrlreward.callbacks.monitoring import (
+    FRONT_NAMES,
+    check_timely,
+    read_metrics,
+    resolve_mode,
+    rule_errors,
+)
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.plots.curves import draw_front
@@ -25,7 +31,7 @@ log = logging.getLogger(__name__)
 PICTURE = "front.png"
 
 
-@checked_keywords(monitor="metrics", monitors="metrics", mode="metrics, key → direction")
+@checked_keywords(**FRONT_NAMES)
 class ParetoCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 
@@ -164,12 +170,12 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is on the front, and remove dominated ones."""
         step = trainer.global_step
-        metrics, stale, _ = read_metrics(trainer)
+        metrics, stale, evidence = read_metrics(trainer)
         # A metric logged without sync_dist differs between ranks; the files must not.
         metrics = trainer.strategy.broadcast(metrics)
         before = self._paths(self.state)
         with rule_errors(self):
-            self.state, decision = self.rule.update(self.state, step, metrics, stale)
+            self.state, decision = self.rule.update(self.state, step, metrics, stale, evidence)
         if decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         after = self._paths(self.state)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -69,6 +70,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             and an excluded gain; it says that patience is exhausted.
         stopping_reason_message: The reason in words.
         stopped_step: `trainer.global_step` at the stop, -1 before.
+        rule: The `StopRule` that decides.
         state: The `StopState`, from which Lightning's attributes (`best_score`, `wait_count`,
             `stopping_reason`) are set.
 
@@ -106,7 +108,19 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         level: float = 0.05,
     ) -> None:
         with rule_errors(self):
-            StopRule(monitor, min_delta=min_delta, level=level)
+            self.rule = StopRule(
+                monitor,
+                mode or "max",
+                patience,
+                min_delta,
+                min_steps,
+                stopping_threshold,
+                divergence_threshold,
+                check_finite,
+                decline,
+                futility,
+                level,
+            )
         super().__init__(
             monitor=monitor,
             mode=mode or "max",
@@ -119,31 +133,8 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             # Scores are logged at validation, and an epoch may never end.
             check_on_train_epoch_end=False,
         )
-        self.min_steps = min_steps
-        self.decline = decline
-        self.futility = futility
-        self.level = level
-        self._noise = min_delta == "noise"
         self._given_mode = mode
         self.state = self.rule.start()
-
-    @property
-    def rule(self) -> StopRule:
-        """The rule that decides."""
-        return StopRule(
-            self.monitor,
-            mode=cast(Mode, self.mode),
-            patience=self.patience,
-            # Lightning negates it for mode "min".
-            min_delta="noise" if self._noise else abs(self.min_delta),
-            min_steps=self.min_steps,
-            stopping_threshold=self.stopping_threshold,
-            divergence_threshold=self.divergence_threshold,
-            check_finite=self.check_finite,
-            decline=self.decline,
-            futility=self.futility,
-            level=self.level,
-        )
 
     @property
     def stopped_by(self) -> str | None:
@@ -171,6 +162,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         mode = resolve_mode(trainer, self.monitor, self._given_mode)
         if mode != self.mode:
             self.mode, self.min_delta = mode, -self.min_delta
+            self.rule = replace(self.rule, mode=mode)
             self._take(self.rule.start())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

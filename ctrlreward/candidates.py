@@ -199,12 +199,7 @@ def score_preferences(
 
 
 def rows_by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
-    """Return the rows of each prompt, in the order of the first ones.
-
-    Examples:
-        >>> rows_by_prompt(["soup", "view", "soup"])
-        [[0, 2], [1]]
-    """
+    """Return the rows of each prompt, in the order of the first ones."""
     rows: dict[Hashable, list[int]] = {}
     for i, prompt in enumerate(prompts):
         rows.setdefault(prompt, []).append(i)

@@ -6,10 +6,11 @@ import errno
 import json
 import math
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
@@ -163,32 +164,20 @@ class JsonLog:
                 raise self._not_a_log()
             return []
         started = records[0] if isinstance(records[0], dict) else {}
-        differing = [n for n, value in self.identity.items() if started.get(n) != value]
-        if differing:
-            was, now = (
-                json.dumps([side.get(name) for name in differing])[:300]
-                for side in (started, self.identity)
-            )
-            raise ValueError(
-                f"{self.path} was started with a different {' and '.join(differing)}: {was}, not "
-                f"{now}. Resume with the same, or delete the file to start over"
-            )
+        require_same(self.identity, started, self.path, "file")
         return records[1:]
 
     def append(self, record: Any) -> None:
         """Write one record and sync it to disk."""
         with _named(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append(record)
-
-    def _append(self, record: Any) -> None:
-        with open(self.path, "a+b") as file:
-            _drop_incomplete_line(file)
-            if self.identity is not None and file.tell() == 0:
-                file.write(_line(self.identity))
-            file.write(_line(record))
-            file.flush()
-            os.fsync(file.fileno())
+            with open(self.path, "a+b") as file:
+                _drop_incomplete_line(file)
+                if self.identity is not None and file.tell() == 0:
+                    file.write(_line(self.identity))
+                file.write(_line(record))
+                file.flush()
+                os.fsync(file.fileno())
 
     def replace(self, records: Iterable[Any]) -> None:
         """Replace all records atomically."""
@@ -199,6 +188,49 @@ class JsonLog:
         return ValueError(
             f"{self.path} is not a JSON Lines log of this job{why}. Use another path, or delete it."
         )
+
+
+def require_same(
+    settings: Mapping[str, Any], started: Mapping[str, Any], path: object, what: str
+) -> None:
+    """Raise a ValueError if a file or folder, `what`, was started with other settings."""
+    differing = [name for name, value in settings.items() if started.get(name) != value]
+    if differing:
+        was, now = (
+            json.dumps([side.get(name) for name in differing])[:300] for side in (started, settings)
+        )
+        raise ValueError(
+            f"{path} was started with a different {' and '.join(differing)}: {was}, not {now}. "
+            f"Resume with the same, or delete the {what} to start over"
+        )
+
+
+@contextmanager
+def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iterator[None]:
+    """Hold a lock file, which names the holder and is deleted at the end if it is `temporary`.
+
+    The system frees it when the process ends in any way. Next to the files that it protects, it
+    also locks for other machines and containers that mount them.
+
+    Raises:
+        ValueError: Another process holds it: `what` is in use. Ends with `advice`.
+    """
+    from filelock import FileLock, Timeout  # imports asyncio
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        held = FileLock(lock).acquire(timeout=0)
+    except Timeout:
+        holder = lock.read_text(encoding="utf-8") or "another process"
+        raise ValueError(f"{what} is in use by {holder}. {advice}") from None
+    with held:
+        lock.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        try:
+            yield
+        finally:
+            if temporary:
+                with suppress(OSError):  # some systems can't delete an open file
+                    lock.unlink()
 
 
 def _line(record: Any) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import (
     Component,
+    CorpusFold,
     Scorer,
     Scores,
     ScoreSpec,
@@ -130,7 +131,21 @@ class HeldOutScorer:
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each key."""
-        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.components).items()}
+        specs = {key: component.spec for key, component in self.components.items()}
+        specs[FAIL_RATE] = ScoreSpec(False, (0.0, 1.0))
+        for key, end, _ in self._folds():
+            spread = ScoreSpec(False, (0.0, np.inf))
+            specs[f"{CORPUS}/{key}{end}"] = spread if end else self.components[key].spec
+        return {f"{self.name}/{key}": spec for key, spec in specs.items()}
+
+    @property
+    def scored(self) -> dict[str, Component]:
+        """The components, and under separate keys those that scores of the corpus are made of."""
+        return self.components | {
+            _part_key(key, name): Component(self.components[key].scorer, name)
+            for key, _, fold in self._folds()
+            for name in fold.parts
+        }
 
     @property
     def scorers(self) -> list[Scorer]:
@@ -164,34 +179,44 @@ class HeldOutScorer:
             samples: Completions of the prompts; the completions of a prompt follow each other.
             path: JSONL file for texts and scores, written before anything else is computed, and
                 again with the values of the prompts that do not follow from these scores.
-            scores: Values of `with_corpus_parts(components)`, if they are known.
+            scores: Values of `scored`, if they are known.
         """
-        wanted = with_corpus_parts(self.components)
         if scores is None:
             what = partial(describe_batch, self.components, samples)
-            scores = self._limit.run(what, partial(score, wanted, samples))
+            scores = self._limit.run(what, partial(score, self.scored, samples))
         scores = dict(scores)
         shown = without_corpus_parts(scores)
         if path is not None:
             write_scored_samples(path, samples, shown)
-        scores |= without_each_prompt(self.components, samples, scores, self._repeats)
+        scores |= self._without_each_prompt(samples, scores)
         if path is not None:
-            tables = scores_by_prompt(self.components, scores, self._repeats)
             jackknifed = {
                 key: table[:, 0]
-                for key, table in tables.items()
+                for key, table in self._tables(scores).items()
                 if key.startswith(f"{CORPUS}/") or _part_key(key, WITHOUT) in scores
             }
             if jackknifed:
                 write_scored_samples(path, samples, shown, jackknifed)
         return scores
 
+    def logged(self, scores: Mapping[str, Scores]) -> dict[str, float]:
+        """Return mean scores, fail rate and scores of the corpus, by `<name>/<score>`."""
+        values = mean_scores({key: scores[key] for key in self.components})
+        for key, end, fold in self._folds():
+            parts = (scores[_part_key(key, name)] for name in fold.parts)
+            values[f"{CORPUS}/{key}{end}"] = fold.fold(*parts)
+        return {f"{self.name}/{key}": value for key, value in values.items()}
+
     def metrics(self, scores: Mapping[str, Scores]) -> dict[str, float]:
         """Return the metrics of `score_samples`, and keep the scores by prompt."""
-        tables = scores_by_prompt(self.components, scores, self._repeats)
-        values = logged_scores(self.components, scores)
-        if self.decoding_cv:
-            values |= cv_of_decodings(tables)
+        tables, values = self._tables(scores), self.logged(scores)
+        for key, table in tables.items():
+            if self.decoding_cv and table.shape[1] > 1:
+                # The j-th completions of all prompts are one decoding (Belz et al. 2022). CV* is
+                # undefined for means of both signs or means of 0.
+                means = valid_row_means(table.T).tolist()
+                defined = min(means) > 0 or max(means) < 0
+                values[f"{self.name}/{CV}/{key}"] = cv_star(means) if defined else math.nan
         before = self.by_prompt
         self.by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
@@ -199,7 +224,7 @@ class HeldOutScorer:
                 f"{self.name}/{key}": resolution(before[f"{self.name}/{key}"], tables[key])
                 for key in self.components
             }
-        return {f"{self.name}/{key}": value for key, value in values.items()}
+        return values
 
     def describe_resolutions(self) -> str:
         """Return `resolutions` in words, one line per score."""
@@ -220,14 +245,59 @@ class HeldOutScorer:
     def _repeats(self) -> int:
         return self.generations_per_prompt
 
+    def _folds(self) -> Iterator[tuple[str, str, CorpusFold]]:
+        """Yield key of the component, end of the name, and fold of each score of the corpus."""
+        for key, component in self.components.items():
+            for end, fold in component.corpus_folds.items():
+                yield key, end, fold
+
+    def _tables(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+        """Return the values of each prompt by key without the name, shape (prompts, repeats).
+
+        The shape is (prompts, 1) for the fail rate, and for scores of the corpus and of groups, of
+        which these are jackknife values.
+        """
+        repeats = self._repeats
+        tables = {key: scores[key].reshape(-1, repeats) for key in self.components}
+        failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
+        for key in self.components:
+            if _part_key(key, WITHOUT) in scores:
+                without = scores[_part_key(key, WITHOUT)]
+                tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
+        tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
+        for key, end, fold in self._folds():
+            parts = [scores[_part_key(key, name)] for name in fold.parts]
+            left_out = [
+                fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
+                for start in range(0, len(parts[0]), repeats)
+            ]
+            values = jackknife_values(fold.fold(*parts), left_out)
+            tables[f"{CORPUS}/{key}{end}"] = values[:, None]
+        return tables
+
+    def _without_each_prompt(
+        self, samples: Samples, scores: Mapping[str, Scores]
+    ) -> dict[str, Scores]:
+        """Return the means of scores of groups without each prompt, (prompts,), for `_tables`."""
+        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
+        repeats = self._repeats
+        if not grouped or len(samples) == repeats:
+            return {}
+        # Failed samples are not counted, and not warned about again.
+        failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
+        rows = [
+            [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
+            for prompt in range(len(samples) // repeats)
+        ]
+        parts = [score(grouped, samples[kept]) for kept in rows]
+        return {
+            _part_key(key, WITHOUT): np.array([valid_mean(part[key]) for part in parts])
+            for key in grouped
+        }
+
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:
-    """Return the `scores` of a callback as components.
-
-    Raises:
-        TypeError: `scores` is not a mapping, or a value is not a component or a scorer.
-        ValueError: `scores` is empty, a scorer has several scores, or a name is reserved.
-    """
+    """Return the `scores` of a callback as components; see `HeldOutScorer` for the errors."""
     if not isinstance(scores, Mapping):
         raise TypeError(
             "scores must be a mapping, {'coherence': ctrleval['coherence']}, got a "
@@ -246,152 +316,18 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
-    """Return the mean of each score over its valid samples, and the fail rate.
+    """Return the mean of each score, shape (n,), over its valid samples, NaN if there are none.
 
-    Args:
-        scores: Name → array of shape (n,), NaN where scoring failed.
-
-    Returns:
-        Name → mean, NaN without a valid sample. `fail_rate` is the share of samples with at least
-        one NaN score, in [0, 1]; lower is better.
+    `fail_rate` is the share of samples with at least one NaN score, in [0, 1]; lower is better.
     """
     means = {key: valid_mean(values) for key, values in scores.items()}
     failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
     return {**means, FAIL_RATE: float(failed.mean())}
 
 
-def logged_specs(components: Mapping[str, Component]) -> dict[str, ScoreSpec]:
-    """Return direction and range of each key of `logged_scores`."""
-    return {
-        **{key: component.spec for key, component in components.items()},
-        FAIL_RATE: ScoreSpec(False, (0.0, 1.0)),
-        **{
-            f"{CORPUS}/{key}{end}": ScoreSpec(False, (0.0, np.inf)) if end else component.spec
-            for key, component in components.items()
-            for end in component.corpus_folds
-        },
-    }
-
-
-def with_corpus_parts(components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return the components, and under separate keys the components that corpus folds read."""
-    parts = {
-        _part_key(key, name): Component(component.scorer, name)
-        for key, component in components.items()
-        for fold in component.corpus_folds.values()
-        for name in fold.parts
-    }
-    return {**components, **parts}
-
-
 def without_corpus_parts(scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """Return the scores that a user asked for."""
     return {key: values for key, values in scores.items() if not key.startswith(f"{CORPUS}/")}
-
-
-def logged_scores(
-    components: Mapping[str, Component], scores: Mapping[str, Scores]
-) -> dict[str, float]:
-    """Return mean scores and fail rate, and `corpus/<name>` of the components with corpus folds.
-
-    Args:
-        components: n scores by name.
-        scores: Values of `with_corpus_parts(components)` of all samples, arrays of shape (n,).
-    """
-    means = mean_scores({key: scores[key] for key in components})
-    corpus = {
-        f"{CORPUS}/{key}{end}": fold.fold(*(scores[_part_key(key, name)] for name in fold.parts))
-        for key, component in components.items()
-        for end, fold in component.corpus_folds.items()
-    }
-    return {**means, **corpus}
-
-
-def scores_by_prompt(
-    components: Mapping[str, Component], scores: Mapping[str, Scores], repeats: int
-) -> dict[str, Scores]:
-    """Return the values of each prompt for each key of `logged_scores`.
-
-    Args:
-        components: n scores by name.
-        scores: Values of `with_corpus_parts(components)` of all samples, arrays of shape (n,); the
-            completions of a prompt follow each other.
-        repeats: Completions per prompt.
-
-    Returns:
-        Key → array of shape (n / repeats, repeats); of shape (n / repeats, 1) for the fail rate,
-        and for `corpus/<name>` and scores of groups, whose values are jackknife values.
-    """
-    tables = {key: scores[key].reshape(-1, repeats) for key in components}
-    failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
-    for key in components:
-        if _part_key(key, WITHOUT) in scores:
-            without = scores[_part_key(key, WITHOUT)]
-            tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
-    tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
-    for key, component in components.items():
-        for end, fold in component.corpus_folds.items():
-            parts = [scores[_part_key(key, name)] for name in fold.parts]
-            left_out = [
-                fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
-                for start in range(0, len(parts[0]), repeats)
-            ]
-            values = jackknife_values(fold.fold(*parts), left_out)
-            tables[f"{CORPUS}/{key}{end}"] = values[:, None]
-    return tables
-
-
-def without_each_prompt(
-    components: Mapping[str, Component],
-    samples: Samples,
-    scores: Mapping[str, Scores],
-    repeats: int,
-) -> dict[str, Scores]:
-    """Return the mean of each score of groups without each prompt, for its jackknife values.
-
-    Args:
-        components: Scores by name.
-        samples: n samples; the completions of a prompt follow each other.
-        scores: Their scores, arrays of shape (n,).
-        repeats: Completions per prompt.
-
-    Returns:
-        Reserved key → array of shape (n / repeats,).
-    """
-    grouped = {key: c for key, c in components.items() if c.scorer.of_groups}
-    if not grouped or len(samples) == repeats:
-        return {}
-    # Failed samples are not counted, and not warned about again.
-    failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
-    rows = [
-        [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
-        for prompt in range(len(samples) // repeats)
-    ]
-    parts = [score(grouped, samples[kept]) for kept in rows]
-    return {
-        _part_key(key, WITHOUT): np.array([valid_mean(part[key]) for part in parts])
-        for key in grouped
-    }
-
-
-def cv_of_decodings(tables: Mapping[str, Scores]) -> dict[str, float]:
-    """Return CV* of the mean scores of repeated decodings, in percent, as `cv/<name>`.
-
-    The j-th completions of all prompts are one decoding (Belz et al. 2022). NaN where CV* is
-    undefined: for one decoding, means of both signs or means of 0.
-
-    Args:
-        tables: Values of `scores_by_prompt`.
-    """
-    means = {
-        key: valid_row_means(table.T).tolist()
-        for key, table in tables.items()
-        if table.shape[1] > 1
-    }
-    return {
-        f"{CV}/{key}": cv_star(row) if min(row) > 0 or max(row) < 0 else math.nan
-        for key, row in means.items()
-    }
 
 
 def _part_key(key: str, part: str) -> str:

@@ -122,7 +122,10 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
             samples.setdefault(step, {})[name_] = file
     evidence = _evidence(files)
     if not log.rows:
-        metrics = {step: means_of(rows) for step, rows in evidence.items()}
+        metrics = {
+            step: {key: valid_mean(row) for key, row in rows.items()}
+            for step, rows in evidence.items()
+        }
     steps = []
     for step, values in sorted(metrics.items()):
         # Transformers' log has a prefix that the scorer's keys lack.
@@ -154,11 +157,6 @@ def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
     saved = {step for step, paths in found.items() if any(p.suffix == ".ckpt" for p in paths)}
     logged = {step for step, _ in log.rows}
     return int(not saved <= logged and {step - 1 for step in saved} <= logged)
-
-
-def means_of(evidence: Mapping[str, Scores]) -> dict[str, float]:
-    """Return the mean of each key over its prompts, NaN without a valid one."""
-    return {key: valid_mean(np.asarray(row)) for key, row in evidence.items()}
 
 
 # Samples

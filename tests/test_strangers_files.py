@@ -24,7 +24,7 @@ from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.commands.config_files import read_config
 from ctrlreward.commands.evaluation_figures import Figure, to_csv
-from ctrlreward.commands.evaluation_prompts import read_prefixes
+from ctrlreward.commands.evaluation_texts import read_prefixes
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.data import local_file
 from ctrlreward.files import JsonLog, read_yaml

@@ -120,10 +120,6 @@ class BestCheckpoint:
         self._history.append({"step": int(step), **numbers})
         self._evidence = {s: row for s, row in self._evidence.items() if s < step}
         self._evidence[step] = evidence or {}
-        self._decide()
-        return self.decided[-1]
-
-    def _decide(self) -> None:
         rows = self._history.read()
         keys = {key for row in rows for key in row}
         missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
@@ -131,19 +127,8 @@ class BestCheckpoint:
             raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
         steps = [(r["step"], numbers_of(r), self._evidence.get(r["step"], {})) for r in rows]
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
-        last = self.decided[-1]
-        seen = {each.validation.step: each.validation.metrics for each in self.decided}
-        key = self.rules.monitored[0]
-        stop = next((each.validation.step for each in self.decided if each.stopped), None)
-        content = {
-            "step": last.best,
-            "checkpoint": None
-            if last.best is None
-            else str(self.folder / self.checkpoint.format(step=last.best)),
-            "key": key,
-            "value": None if last.best is None else seen[last.best][key],
-            "reason": last.explanation,
-            "stop_step": stop,
-            "alarm_step": None if last.alarm_step < 0 else last.alarm_step,
-        }
+        best = self.decided[-1].best
+        path = None if best is None else str(self.folder / self.checkpoint.format(step=best))
+        content = self.rules.choice(self.decided, self.decided[-1], path)
         write_whole(self.folder / FILE, json_text(content))
+        return self.decided[-1]

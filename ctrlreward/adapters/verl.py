@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from ctrlreward.adapters._conversion import (
     check_failed_score,
     check_pointwise,
 )
-from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
+from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
 Result = dict[str, float | None]
@@ -65,7 +64,7 @@ def as_batch_compute_score(
         >>> compute_score(["menu"], ["broth"], [""], [{"original": "soup"}])
         [{'score': 0.6, 'failed': 0.0, 'similarity': 0.6}]
     """
-    return _BatchComputeScore.of(reward, failed_score, columns)
+    return _ComputeScore(reward, failed_score, columns).of_batch
 
 
 def as_compute_score(
@@ -83,9 +82,7 @@ def as_compute_score(
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
         {'score': -1.0, 'failed': 1.0, 'similarity': None}
     """
-    of_batch = _BatchComputeScore.of(reward, failed_score, columns)
-    check_pointwise(of_batch.reward, "as_compute_score")
-    return of_batch.compute_score
+    return _ComputeScore(reward, failed_score, columns, "as_compute_score").of_sample
 
 
 def as_async_compute_score(
@@ -108,30 +105,41 @@ def as_async_compute_score(
         >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
         {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
     """
-    of_batch = _BatchComputeScore.of(reward, failed_score, columns)
-    check_pointwise(of_batch.reward, "as_async_compute_score")
+    caller = "as_async_compute_score"
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
-    return _Batcher(of_batch, wait).compute_score
+    return _ComputeScore(reward, failed_score, columns, caller, wait).of_concurrent_sample
 
 
-# Objects instead of closures, which don't pickle; compared by identity, like functions.
+class _ComputeScore:
+    """Functions of a reward: bound methods, since closures don't pickle.
 
+    `caller` is the function that makes them if they get one sample at a time. Concurrent samples
+    are scored with those of the next `wait` seconds.
+    """
 
-@dataclass(frozen=True, eq=False)
-class _BatchComputeScore:
-    """Function of a batch."""
+    def __init__(
+        self,
+        reward: RewardLike,
+        failed_score: float,
+        columns: Mapping[str, str] | None,
+        caller: str = "",
+        wait: float = 0.0,
+    ) -> None:
+        self.reward = as_reward(reward)
+        check_failed_score(self.reward, failed_score, ("score", "failed"))
+        if caller:
+            check_pointwise(self.reward, caller)
+        self.failed_score = failed_score
+        self.columns = check_columns(columns)
+        self.wait = wait
+        self.queue: list[Samples] = []
+        self.scoring: asyncio.Task[RewardBatch] | None = None
 
-    reward: AnyReward
-    failed_score: float
-    columns: Mapping[str, str]
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings without pending samples: a copy starts with none."""
+        return {**self.__dict__, "queue": [], "scoring": None}
 
-    @classmethod
-    def of(cls, reward: RewardLike, failed_score: float, columns: Mapping[str, str] | None) -> Self:
-        checked = as_reward(reward)
-        check_failed_score(checked, failed_score, ("score", "failed"))
-        return cls(checked, failed_score, check_columns(columns))
-
-    def __call__(
+    def of_batch(
         self,
         data_sources: Sequence[str],
         solution_strs: Sequence[str],
@@ -139,11 +147,12 @@ class _BatchComputeScore:
         extra_infos: Sequence[Mapping[str, Any] | None],
         **_unused: Any,  # verl adds the reward_kwargs of its config
     ) -> list[Result]:
-        samples = self.samples(data_sources, solution_strs, ground_truths, extra_infos)
+        """Return the results of a batch."""
+        samples = self._samples(data_sources, solution_strs, ground_truths, extra_infos)
         batch = self.reward(samples)
-        return [self.result(batch, i) for i in range(len(samples))]
+        return [self._result(batch, i) for i in range(len(samples))]
 
-    def compute_score(
+    def of_sample(
         self,
         data_source: str,
         solution_str: str,
@@ -152,16 +161,39 @@ class _BatchComputeScore:
         **_unused: Any,
     ) -> Result:
         """Return the result of one sample."""
-        return self([data_source], [solution_str], [ground_truth], [extra_info])[0]
+        return self.of_batch([data_source], [solution_str], [ground_truth], [extra_info])[0]
 
-    def samples(
+    async def of_concurrent_sample(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+        **_unused: Any,
+    ) -> Result:
+        """Return the result of one sample, scored with the others of its batch."""
+        sample = self._samples([data_source], [solution_str], [ground_truth], [extra_info])
+        # The task has ended before the queue is empty if its event loop was closed.
+        if not self.queue or self.scoring is None or self.scoring.done():
+            self.queue = []
+            self.scoring = asyncio.create_task(self._score_queue())
+        self.queue.append(sample)
+        scoring, index = self.scoring, len(self.queue) - 1
+        # A cancelled caller must not cancel the scoring for the others.
+        return self._result(await asyncio.shield(scoring), index)
+
+    async def _score_queue(self) -> RewardBatch:
+        await asyncio.sleep(self.wait)
+        samples, self.queue = Samples.concat(self.queue), []
+        return await asyncio.wrap_future(self.reward.submit(samples))
+
+    def _samples(
         self,
         data_sources: Sequence[str],
         solution_strs: Sequence[str],
         ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None],
     ) -> Samples:
-        """Convert a batch of verl."""
         rows = [
             {**(extra or {}), "data_source": source, "ground_truth": truth}
             for source, truth, extra in zip(data_sources, ground_truths, extra_infos, strict=True)
@@ -176,8 +208,7 @@ class _BatchComputeScore:
         table = {source: [row[source] for row in rows] for source in self.columns.values()}
         return build_samples(solution_strs, None, table, self.columns)
 
-    def result(self, batch: RewardBatch, i: int) -> Result:
-        """Return the result of one sample of a batch."""
+    def _result(self, batch: RewardBatch, i: int) -> Result:
         failed = bool(batch.failed[i])
         result: Result = {
             "score": self.failed_score if failed else float(batch.total[i]),
@@ -186,41 +217,3 @@ class _BatchComputeScore:
         for name, values in batch.components.items():
             result[name] = None if np.isnan(values[i]) else float(values[i])
         return result
-
-
-class _Batcher:
-    """Coroutine function of one sample, scored with the calls of the next `wait` seconds."""
-
-    def __init__(self, of_batch: _BatchComputeScore, wait: float) -> None:
-        self.of_batch = of_batch
-        self.wait = wait
-        self.queue: list[Samples] = []
-        self.scoring: asyncio.Task[RewardBatch] | None = None
-
-    async def compute_score(
-        self,
-        data_source: str,
-        solution_str: str,
-        ground_truth: Any,
-        extra_info: Mapping[str, Any] | None = None,
-        **_unused: Any,
-    ) -> Result:
-        """Return the result of one sample."""
-        sample = self.of_batch.samples([data_source], [solution_str], [ground_truth], [extra_info])
-        # The task has ended before the queue is empty if its event loop was closed.
-        if not self.queue or self.scoring is None or self.scoring.done():
-            self.queue = []
-            self.scoring = asyncio.create_task(self._score_queue())
-        self.queue.append(sample)
-        scoring, index = self.scoring, len(self.queue) - 1
-        # A cancelled caller must not cancel the scoring for the others.
-        return self.of_batch.result(await asyncio.shield(scoring), index)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings without pending samples: a copy starts with none."""
-        return {**self.__dict__, "queue": [], "scoring": None}
-
-    async def _score_queue(self) -> RewardBatch:
-        await asyncio.sleep(self.wait)
-        samples, self.queue = Samples.concat(self.queue), []
-        return await asyncio.wrap_future(self.of_batch.reward.submit(samples))

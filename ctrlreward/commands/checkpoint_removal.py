@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from ctrlreward.files import hold
 from ctrlreward.run_folder import LOCK, StoredRun
 
 # Files in which trainers name the checkpoint to resume from: verl's number, DeepSpeed's tag.
@@ -19,11 +18,8 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
     """Return files and folders of checkpoints that can be removed.
 
     The last checkpoint stays, and so does one that a file or a link names as the one to resume
-    from. All paths are in the folder of the checkpoints, and none is a link.
-
-    Args:
-        run: The run.
-        keep: Steps to keep.
+    from, and the checkpoints of the steps `keep`. All paths are in the folder of the checkpoints,
+    and none is a link.
 
     Raises:
         ValueError: A checkpoint of these steps is not on disk, checkpoints are in several folders,
@@ -36,7 +32,10 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
                 "removed. Name the folder of the checkpoints with --checkpoints."
             )
     _refuse_several_folders(run)
-    _refuse_if_in_use(run)
+    for folder in {run.folder, run.checkpoint_folder or run.folder}:
+        if (folder / LOCK).is_file():
+            with hold(folder / LOCK, folder, "Nothing is removed: wait until it has ended."):
+                pass
     root = (run.checkpoint_folder or run.folder).resolve()
     needed = {*keep, max(run.checkpoints)}
     pointed = set(_pointed_to(root))
@@ -94,17 +93,3 @@ def _refuse_several_folders(run: StoredRun) -> None:
             f"checkpoints are in {len(folders)} folders, so nothing is removed. Name the folder of "
             f"this run with --checkpoints ({names})."
         )
-
-
-def _refuse_if_in_use(run: StoredRun) -> None:
-    for folder in {run.folder, run.checkpoint_folder or run.folder}:
-        lock = folder / LOCK
-        if not lock.is_file():
-            continue
-        try:
-            FileLock(lock).acquire(timeout=0).lock.release()
-        except Timeout:
-            holder = lock.read_text(encoding="utf-8") or "another process"
-            raise ValueError(
-                f"{folder} is in use by {holder}, so nothing is removed. Wait until it has ended."
-            ) from None

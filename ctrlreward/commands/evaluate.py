@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from ctrlreward.commands.score import gather_words
 
 _DESCRIPTION = """Generate texts for every prefix with every combination of labels, and measure
@@ -45,14 +43,10 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(evaluate_generator, as_group=False, as_positional=True)
     config = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors(parser, resumes=lambda: True):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        try:
-            evaluate_generator(**options)
-        except KeyboardInterrupt:
-            print("interrupted: repeat the command to resume", file=sys.stderr)
-            raise SystemExit(130) from None
+        evaluate_generator(**options)
 
 
 def _renamed(argument: str) -> str:

@@ -11,20 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.commands.evaluation_prompts import EvaluatedPrompt
+from ctrlreward.commands.evaluation_texts import EvaluatedPrompt
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers.attribute import attribute_report
-from ctrlreward.scorers.base import DEVIATION, Component, Scores, check_samples, score
+from ctrlreward.scorers.base import DEVIATION, Scores
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.scorers.records import sample_table
 from ctrlreward.tables.parsing import formula_free
 
 COMBINATIONS, OVERALL = "combinations", "overall"
-_PROMPTS_PER_RECORD = 16
 _TEXTS = 64  # in a table of Weights & Biases
 _CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
 
@@ -56,45 +54,16 @@ class Figure(NamedTuple):
     value: float
 
 
-def score_texts(
-    log: JsonLog, components: Mapping[str, Component], samples: Samples, completions: int
-) -> dict[str, Scores]:
-    """Score texts, continuing where the log ends, and return all scores of n samples.
-
-    The completions of a prompt are scored together, so that `Distinct` has complete groups.
-    """
-    check_samples(components, samples)
-    size = _PROMPTS_PER_RECORD * completions
-    records: list[dict[str, list[float | None]]] = log.read()
-    starts = range(0, len(samples), size)
-    done = min(len(records) * size, len(samples))
-    with track("scoring", len(samples), done=done) as advance:
-        for start in starts[len(records) :]:
-            rows = samples[list(range(start, min(start + size, len(samples))))]
-            scores = score(components, rows)
-            log.append({k: [finite_or_none(v) for v in values] for k, values in scores.items()})
-            advance(len(rows))
-    records = log.read()
-    return {
-        name: np.array([v for record in records for v in record[name]], dtype=np.float64)
-        for name in components
-    }
-
-
 def figures(
     prompts: Sequence[EvaluatedPrompt],
     scores: Mapping[str, Scores],
     ended: Sequence[bool],
     attributes: Sequence[str],
 ) -> list[Figure]:
-    """Return the figures of each combination, then those over all.
+    """Return the figures of each combination, then the figures over all n texts.
 
-    Args:
-        prompts: Prompt of each of n texts.
-        scores: Scores of `AttributeClassifier`, perplexity with log-likelihood and tokens, and
-            others, each of shape (n,).
-        ended: Whether an end token ended the text.
-        attributes: Attributes in the order of the results.
+    `scores`, each of shape (n,), include those of `AttributeClassifier`, and perplexity with
+    log-likelihood and tokens; `ended` says whether an end token ended a text.
     """
     names = [attribute_label(prompt.targets) for prompt in prompts]
     found = []

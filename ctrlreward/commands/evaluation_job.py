@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.table import Table
 
 from ctrlreward.arguments import one_of, positive
@@ -23,30 +21,33 @@ from ctrlreward.commands.evaluation_figures import (
     card_text,
     figures,
     log_run,
-    score_texts,
     to_csv,
 )
-from ctrlreward.commands.evaluation_prompts import (
+from ctrlreward.commands.evaluation_texts import (
     EvaluatedPrompt,
+    TextLog,
     build_prompts,
+    find_model,
     read_labels,
     read_prefixes,
 )
-from ctrlreward.commands.evaluation_texts import TextLog, TextOptions, find_model
+from ctrlreward.commands.shards.shard_store import in_chunks, score_parts
 from ctrlreward.commands.terminal import plain_console
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, write_whole
+from ctrlreward.files import JsonLog, hold, write_whole
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.policy.rollouts import Generation
+from ctrlreward.run_folder import LOCK
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, CTRLEval, Distinct, Perplexity
-from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples
+from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples, score
 from ctrlreward.scorers.perplexity import TOKENS
 from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
 from ctrlreward.weights.dtypes import Dtype
 
 _TASKS = ("sentiment", "topic")  # of CTRLEval
+_PROMPTS_PER_RECORD = 16
 
 
 def evaluate_generator(
@@ -143,19 +144,21 @@ def evaluate_generator(
     log = TextLog(
         *(folder / "generations.jsonl", prompts, completions, options, seed),
         {"model": generator.identity, "dtype": dtype},
+        *(continues, unfinished == "drop"),
     )
-    texts = TextOptions(continues, unfinished == "drop")
-    planned = _mapped(log.samples(*log.planned(), texts), log.prompts, mapped)
+    planned = _mapped(log.samples(), log.prompts, mapped)
     components = _components(used, planned)
     check_samples(components, planned)  # before hours of generation
-    with _held(folder):
+    with hold(folder / LOCK, folder, "Wait for it, or use another folder."):
         completed, ended = log.complete(generator, device, dtype, batch_size)
-        samples = log.samples(completed, ended, texts)
+        samples = log.samples(completed, ended)
         settings = fingerprint(used, None)
         read = _mapped(samples, log.prompts, mapped)
-        identity = {"texts": digest_of([*map(list, read.columns().values())]), "scorers": settings}
+        identity = {"texts": digest_of([*read.columns().values()]), "scorers": settings}
         score_log = JsonLog(folder / "scores.jsonl", identity)
-        scores = score_texts(score_log, components, read, completions)
+        # The completions of a prompt are scored together: `Distinct` needs complete groups.
+        parts = list(in_chunks(range(len(read)), _PROMPTS_PER_RECORD * completions))
+        scores = score_parts(score_log, parts, lambda rows: score(components, read[rows]))
         found = figures(log.prompts, scores, ended, tuple(by_attribute))
         kept = {name: values for name, values in scores.items() if name != TOKENS}
         write_scored_samples(folder / "texts.jsonl", samples, kept)
@@ -169,7 +172,7 @@ def evaluate_generator(
                 "template": template,
                 "prefixes": f"{prefixes}, {len(beginnings)} of them",
                 "prefixes_digest": f"sha256:{digest_of(beginnings)}",
-                "combinations": _combinations(by_attribute),
+                "combinations": prod(map(len, by_attribute.values())),
                 "completions": f"{completions} per prefix and combination, {len(samples)} texts",
                 "text": "prefix + completion" if continues else "completion",
                 "unfinished": f"{unfinished} the last sentence of a completion that was cut off",
@@ -188,20 +191,6 @@ def evaluate_generator(
     _print(found, folder)
     if wandb is not None:
         log_run(wandb, folder, card, found, samples, kept)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keep other processes from evaluating into the same folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(folder / ".ctrlreward.lock").acquire(timeout=0)
-    except Timeout:
-        raise ValueError(
-            f"another process is evaluating into {folder}. Wait for it, or use another folder."
-        ) from None
-    with lock:
-        yield
 
 
 def _classifier(
@@ -258,10 +247,6 @@ def _mapped(
         for prompt in prompts
     ]
     return Samples(**{**samples.columns(), "labels": mapped})
-
-
-def _combinations(labels: Mapping[str, Sequence[str]]) -> int:
-    return prod(map(len, labels.values()))
 
 
 def _print(found: Sequence[Figure], folder: Path) -> None:

@@ -1,18 +1,22 @@
-"""Completions of `ctrlreward evaluate`, kept on disk batch by batch."""
+"""Texts of `ctrlreward evaluate`: a prompt per prefix and combination of labels, completed by the
+model, and kept on disk batch by batch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from string import Formatter
 from typing import Any, NamedTuple
 
 import torch
 from peft import PeftConfig
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.commands.evaluation_prompts import EvaluatedPrompt
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.data import local_file
 from ctrlreward.files import JsonLog
 from ctrlreward.policy.chat import end_of_turn, model_texts
 from ctrlreward.policy.model import LoRA, load_base, load_policy
@@ -20,6 +24,9 @@ from ctrlreward.policy.rollouts import Generation, add_end_tokens, sample
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.serving.fingerprint import weights_identity
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.parsing import decode_utf8
+from ctrlreward.tables.row_streams import SUFFIXES, RowStream
 from ctrlreward.text.sentences import without_unfinished
 from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.loading import load_config, load_tokenizer
@@ -27,6 +34,112 @@ from ctrlreward.weights.loading import load_config, load_tokenizer
 _ADAPTER = "adapter_config.json"
 _LAST = "last-adapter"  # of last.ckpt, which `RewardCheckpoint` writes in addition to its selection
 _UNUSED = {"num_generations", "temperature"}  # of `Generation`: the other temperature counts
+
+PPLM = "pplm"
+_PREFIX = "prefix"
+_COLUMNS = ("prefix", "prompt", "text")
+
+
+class EvaluatedPrompt(NamedTuple):
+    """A prompt: the prefix, the model's input, and the target labels by attribute."""
+
+    prefix: str
+    prompt: str
+    targets: Mapping[str, str]
+
+
+def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str, list[str]]:
+    """Return attribute → labels of `["sentiment=negative", "positive", "topic=world"]`."""
+    labels: dict[str, list[str]] = {}
+    if isinstance(given, Mapping):
+        labels = {name: [str(label) for label in each] for name, each in given.items()}
+    else:
+        attribute = ""
+        for word in given:
+            name, equals, label = word.partition("=")
+            if equals:
+                attribute = name.strip()
+                labels.setdefault(attribute, [])
+            elif not attribute:
+                raise ValueError(
+                    f"labels = {word!r} has no attribute, must be like sentiment={word}"
+                )
+            labels[attribute] += [each for each in (label if equals else word).split(",") if each]
+    for name, each in labels.items():
+        if not name or not each or name == _PREFIX or len(set(each)) < len(each):
+            raise ValueError(
+                f"labels of {name!r} must be one or more different words, sentiment=negative,"
+                f"positive, and the attribute not {_PREFIX!r}; got {', '.join(each) or 'none'}"
+            )
+    if not labels:
+        raise ValueError("labels is empty, must be such as sentiment=negative,positive")
+    return labels
+
+
+def read_prefixes(given: str) -> list[str]:
+    """Return the prefixes of a file: one per line, or a column of a JSONL, CSV or Parquet file.
+
+    `pplm` are the 35 prefixes of PPLM, and `pplm/prompts35.csv` is their file.
+    """
+    path = local_file("pplm/prompts35.csv" if given == PPLM else given)
+    if path.suffix in SUFFIXES:
+        rows = list(RowStream(Location(str(path))))
+        column = next((name for name in _COLUMNS if name in rows[0]), None)
+        if column is None:
+            raise ValueError(
+                f"{path} has no column {' or '.join(_COLUMNS)}, only {', '.join(rows[0])}"
+            )
+        prefixes = [str(row[column]) for row in rows]
+    elif path.is_file():
+        lines = decode_utf8(path.read_bytes(), path).split("\n")
+        prefixes = [line.rstrip("\r") for line in lines if line.strip()]
+    else:
+        hint = " (did you mean 'pplm'?)" if did_you_mean(given, [PPLM]) else ""
+        raise FileNotFoundError(f"prefixes = {given!r} does not exist{hint}")
+    repeated = next((each for i, each in enumerate(prefixes) if each in prefixes[:i]), None)
+    if not prefixes or repeated is not None:
+        found = f"{repeated!r} twice" if prefixes else "no prefix"
+        raise ValueError(f"{path} has {found}, must have different prefixes")
+    return prefixes
+
+
+def build_prompts(
+    prefixes: Sequence[str],
+    labels: Mapping[str, Sequence[str]],
+    template: str,
+    continues: bool = True,
+) -> list[EvaluatedPrompt]:
+    """Return the prompts; prompts of a combination of labels are consecutive.
+
+    The template is the input of the model, with `{prefix}` and the name of each attribute in
+    braces. A model that `continues` it needs the prefix at its end; for a chat or an
+    encoder-decoder, whose output is the whole text, `continues` is False.
+    """
+    wanted = [_PREFIX, *labels]
+    try:
+        slots = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"template = {template!r}: {error}. Write a brace as two.") from error
+    for slot in slots:
+        if slot not in wanted:
+            raise ValueError(
+                f"template = {template!r} has {{{slot}}}{did_you_mean(slot, wanted)}, must have "
+                f"{', '.join(f'{{{name}}}' for name in wanted)} alone"
+            )
+    if missing := [name for name in wanted if name not in slots]:
+        raise ValueError(
+            f"template = {template!r} lacks {', '.join(f'{{{name}}}' for name in missing)}"
+        )
+    if continues and not template.endswith("{prefix}"):
+        raise ValueError(
+            f"template = {template!r} must end in {{prefix}}, which the model continues"
+        )
+    combinations = [dict(zip(labels, each, strict=True)) for each in product(*labels.values())]
+    return [
+        EvaluatedPrompt(prefix, template.format(prefix=prefix, **targets), targets)
+        for targets in combinations
+        for prefix in prefixes
+    ]
 
 
 class EvaluatedModel(NamedTuple):
@@ -38,10 +151,8 @@ class EvaluatedModel(NamedTuple):
     @property
     def identity(self) -> dict[str, str]:
         """Identities of the weights behind the names, independent of their location."""
-        found = {"base": weights_identity(self.base)}
-        return (
-            found if self.adapter is None else found | {"adapter": weights_identity(self.adapter)}
-        )
+        names = {"base": self.base, "adapter": self.adapter}
+        return {key: weights_identity(name) for key, name in names.items() if name is not None}
 
     @property
     def has_encoder(self) -> bool:
@@ -58,15 +169,10 @@ class EvaluatedModel(NamedTuple):
 
 
 def find_model(model: str, base: str | None = None) -> EvaluatedModel:
-    """Find a model by its name: a full model, or an adapter of a base model.
+    """Find a full model, or an adapter of a base model, by default the base that it names.
 
-    Args:
-        model: Hugging Face id, short name, folder of a model, folder of a LoRA adapter, or folder
-            of a run: its selected adapter, or the last one if there is no other.
-        base: Base model of the adapter; None for the base that the adapter names.
-
-    Raises:
-        ValueError: A folder has several adapters, or a base is given without an adapter.
+    `model` is a Hugging Face id, a short name, or the folder of a model, of a LoRA adapter, or of a
+    run: its selected adapter, or the last one if there is no other.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file():
@@ -92,27 +198,12 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
     return EvaluatedModel(name, str(found[0]))
 
 
-class TextOptions(NamedTuple):
-    """How a text is made of a completion.
-
-    `continues` is True if the text is prefix + completion, else it is the completion. `drop` leaves
-    out the last sentence of a completion that the limit of tokens cut off.
-    """
-
-    continues: bool
-    drop: bool
-
-
 class TextLog:
     """Log of completions: prompts in their order, the completions of a prompt in a row.
 
-    Args:
-        path: The JSON Lines file; each record is a batch.
-        prompts: All prompts.
-        completions: Completions per prompt.
-        options: How completions are sampled.
-        seed: Seed of the evaluation.
-        identity: Further settings that a resumed run must share.
+    Each record is a batch; a resumed run must share `identity` and all settings. A text is prefix +
+    completion if the model `continues` prefixes, else the completion. `drop` leaves out the last
+    sentence of a completion that the limit of tokens cut off.
     """
 
     def __init__(
@@ -123,13 +214,13 @@ class TextLog:
         options: Generation,
         seed: int,
         identity: Mapping[str, Any],
+        continues: bool,
+        drop: bool,
     ) -> None:
-        self.prompts = [prompt for prompt in prompts for _ in range(completions)]
-        self.seeds = [
-            _seed(seed, prompt.prompt, number)
-            for prompt in prompts
-            for number in range(completions)
-        ]
+        self.continues, self.drop = continues, drop
+        numbers = range(completions)
+        self.prompts = [prompt for prompt in prompts for _ in numbers]
+        self.seeds = [_seed(seed, prompt.prompt, n) for prompt in prompts for n in numbers]
         self.options = options
         self.sampling = {k: v for k, v in asdict(options).items() if k not in _UNUSED}
         own = {
@@ -173,26 +264,22 @@ class TextLog:
         rollout = sample(model, tokenizer, texts, self.options, temperature, self.seeds[rows])
         self.log.append({"completions": rollout.completions, "ended": rollout.ended.tolist()})
 
-    def planned(self) -> tuple[list[str], list[bool]]:
-        """Return placeholder completions, to check the labels before generating."""
-        return [" …"] * len(self.prompts), [True] * len(self.prompts)
-
     def samples(
-        self, completions: Sequence[str], ended: Sequence[bool], options: TextOptions
+        self, completions: Sequence[str] | None = None, ended: Sequence[bool] | None = None
     ) -> Samples:
         """Return the texts with prompts, target labels and a group per prompt.
 
-        Args:
-            completions: Completion of each prompt.
-            ended: Whether an end token ended it.
-            options: How texts are made of completions.
+        `ended` says which completions an end token ended. Without completions, the texts are
+        placeholders, to check the labels before generating.
         """
+        n = len(self.prompts)
+        completions, ended = completions or [" …"] * n, ended or [True] * n
         texts = []
-        starts = [prompt.prefix if options.continues else "" for prompt in self.prompts]
+        starts = [prompt.prefix if self.continues else "" for prompt in self.prompts]
         for start, completion, complete in zip(starts, completions, ended, strict=True):
             text = start + completion
-            drop = options.drop and not complete
-            texts.append(without_unfinished(text, len(start)) if drop else text)
+            cut_off = self.drop and not complete
+            texts.append(without_unfinished(text, len(start)) if cut_off else text)
         labels = [attribute_label(prompt.targets) for prompt in self.prompts]
         return Samples(
             texts=texts,

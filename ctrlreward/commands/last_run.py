@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward.callbacks import BeforeAfter, HistoryLogger
+from ctrlreward.files import hold
 from ctrlreward.run_folder import LOCK
 
 # A folder with one of these contains a run.
@@ -55,22 +53,9 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _hold(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        holder = path.read_text(encoding="utf-8") or "another process"
-        raise ValueError(
-            f"{folder} is in use by {holder}. Use another --trainer.default_root_dir, or wait "
-            "until that run has ended."
-        ) from None
-    with lock:
-        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-        yield
+def _hold(folder: Path) -> AbstractContextManager[None]:
+    advice = "Use another --trainer.default_root_dir, or wait until that run has ended."
+    return hold(folder / LOCK, folder, advice)
 
 
 def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from ctrlreward.candidates import PreferencePairs, preference_pairs, rows_by_pro
 from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.probe import load_reward
 from ctrlreward.commands.rescoring_job import reward_id
+from ctrlreward.commands.shards.shard_store import score_parts
 from ctrlreward.commands.terminal import user_errors
-from ctrlreward.files import JsonLog, finite_or_none, json_line, whole_file
+from ctrlreward.files import JsonLog, json_line, whole_file
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores, check_samples
@@ -54,12 +53,8 @@ def run(arguments: list[str]) -> None:
         "--chat", action="store_true", help="write messages of user and assistant, not strings"
     )
     options = parser.parse_args(arguments)
-    with user_errors(parser):
-        try:
-            print(write_pairs(**parser.instantiate(options).as_dict()))
-        except KeyboardInterrupt:
-            print("interrupted: repeat the command to resume", file=sys.stderr)
-            raise SystemExit(130) from None
+    with user_errors(parser, resumes=lambda: True):
+        print(write_pairs(**parser.instantiate(options).as_dict()))
 
 
 def write_pairs(
@@ -161,23 +156,12 @@ def _prompts(samples: Samples, places: Sequence[str]) -> tuple[str, ...]:
 def _rewards(reward: AnyReward, samples: Samples, prompts: Sequence[str], path: Path) -> Scores:
     """Return the reward of each completion; continue where the log ends."""
     check_samples(reward.components, samples)
-    identity = {
-        "texts": digest_of([*map(list, samples.columns().values())]),
-        "reward": reward_id(reward),
-    }
-    log = JsonLog(path, identity)
-    totals = np.full(len(samples), np.nan)
-    done: list[list[float | None]] = log.read()
-    with track("scoring", len(samples), done=sum(map(len, done))) as advance:
-        for number, rows in enumerate(_chunks(prompts)):
-            if number < len(done):
-                found = done[number]
-            else:
-                found = [finite_or_none(total) for total in reward(samples[rows]).total]
-                log.append(found)
-                advance(len(rows))
-            totals[rows] = [np.nan if total is None else total for total in found]
-    return totals
+    digest = digest_of([*samples.columns().values()])
+    log = JsonLog(path, {"texts": digest, "reward": reward_id(reward)})
+    scores = score_parts(
+        log, list(_chunks(prompts)), lambda rows: {"total": reward(samples[rows]).total}
+    )
+    return scores["total"]
 
 
 def _chunks(prompts: Sequence[str]) -> Iterator[list[int]]:
@@ -207,17 +191,11 @@ def _read_scores(rows: Sequence[PlacedRow], name: str) -> Scores:
 
 
 def _pair(prompt: str, chosen: str, rejected: str, chat: bool) -> dict[str, Any]:
-    if not chat:
-        return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-    def message(role: str, content: str) -> list[dict[str, str]]:
-        return [{"role": role, "content": content}]
-
-    return {
-        "prompt": message("user", prompt),
-        "chosen": message("assistant", chosen.strip()),
-        "rejected": message("assistant", rejected.strip()),
-    }
+    pair: dict[str, Any] = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    if chat:
+        pair = {name: [{"role": "assistant", "content": t.strip()}] for name, t in pair.items()}
+        pair["prompt"] = [{"role": "user", "content": prompt}]
+    return pair
 
 
 def _summary(pairs: PreferencePairs, totals: Scores, prompts: int, output: str) -> str:

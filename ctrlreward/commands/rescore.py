@@ -14,8 +14,9 @@ from ctrlreward.commands.config_files import read_reward
 _DESCRIPTION = """Score the stored texts of all validations with another reward or judge, and
 replay the decisions.
 
-The file is the `reward:` block of a recipe, or a whole recipe. Repeat the command to resume
-an interrupted one, or to score the new validations of a running job."""
+The file is the `reward:` block of a recipe, or a whole recipe. Selects by default by the key that
+selected in the run and by each new score, under the constraints of the run. Repeat the command to
+resume an interrupted one, or to score the new validations of a running job."""
 
 _EXAMPLES = (
     "ctrlreward rescore runs/demo judge.yaml",

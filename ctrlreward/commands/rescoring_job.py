@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -20,6 +20,7 @@ from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.config_files import read_reward
 from ctrlreward.commands.select import (
     Selection,
+    add_rule_options,
     decide,
     run_rules,
     summary,
@@ -30,22 +31,13 @@ from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
 from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
-from ctrlreward.progress import phase
+from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
+from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
-from ctrlreward.run_folder import (
-    StoredRun,
-    StoredStep,
-    completions_per_prompt,
-    read_stored_run,
-)
+from ctrlreward.run_folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
-from ctrlreward.scorers.records import (
-    read_by_prompt,
-    read_scored_samples,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_by_prompt, read_scored_samples, write_scored_samples
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import describe
@@ -59,16 +51,7 @@ PART = 64  # texts that are scored before their scores are written
 
 @dataclass(frozen=True)
 class Stored:
-    """Texts of one validation.
-
-    Attributes:
-        name: Name of the `GenerationScorer` that stored them.
-        step: Training step.
-        path: Their file.
-        samples: The texts, with their columns.
-        digest: SHA-256 of these.
-        prompts: SHA-256 of the columns without the texts.
-    """
+    """Texts that a `GenerationScorer` stored at a step; `prompts` is a digest without the texts."""
 
     name: str
     step: int
@@ -78,15 +61,8 @@ class Stored:
     prompts: str
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Decisions of the rules of one selection, with the logged scores and with the new ones.
-
-    Attributes:
-        logged: Decisions on the logged scores, without rules whose key was not logged; None if no
-            rule is left.
-        rescored: Decisions with the new scores.
-    """
+class Decision(NamedTuple):
+    """Decisions of rules on the logged scores, None if no key was logged, and on the new ones."""
 
     logged: Selection | None
     rescored: Selection
@@ -94,17 +70,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class Rescored:
-    """A run before and after other scores of its texts.
-
-    Attributes:
-        run: The stored run.
-        steps: Its steps with the new scores.
-        new: Logged key of each new score → better direction.
-        folder: Folder with the new scores.
-    """
+    """A run before and after other scores of its texts, and the directions of the new keys."""
 
     run: StoredRun
-    steps: Sequence[StoredStep]
+    after: StoredRun
     new: Mapping[str, Mode]
     folder: Path
 
@@ -113,11 +82,11 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     """Score, or resume, and print the replayed decisions."""
     parser = _parser(usage, description, examples)
     options = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors(parser, resumes=lambda: True):
         path = Path(options.reward)
         block, file = read_reward(path)
         run, names = without_prefix(read_stored_run(Path(options.run)))
-        for option in ("maximise", "minimise", "subject_to", "guard", "pareto"):
+        for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or run.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
@@ -127,9 +96,6 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             run_rules(planned(run, new), each)
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
-        except KeyboardInterrupt:
-            print("interrupted: repeat the command to resume", file=sys.stderr)
-            raise SystemExit(130) from None
         finally:
             reward.release()
         decisions = [decision(done, each) for each in asked]
@@ -144,38 +110,18 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     parser = command_parser("ctrlreward rescore", usage, description, examples)
     parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
     parser.add_argument(
-        *("reward",),
+        "reward",
         metavar="REWARD",
         type=str,
         help="YAML file of the reward, as for 'ctrlreward serve'; each component is a new score",
     )
-    several: dict[str, Any] = {"nargs": "+", "type": str, "default": []}
+    add_rule_options(parser, several=True)
     one: dict[str, Any] = {"type": str | None, "default": None}
     parser.add_argument(
-        *("--maximise", "--maximize"),
-        **several,
-        help="keys to select by. Default: the key that selected in the run, and each new score",
-    )
-    parser.add_argument(
-        *("--minimise", "--minimize"), **several, help="the same, where lower is better"
-    )
-    parser.add_argument(
-        "--subject_to",
-        **several,
-        help="constraints, such as 'score/acc>=0.8'. Default: the constraints of the run",
-    )
-    parser.add_argument("--guard", **one, help="alarm: PROXY:HELD_OUT, as in 'ctrlreward select'")
-    parser.add_argument(
-        "--reference", type=str, default="first", help="validation that the alarm compares with"
-    )
-    parser.add_argument("--stop", **one, help="early stopping: patience=3,min_delta=noise")
-    parser.add_argument("--pareto", **one, help="keys of a Pareto front: score/a:max,score/b:min")
-    parser.add_argument("--ties_by", **one, help="earliest, or KEY:min, KEY:max")
-    parser.add_argument("--constraint_test", type=str, default="point", help="as in 'select'")
-    parser.add_argument("--level", type=float, default=0.05, help="as in 'ctrlreward select'")
-    parser.add_argument(
         "--names",
-        **several,
+        nargs="+",
+        type=str,
+        default=[],
         help="names of the GenerationScorers whose texts are scored. Default: all",
     )
     parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
@@ -232,12 +178,8 @@ def rescore(
     `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
     `metrics.jsonl` and `samples/`.
 
-    Args:
-        run: The run.
-        reward: The reward.
-        folder: Folder of the new scores.
-        settings: Settings that a resumed command must share, as JSON.
-        names: Names of the `GenerationScorer`s whose texts are scored; empty for all.
+    A resumed command must share the `settings`, JSON values. `names` are the `GenerationScorer`s
+    whose texts are scored; empty for all.
 
     Raises:
         ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
@@ -249,10 +191,12 @@ def rescore(
     identity = {**settings, "fingerprint": reward_id(reward)}
     done = JsonLog(folder / "rescored.jsonl", identity)
     progress = Progress(done, done.read())
-    for i, texts in enumerate(found):
-        if progress.find(texts, "metrics") is None:
-            with phase(f"rescoring: validation {i + 1} of {len(found)}"):
-                progress.add(texts, scored(reward, texts, folder, progress))
+    missing = [texts for texts in found if progress.find(texts, "metrics") is None]
+    total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
+    with track("rescoring", total, done=total - left) as advance:
+        for texts in missing:
+            progress.add(texts, scored(reward, texts, folder, progress))
+            advance(len(texts.samples))
     records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
     prompts = {name: {t.prompts for t in found if t.name == name} for name in names_of(run, names)}
     for name in [name for name, sets in prompts.items() if len(sets) > 1]:
@@ -264,7 +208,8 @@ def rescore(
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
-    return Rescored(run, steps, new_scores(run, reward, names), folder)
+    new = new_scores(run, reward, names)
+    return Rescored(run, replace(run, steps=steps, modes={**run.modes, **new}), new, folder)
 
 
 def new_scores(run: StoredRun, reward: AnyReward, names: Sequence[str] = ()) -> dict[str, Mode]:
@@ -309,11 +254,7 @@ def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
 
 
 def check_stored(reward: AnyReward, texts: Stored) -> None:
-    """Raise unless the reward can be computed from the stored texts.
-
-    Raises:
-        ValueError: A component needs columns, or the groups of its texts, that were not stored.
-    """
+    """Raise a ValueError if a component needs columns or groups of texts that were not stored."""
     present = texts.samples.columns()
     lacking: dict[str, list[str]] = {}
     for name, component in reward.components.items():
@@ -367,7 +308,7 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
     prompts = Samples([""] * (len(samples) // repeats))
     scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
     with fixed_randomness(scorer.seed):
-        parts = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
+        parts = scored_in_parts(scorer.scored, texts, progress)
         path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
         scores = scorer.score_samples(samples, path, parts)
     metrics = scorer.metrics(scores)
@@ -428,18 +369,11 @@ def reward_id(reward: AnyReward) -> str:
     return str(described["fingerprint_id"])
 
 
-def recorded_selection(folder: Path) -> dict[str, Any]:
-    """Return the selection in a run's `summary.json`; empty without one."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        return {}
-    summary = read_json(path)
-    return {**summary.get("selection", {}), "directions": summary.get("directions", {})}
-
-
 def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[argparse.Namespace]:
     """Return the options of `run_rules` for each key that is to select."""
-    recorded = recorded_selection(run.folder)
+    path = run.folder / "summary.json"
+    report = read_json(path) if path.is_file() else {}
+    recorded = report.get("selection", {})
     bounds = options.subject_to or [
         f"{key}{sign}{bound!r}"
         for key, pair in recorded.get("constraints", {}).items()
@@ -454,7 +388,7 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
         empty: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
         return [argparse.Namespace(**common, **empty)]
     if not keys:
-        known = {**recorded.get("directions", {}), **run.modes, **new}
+        known = {**report.get("directions", {}), **run.modes, **new}
         monitor = recorded.get("monitor")
         keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
         keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
@@ -477,10 +411,9 @@ def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
 
 def decision(done: Rescored, options: argparse.Namespace) -> Decision:
     """Return the decisions of the rules before and after."""
-    after = replace(done.run, steps=done.steps, modes={**done.run.modes, **done.new})
-    rules = run_rules(after, options)
+    rules = run_rules(done.after, options)
     left = logged_rules(rules, done.run.keys)
-    return Decision(None if left is None else decide(done.run, left), decide(after, rules))
+    return Decision(None if left is None else decide(done.run, left), decide(done.after, rules))
 
 
 def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
@@ -538,7 +471,7 @@ def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
         ],
         "validations": [
             {"step": each.step, **{k: v for k, v in each.metrics.items() if k in done.new}}
-            for each in done.steps
+            for each in done.after.steps
             if set(done.new) & set(each.metrics)
         ],
     }
@@ -546,7 +479,7 @@ def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
 
 def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
     """Print the scores by validation, old → new, and the decisions before and after."""
-    shown = [each for each in done.steps if set(done.new) & set(each.metrics)]
+    shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
     before = {each.step: each.metrics for each in done.run.steps}
     rules = [each.rescored.rules for each in decisions]
     used = (key for each in rules for key in (*each.monitored, *each.others))

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice, zip_longest
@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
 from rich.table import Table
 
 from ctrlreward.commands.command_parser import command_parser
@@ -32,6 +31,7 @@ from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.shard_store import Manifest, ShardStore, in_chunks
 from ctrlreward.commands.shards.workers import ProcessWorkers, ScoreShards, in_process
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
+from ctrlreward.files import hold, require_same
 from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
@@ -51,17 +51,15 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
     identity = _identity(config.as_dict()["scorers"])
-    with user_errors(parser):
+
+    def resumes() -> bool:
+        target = Location(config.output)
+        return target.beside(f"{target.name}.partial").exists()
+
+    with user_errors(parser, resumes):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        try:
-            score_file(**options, identity=identity)
-        except KeyboardInterrupt:
-            target = Location(options["output"])
-            resumable = target.beside(f"{target.name}.partial").exists()
-            hint = ": repeat the command to resume" if resumable else ""
-            print(f"interrupted{hint}", file=sys.stderr)
-            raise SystemExit(130) from None
+        score_file(**options, identity=identity)
 
 
 def score_file(
@@ -127,7 +125,9 @@ def score_file(
         stack.enter_context(explained_columns(corpus.present))
         components = name_components(scorers, names, first.samples)
         if target.path is not None:
-            stack.enter_context(_output_lock(target.path))
+            lock = target.path.with_name(f".{target.name}.lock")
+            advice = "Wait for it, or use another output."
+            stack.enter_context(hold(lock, output, advice, temporary=True))
         pool: AbstractContextManager[ScoreShards] = in_process(threads)
         if engine == "ray":
             pool = RayWorkers(workers, ray, threads)
@@ -214,16 +214,7 @@ def _resume(
     The manifest is replaced last: after a kill, the remains are compared with the old one again.
     """
     settings = json.loads(json.dumps(manifest.settings))
-    differing = [name for name in settings if started.settings.get(name) != settings[name]]
-    if differing:
-        was, now = (
-            json.dumps([side.get(name) for name in differing])[:300]
-            for side in (started.settings, settings)
-        )
-        raise ValueError(
-            f"{store.folder} was started with a different {' and '.join(differing)}: {was}, not "
-            f"{now}. Resume with the same, or delete the folder to start over"
-        )
+    require_same(settings, started.settings, store.folder, "folder")
     changed = manifest.changed_shards(started)
     if not changed:
         return
@@ -269,26 +260,6 @@ def _identity(configuration: Any) -> Any:
     if isinstance(configuration, list | tuple):
         return [_identity(item) for item in configuration]
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
-
-
-@contextmanager
-def _output_lock(output: Path) -> Iterator[None]:
-    """Keep other processes of this machine from scoring into the same output."""
-    path = output.with_name(f".{output.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(
-            f"another process is scoring into {output}. Wait for it, or use another output."
-        ) from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # some systems can't delete an open file
-            path.unlink()
-        lock.release()
 
 
 def _require_complete(

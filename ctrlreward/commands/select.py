@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
@@ -45,8 +46,8 @@ _INTERVAL_S = 10.0
 _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
 
 
-class _NotLogged(ValueError):
-    """A key is not logged, or not yet."""
+class _NotYet(ValueError):
+    """A key is not logged, or not yet, or the log cannot be read now."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Selection:
     rules: RunRules
     decided: Sequence[Decided]
     saved: Sequence[Decided] = ()
+
+    @property
+    def selects(self) -> bool:
+        """Whether a rule selects a checkpoint."""
+        return self.rules.best is not None or self.rules.pareto is not None
 
     @property
     def choice(self) -> Decided | None:
@@ -107,20 +113,15 @@ def run(arguments: list[str]) -> None:
         if options.watch:
             found = [_watch(options)]
         else:
-            found = [select(name, options) for name in options.runs]
+            found = [_select(_read(name, options), options) for name in options.runs]
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), json_text(_chosen(found[0])))
         if options.prune:
             for selection in found:
                 _prune(selection, options)
-    if any(selection.best is None and _selects(selection.rules) for selection in found):
+    if any(selection.best is None and selection.selects for selection in found):
         raise SystemExit(_NOT_CHOSEN)
-
-
-def select(name: str, options: Any) -> Selection:
-    """Read a run and replay the rules; select among the checkpoints on disk."""
-    return _select(_read(name, options), options)
 
 
 def _read(name: str, options: Any) -> StoredRun:
@@ -173,40 +174,38 @@ def _parser() -> CommandParser:
     return parser
 
 
-def add_rule_options(parser: CommandParser) -> None:
-    """Add the runs and the options of `run_rules`."""
-    text = str | None
+def add_rule_options(parser: CommandParser, several: bool = False) -> None:
+    """Add the runs and the options of `run_rules`; with `several` keys to select by, no runs."""
+    text: dict[str, Any] = {"type": str | None, "default": None}
+    words: dict[str, Any] = {"type": str, "nargs": "+", "default": []}
+    if not several:
+        parser.add_argument(
+            "runs", metavar="RUN", nargs="+", type=str,
+            help="folder of a run, or the file of its log",
+        )  # fmt: skip
+    keys = {**(words if several else text), "metavar": "KEY"}
+    parser.add_argument("--maximise", "--maximize", **keys,
+                        help="logged key of the score to select by")  # fmt: skip
+    parser.add_argument("--minimise", "--minimize", **keys,
+                        help="the same, where lower is better")  # fmt: skip
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=str, help="folder of a run, or the file of its log"
-    )
-    parser.add_argument(
-        "--maximise", "--maximize", type=text, default=None, metavar="KEY",
-        help="logged key of the score to select by",
-    )  # fmt: skip
-    parser.add_argument(
-        "--minimise", "--minimize", type=text, default=None, metavar="KEY",
-        help="the same, where lower is better",
-    )  # fmt: skip
-    parser.add_argument(
-        "--subject_to", nargs="+", type=str, default=[], metavar="BOUND",
+        "--subject_to", **words, metavar="BOUND",
         help="constraints, such as 'score/acc>=0.8' 'score/length<=40'",
     )  # fmt: skip
     parser.add_argument(
-        "--guard", type=text, default=None, metavar="PROXY:HELD_OUT",
+        "--guard", **text, metavar="PROXY:HELD_OUT",
         help="alarm if PROXY improves while HELD_OUT declines; 'reward:score/acc,score/pp=min' has "
         "two held-out keys, the second is better when lower, 'KEY=drift' if it must not change",
     )  # fmt: skip
     parser.add_argument("--reference", type=str, default="first",
                         help="validation that the alarm compares with: first or best")  # fmt: skip
+    parser.add_argument("--pareto", **text, metavar="A:max,B:min", help="show the Pareto front")
     parser.add_argument(
-        "--pareto", type=text, default=None, metavar="A:max,B:min", help="show the Pareto front"
-    )
-    parser.add_argument(
-        "--stop", type=text, default=None, metavar="patience=N,...",
+        "--stop", **text, metavar="patience=N,...",
         help=f"when a rule would have stopped, by {', '.join(_STOP_TYPES)}",
     )  # fmt: skip
     parser.add_argument(
-        "--ties_by", type=text, default=None,
+        "--ties_by", **text,
         help="choice among checkpoints that cannot be told apart: earliest, or KEY:min, KEY:max",
     )  # fmt: skip
     parser.add_argument("--constraint_test", type=str, default="point",
@@ -247,11 +246,7 @@ def check_rule_options(options: Any) -> str | None:
 
 
 def run_rules(stored: StoredRun, options: Any) -> RunRules:
-    """Return the rules of the options `maximise` to `level`.
-
-    Raises:
-        ValueError: An option is wrong, or names a key that is not logged.
-    """
+    """Return the rules of the options `maximise` to `level`, with keys that are logged."""
     best = stop = alarm = pareto = None
     monitor = options.maximise or options.minimise
     if monitor:
@@ -288,7 +283,7 @@ def logged_key(stored: StoredRun, given: str) -> str:
             return prefix + given
     similar = did_you_mean(given, keys, str)
     listed = "" if similar else f", only {', '.join(keys[:20])}{', …' if len(keys) > 20 else ''}"
-    raise _NotLogged(f"{stored.log} has no key {given!r}{similar}{listed}")
+    raise _NotYet(f"{stored.log} has no key {given!r}{similar}{listed}")
 
 
 def better_mode(stored: StoredRun, key: str) -> Mode:
@@ -340,23 +335,18 @@ _STOP_TYPES = {
 
 def _stop_settings(text: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
+    kinds = get_type_hints(StopRule)
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         name = name.strip().replace("-", "_")
         if name.isdigit() and not equals:
             name, value = "patience", name
         one_of("--stop", name, _STOP_TYPES)
-        kind = str(_STOP_TYPES[name])
+        flag = kinds[name] is bool and not equals
         try:
-            if kind == "bool":
-                value = one_of(name, value.strip().lower() or "true", ("true", "false"))
-                settings[name] = value == "true"
-            elif kind == "int":
-                settings[name] = int(value)
-            else:
-                settings[name] = value if value == "noise" else float(value)
+            settings[name] = flag or TypeAdapter(kinds[name]).validate_python(value.strip())
         except ValueError:
-            raise ValueError(f"--stop {name}={value!r} must be {kind}") from None
+            raise ValueError(f"--stop {name}={value!r} must be {_STOP_TYPES[name]}") from None
     if settings.get("patience", 1) < 1:
         raise ValueError(f"--stop patience must be at least 1, got {settings['patience']}")
     return settings
@@ -375,10 +365,6 @@ def _alarm(stored: StoredRun, options: Any) -> AlarmRule:
         level=None if options.level == 0.05 else options.level,
         reference=options.reference,
     )
-
-
-def _selects(rules: RunRules) -> bool:
-    return rules.best is not None or rules.pareto is not None
 
 
 # Output
@@ -458,7 +444,7 @@ def summary(selection: Selection) -> list[str]:
     if not selection.decided:
         return [f"there was no validation: {', '.join(selection.rules.monitored)} has no value"]
     last, lines = selection.decided[-1], []
-    if _selects(selection.rules):
+    if selection.selects:
         if selection.best is None:
             lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
             checks = [each for each in selection.decided if each.constraints]
@@ -500,20 +486,8 @@ def _directions(rule: AlarmRule) -> str:
 
 
 def _chosen(selection: Selection) -> dict[str, Any]:
-    """Return the choice for a script: the checkpoint to keep."""
-    best = selection.best
-    rule = selection.rules.best
-    seen = {each.validation.step: each.validation for each in selection.decided}
-    key = rule.monitor if rule else next(iter(selection.rules.monitored))
-    return {
-        "step": best,
-        "checkpoint": selection.checkpoint(best),
-        "key": key,
-        "value": None if best is None else seen[best].metrics[key],
-        "reason": selection.choice.explanation if selection.choice else "",
-        "stop_step": selection.stop.validation.step if selection.stop else None,
-        "alarm_step": selection.alarm.validation.step if selection.alarm else None,
-    }
+    path = selection.checkpoint(selection.best)
+    return selection.rules.choice(selection.decided, selection.choice, path)
 
 
 def to_json(selection: Selection) -> dict[str, Any]:
@@ -560,20 +534,21 @@ def _watch(options: Any) -> Selection:
     selection, waiting = None, ""
     try:
         while True:
-            stored, reason = _read_or_say_why(name, options, first=not (selection or waiting))
-            if stored is not None:
-                try:
-                    selection = _select(stored, options)
-                except _NotLogged as error:
-                    reason = str(error)
-                else:
-                    _report(console, selection, seen, options)
-                    seen = len(selection.decided)
-                    if selection.stop is not None:
-                        break
-            if reason not in ("", waiting):
-                waiting = reason
-                print(f"waiting: {waiting}", file=sys.stderr, flush=True)
+            try:
+                found = _select(_read_now(name, options, bool(selection or waiting)), options)
+            except _NotYet as error:
+                if str(error) != waiting:
+                    waiting = str(error)
+                    print(f"waiting: {waiting}", file=sys.stderr, flush=True)
+            else:
+                selection = found
+                for each in selection.decided[seen:]:
+                    _print_validation(console, selection, each, options.json)
+                seen = len(selection.decided)
+                if options.output:
+                    write_whole(Path(options.output), json_text(_chosen(selection)))
+                if selection.stop is not None:
+                    break
             time.sleep(options.interval)
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -585,24 +560,14 @@ def _watch(options: Any) -> Selection:
     return selection
 
 
-def _read_or_say_why(name: str, options: Any, first: bool) -> tuple[StoredRun | None, str]:
-    """Return the run, or the reason why it cannot be read now; raise if its path was wrong."""
+def _read_now(name: str, options: Any, existed: bool) -> StoredRun:
+    """Return the run, or raise a `_NotYet`; a path that never existed is a mistake."""
     try:
-        return _read(name, options), ""
-    except FileNotFoundError as error:
-        if first:
-            raise
-        return None, str(error)
+        return _read(name, options)
     except (ValueError, OSError) as error:
-        return None, str(error)
-
-
-def _report(console: Console, selection: Selection, seen: int, options: Any) -> None:
-    """Print new validations, and write the file."""
-    for each in selection.decided[seen:]:
-        _print_validation(console, selection, each, options.json)
-    if options.output:
-        write_whole(Path(options.output), json_text(_chosen(selection)))
+        if isinstance(error, FileNotFoundError) and not existed:
+            raise
+        raise _NotYet(str(error)) from None
 
 
 def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from jsonargparse import ArgumentParser
@@ -28,10 +29,21 @@ def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
 
 
 @contextmanager
-def user_errors(parser: ArgumentParser) -> Iterator[None]:
-    """Print errors in the user's input like the parser's errors, and exit with 2."""
+def user_errors(
+    parser: ArgumentParser, resumes: Callable[[], bool] | None = None
+) -> Iterator[None]:
+    """Print errors in the user's input like the parser's errors, and exit with 2.
+
+    `resumes` is for commands that an interruption ends with 130: whether repeating one resumes it.
+    """
     try:
         yield
+    except KeyboardInterrupt:
+        if resumes is None:
+            raise
+        hint = ": repeat the command to resume" if resumes() else ""
+        print(f"interrupted{hint}", file=sys.stderr)
+        raise SystemExit(130) from None
     except (ValueError, TypeError, OSError, ImportError) as error:
         parser.error("\n".join([str(error), *getattr(error, "__notes__", [])]))
 

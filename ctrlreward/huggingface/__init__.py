@@ -11,10 +11,13 @@ TRL's trainers. They decide by the same rules (`ctrlreward.selection`) on the sa
 """
 
 from ctrlreward.huggingface.before_after import BeforeAfter
-from ctrlreward.huggingface.checkpoint import ParetoCheckpoint, RewardCheckpoint
+from ctrlreward.huggingface.decision import (
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
 from ctrlreward.huggingface.generation import GenerationScorer
-from ctrlreward.huggingface.guard import ProxyGuard
-from ctrlreward.huggingface.stopping import RewardEarlyStopping
 
 __all__ = [
     "BeforeAfter",

@@ -21,11 +21,9 @@ from ctrlreward.callbacks.judges import AUC, check_judges, judges_by_name, with_
 from ctrlreward.callbacks.report import scored_texts, write_comparison
 from ctrlreward.completion import generate_across_ranks
 from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
-from ctrlreward.huggingface.checkpoint import RewardCheckpoint
-from ctrlreward.huggingface.generation import GenerationScorer
-from ctrlreward.huggingface.generator import TrainerGenerator, check_trainer
+from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
+from ctrlreward.huggingface.generation import GenerationScorer, TrainerGenerator, check_trainer
 from ctrlreward.huggingface.run_state import directions, history, plain_names
-from ctrlreward.huggingface.stopping import RewardEarlyStopping
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
@@ -79,8 +77,7 @@ class BeforeAfter(TrainerCallback):
         self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)
-        self._generator = TrainerGenerator(trainer, generation)
-        self._generator.check(self.held_out.samples)
+        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples)
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
         self._seconds: dict[str, float] = {}

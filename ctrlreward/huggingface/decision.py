@@ -1,55 +1,60 @@
-"""Base of the callbacks that decide at evaluations."""
+"""Callbacks that decide at evaluations: keep a checkpoint, stop training, raise an alarm."""
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
-from ctrlreward.huggingface.run_state import read_validation, stored
+from ctrlreward.arguments import Mode, checked_keywords
+from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAMES
+from ctrlreward.huggingface.generation import wandb_run
+from ctrlreward.huggingface.run_state import PREFIX, read_validation, resolve_mode, stored
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
+from ctrlreward.selection.alarm import WINDOW, AlarmDecision, HeldOutMode, Reference
+from ctrlreward.selection.best import Bounds, ConstraintTest, Ties
+from ctrlreward.selection.stopping import StopDecision
 
 log = logging.getLogger(__name__)
 
 
-class DecisionCallback(TrainerCallback, ABC):
+class DecisionCallback(TrainerCallback):
     """Applies a rule of `ctrlreward.selection` once per evaluated step of training.
 
     With several evaluation sets it waits for the set that has its keys. Evaluations outside of
     training are ignored. The rule's state is restored with a checkpoint.
 
     Attributes:
+        rule: The rule; its directions are those of the trainer's scorers from the first evaluation.
         state: State of the rule; None before the first evaluation.
         previous: State before the last evaluation.
     """
 
-    def __init__(self, key: str, state_type: type[Any]) -> None:
+    mode: Mode | None = None  # of the key that the rule monitors, as given
+
+    def __init__(self, key: str, rule: Any) -> None:
+        self.rule = rule
         self.state: Any = None
         self.previous: Any = None
         self._key = f"{type(self).__name__} {key}"
-        self._state_type = state_type
         self._training = False
         self._decided = -1
         self._had_stopped = False
         self._missing: ValueError | None = None
 
-    @abstractmethod
-    def rule(self, state: TrainerState) -> Any:
-        """Return the rule, with the directions that the scorers of the trainer declare.
+    def directed(self, state: TrainerState) -> Any:
+        """Return the rule with the given directions, or the ones that scorers declare."""
+        return replace(self.rule, mode=resolve_mode(state, self.rule.monitor, self.mode))
 
-        Raises:
-            ValueError: A direction is unknown or contradicts a score.
-        """
-
-    def resume(self, rule: Any, state: TrainerState) -> bool:
+    def resume(self, state: TrainerState) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
         return False
-
-    def read(self, state: TrainerState, metrics: dict[str, float]) -> Sequence[Any]:
-        """Return metrics, stale keys and evidence, for `rule.update`."""
-        return read_validation(state, metrics)
 
     def act(
         self,
@@ -75,8 +80,9 @@ class DecisionCallback(TrainerCallback, ABC):
         before = stored(state).get(self._key)
         self._had_stopped = False
         if state.global_step and before is not None:
-            self.state = self._state_type.from_dict(before)
-            self._had_stopped = self.resume(self.rule(state), state)
+            self.rule = self.directed(state)
+            self.state = type(self.rule.start()).from_dict(before)
+            self._had_stopped = self.resume(state)
             control.should_training_stop |= self._had_stopped
 
     def on_step_end(
@@ -115,10 +121,9 @@ class DecisionCallback(TrainerCallback, ABC):
         metrics = {} if metrics is None else metrics
         if self._training and state.global_step != self._decided:
             try:
-                rule, before = self.rule(state), self.state
-                after, decision = rule.update(
-                    before or rule.start(), state.global_step, *self.read(state, metrics)
-                )
+                self.rule = self.directed(state)
+                before, seen = self.state or self.rule.start(), read_validation(state, metrics)
+                after, decision = self.rule.update(before, state.global_step, *seen)
             except ValueError as error:  # unless another set has the keys
                 self._missing = ValueError(
                     f"{type(self).__name__}: {error}. Add GenerationScorer before its users"
@@ -133,3 +138,388 @@ class DecisionCallback(TrainerCallback, ABC):
         """Log a decision, from rank 0."""
         if state.is_world_process_zero:
             log.warning("%s at step %d: %s", type(self).__name__, state.global_step, reason)
+
+
+@checked_keywords(**OTHER_NAMES, save_total_limit="TrainingArguments(save_total_limit=...)")
+class RewardCheckpoint(DecisionCallback):
+    """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
+
+    Saves a checkpoint at each evaluation whose score is the best so far, in addition to the
+    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step`,
+    `state.best_model_checkpoint` and `state.best_metric`: `save_total_limit` keeps the selected
+    checkpoint, and `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says.
+    If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
+    step remains. With `save_strategy="best"` the trainer writes no other checkpoint to resume from.
+
+    Args:
+        monitor: Key of the score, with or without `eval_`.
+        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
+            `GenerationScorer` declares, and to "min" for a loss.
+        constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
+        ties_by: Choice among checkpoints whose score is not distinguishable from the best:
+            "earliest", or one key → its better direction, {"objective/kl": "min"}. Then every
+            evaluation that meets the constraints saves a checkpoint.
+        constraint_test: "point", "unless_violated" or "if_shown"; see `BestRule`.
+        level: Probability that any interval of the run misses its value.
+
+    Attributes:
+        state: The `BestState`; None before the first evaluation.
+
+    Raises:
+        ValueError: A setting is out of range; at the start: `ties_by` with settings of the trainer
+            that would remove checkpoints; after the first evaluation: a key is not logged, or its
+            direction is unknown.
+
+    Examples:
+        >>> checkpoint = RewardCheckpoint(
+        ...     "score/relevance", constraints={"score/distinct_2": (0.8, None)}
+        ... )
+        >>> checkpoint.selected_step is None
+        True
+    """
+
+    def __init__(
+        self,
+        monitor: str = "score/attribute_relevance",
+        mode: Mode | None = None,
+        constraints: Mapping[str, Bounds] | None = None,
+        ties_by: Ties | None = None,
+        constraint_test: ConstraintTest = "point",
+        level: float = 0.05,
+    ) -> None:
+        self.monitor = monitor
+        self.mode = mode
+        self.constraints = dict(constraints or {})
+        top_k = 1 if ties_by is None else -1
+        settings = (top_k, self.constraints, ties_by, constraint_test, level)
+        super().__init__(monitor, BestRule(monitor, mode or "max", *settings))
+
+    @property
+    def selected_step(self) -> int | None:
+        """Step of the selected checkpoint, None if no evaluation qualified."""
+        return self.rule.best(self.state) if self.state else None
+
+    @property
+    def reason(self) -> str:
+        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
+        return self.rule.explain(self.state) if self.state else "there was no evaluation"
+
+    @property
+    def optimism(self) -> float | None:
+        """Expected excess of the selected score over its true value; None if unknown."""
+        return self.rule.optimism(self.state) if self.state else None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check that the trainer keeps the checkpoints that the rule chooses from."""
+        super().on_train_begin(args, state, control, **kwargs)
+        removes = args.save_strategy == SaveStrategy.BEST or args.save_total_limit is not None
+        if self.rule.ties_by is not None and removes:
+            raise ValueError(
+                "ties_by chooses among several checkpoints, which save_total_limit and "
+                "save_strategy='best' remove or do not write. Leave them out."
+            )
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Decide, and make the trainer agree, which compares the metric that it reads here next."""
+        metrics = {} if metrics is None else metrics
+        super().on_evaluate(args, state, control, metrics, **kwargs)
+        if not self._training:
+            return
+        best = self.selected_step
+        score = None if best is None else self.state.kept[best]
+        if args.metric_for_best_model is not None:
+            worst = -math.inf if args.greater_is_better else math.inf
+            value = worst
+            if best == state.global_step and score is not None:
+                state.best_metric, value = None, score  # better than nothing
+            key = args.metric_for_best_model
+            metrics[key if key.startswith(PREFIX) else PREFIX + key] = value
+        if best != state.global_step or args.metric_for_best_model is None:
+            state.best_metric, state.best_global_step = score, best
+        self.on_save(args, state, control)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Name the folder of the selected checkpoint, as soon as it exists."""
+        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.selected_step}"
+        if folder.is_dir():
+            state.best_model_checkpoint = str(folder)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log the selection."""
+        super().on_train_end(args, state, control, **kwargs)
+        loaded = (
+            ": the model has the weights of the last step" if self.selected_step is None else ""
+        )
+        self.say(state, self.reason + loaded)
+
+
+@checked_keywords(**FRONT_NAMES)
+class ParetoCheckpoint(DecisionCallback):
+    """Saves the checkpoints on the Pareto front of several scores, by `ParetoRule`.
+
+    The trainer's `save_total_limit` must be None, as it would remove them. Dominated checkpoints
+    stay on disk; `kept` names the checkpoints of the front.
+
+    Args:
+        metrics: Key → "max" or "min", or keys whose direction a `GenerationScorer` declares.
+
+    Attributes:
+        state: The `ParetoState`; None before the first evaluation.
+
+    Raises:
+        ValueError: Fewer than two metrics, or an unknown direction; at the start: the trainer has a
+            `save_total_limit`; after the first evaluation: a key is not logged.
+
+    Examples:
+        >>> ParetoCheckpoint({"score/sim": "max", "score/perplexity": "min"}).kept
+        {}
+    """
+
+    def __init__(self, metrics: Mapping[str, Mode] | Sequence[str]) -> None:
+        self._given: dict[str, Mode | None] = (
+            dict(metrics) if isinstance(metrics, Mapping) else dict.fromkeys(metrics)
+        )
+        given: Any = {key: mode or "max" for key, mode in self._given.items()}
+        given = metrics if isinstance(metrics, str) else given  # the rule rejects a string
+        rule = ParetoRule(given)
+        super().__init__(", ".join(self._given), rule)
+
+    def directed(self, state: TrainerState) -> ParetoRule:
+        """Return the rule with the given or declared directions."""
+        modes = {
+            key: resolve_mode(state, key, mode, f"metrics[{key!r}]")
+            for key, mode in self._given.items()
+        }
+        return ParetoRule(modes)
+
+    @property
+    def kept(self) -> dict[int, tuple[float, ...]]:
+        """Step → values of the checkpoints on the front, oldest first."""
+        return dict(self.state.kept) if self.state else {}
+
+    @property
+    def pruned(self) -> dict[int, tuple[float, ...]]:
+        """Step → values of the dominated checkpoints."""
+        return dict(self.state.pruned) if self.state else {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check that the trainer keeps the front."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if args.save_total_limit is not None:
+            raise ValueError(
+                f"save_total_limit = {args.save_total_limit} would remove checkpoints of the "
+                "Pareto front. Leave it out."
+            )
+
+
+@checked_keywords(
+    **OTHER_NAMES,
+    early_stopping_patience="patience",
+    early_stopping_threshold="min_delta",
+)
+class RewardEarlyStopping(DecisionCallback):
+    """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
+
+    Unlike `EarlyStoppingCallback`, it needs no `load_best_model_at_end`, and a resumed run decides
+    like an uninterrupted one.
+
+    Args:
+        monitor: Key of the score, with or without `eval_`.
+        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
+            `GenerationScorer` declares, and to "min" for a loss.
+        patience: Number of scores in a row without improvement that stops training.
+        min_delta: An improvement must exceed this; "noise" counts one only if the scores of the
+            prompts show it.
+        min_steps: Never stop before this step.
+        stopping_threshold: Stop at a score better than this.
+        divergence_threshold: Stop at a score worse than this.
+        check_finite: Stop at NaN (no sample could be scored) or infinity.
+        decline: Stop as soon as the scores of the prompts show a decline since the best score.
+        futility: Stop as soon as they exclude an improvement by `min_delta` since `patience` scores
+            ago.
+        level: Probability that any interval of the run misses its difference.
+
+    Attributes:
+        state: The `StopState`: `stopped_by`, `stopping_reason`, `stopped_step`, `best`; None before
+            the first evaluation.
+
+    Raises:
+        ValueError: A setting is out of range; after the first evaluation: the key is not logged, or
+            its direction is unknown.
+
+    Examples:
+        >>> RewardEarlyStopping("score/relevance", patience=2, min_delta="noise").monitor
+        'score/relevance'
+    """
+
+    def __init__(
+        self,
+        monitor: str = "score/attribute_relevance",
+        mode: Mode | None = None,
+        patience: int = 3,
+        min_delta: float | Literal["noise"] = 0.0,
+        min_steps: int = 0,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_finite: bool = True,
+        decline: bool = False,
+        futility: bool = False,
+        level: float = 0.05,
+    ) -> None:
+        self.monitor = monitor
+        self.mode = mode
+        rule = StopRule(
+            monitor,
+            mode or "max",
+            patience,
+            min_delta,
+            min_steps,
+            stopping_threshold,
+            divergence_threshold,
+            check_finite,
+            decline,
+            futility,
+            level,
+        )
+        super().__init__(monitor, rule)
+
+    def resume(self, state: TrainerState) -> bool:
+        """Return whether the run had stopped, unless its new settings would not have stopped it."""
+        self.state, decision = self.rule.resume(self.state, state.global_step)
+        return bool(decision.stop)
+
+    def act(
+        self,
+        decision: StopDecision,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+    ) -> None:
+        """Stop training."""
+        if decision.stop:
+            control.should_training_stop = True
+            self.say(state, decision.reason)
+
+
+@checked_keywords(**GUARD_NAMES)
+class ProxyGuard(DecisionCallback):
+    """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
+
+    Decides by `ctrlreward.selection.AlarmRule`. Adds `eval_<name>/p_value` and `eval_<name>/alarm`
+    (1 or 0) to the metrics of the evaluation and to `log_history`. When an alarm begins, a warning
+    is logged, and the Weights & Biases run gets an alert. To exclude checkpoints under alarm, add
+    `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this callback.
+
+    Args:
+        proxy: Key of the optimised metric: `"reward"`, as TRL logs it, or a loss.
+        held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
+            better, "min" if lower is better, "drift" if any change is a decline.
+        proxy_mode: "max" or "min". Defaults to the direction that a `GenerationScorer` declares, to
+            "max" for `reward` and `rewards/…`, and to "min" for a loss.
+        held_out_mode: The same for held-out metrics without a direction; or "drift".
+        window: Without scores by prompt, number of evaluations per test, 4 to 16.
+        level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
+            prompt, the level of each test, by default 0.01.
+        stop: Stop training at an alarm.
+        name: Prefix of the keys.
+        reference: Evaluation to compare with: "first", or "best", the one with the best held-out
+            mean so far, which notices a decline after a rise.
+        margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
+            Defaults to a tenth of the standard deviation between prompts.
+
+    Attributes:
+        state: The `AlarmState`: `alarm`, `alarm_step`; None before the first evaluation.
+
+    Raises:
+        ValueError: A setting is out of range; after the first evaluation: a key is not logged, or
+            its direction is unknown.
+
+    Examples:
+        >>> guard = ProxyGuard("reward", ["score/independent", "score/distinct_2"])
+        >>> guard.state is None
+        True
+    """
+
+    def __init__(
+        self,
+        proxy: str,
+        held_out: str | Sequence[str] | Mapping[str, HeldOutMode],
+        proxy_mode: Mode | None = None,
+        held_out_mode: HeldOutMode | None = None,
+        window: int = WINDOW,
+        level: float | None = None,
+        stop: bool = False,
+        name: str = "guard",
+        reference: Reference = "first",
+        margin: float | Mapping[str, float] | None = None,
+    ) -> None:
+        modes = proxy_mode or "max", held_out_mode or "max"
+        rule = AlarmRule(proxy, held_out, *modes, window, level, reference, margin)
+        super().__init__(f"{proxy} {', '.join(rule.modes)}", rule)
+        self.proxy, self.held_out = proxy, held_out
+        self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode
+        self.stop = stop
+        self.name = name
+
+    def directed(self, state: TrainerState) -> AlarmRule:
+        """Return the rule with the given or declared directions."""
+        given = self.held_out if isinstance(self.held_out, Mapping) else {}
+        modes: dict[str, HeldOutMode] = {
+            key: mode
+            if (mode := given.get(key, self.held_out_mode)) == "drift"
+            else resolve_mode(state, key, mode, "held_out_mode")
+            for key in self.rule.modes
+        }
+        is_reward = self.proxy == "reward" or self.proxy.startswith("rewards/")
+        proxy_mode = self.proxy_mode or ("max" if is_reward else None)
+        proxy_mode = resolve_mode(state, self.proxy, proxy_mode, "proxy_mode")
+        return replace(self.rule, held_out=modes, proxy_mode=proxy_mode)
+
+    def resume(self, state: TrainerState) -> bool:
+        """Return whether an alarm had stopped the run, and would with these settings."""
+        self.state, decision = self.rule.resume(self.state, state.global_step)
+        return bool(self.stop and decision.alarm)
+
+    def act(
+        self,
+        decision: AlarmDecision,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+    ) -> None:
+        """Log the test, warn when an alarm begins, and stop training if asked to."""
+        if decision.p_value is None:
+            return
+        row = {
+            f"{PREFIX}{self.name}/alarm": float(decision.alarm),
+            f"{PREFIX}{self.name}/p_value": decision.p_value,
+        }
+        metrics.update(row)
+        state.log_history.append({**row, "step": state.global_step})
+        run = wandb_run(args) if state.is_world_process_zero else None
+        if run is not None:
+            shown = {key.replace(PREFIX, "eval/", 1): value for key, value in row.items()}
+            run.log({**shown, "train/global_step": state.global_step})
+        if decision.alarm and not self.previous.alarm:
+            self.say(state, decision.reason)
+            if run is not None:
+                run.alert(f"{self.name}: possible reward hacking", decision.reason, level="WARN")
+        if decision.alarm and self.stop:
+            control.should_training_stop = True

@@ -1,13 +1,14 @@
-"""Scoring of generations from held-out prompts at evaluation."""
+"""Generation with the model of a trainer, and scores of held-out prompts at evaluation."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import (
     GenerationConfig,
     Trainer,
@@ -18,10 +19,9 @@ from transformers import (
 )
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.completion import fixed_randomness, generate_across_ranks
+from ctrlreward.completion import fixed_randomness, generate_across_ranks, unclear_input
 from ctrlreward.extras import import_extra
 from ctrlreward.held_out import SAMPLING_NAMES, TABLE, HeldOutScorer, without_corpus_parts
-from ctrlreward.huggingface.generator import TrainerGenerator, check_trainer
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
@@ -102,8 +102,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)
-        self._generator = TrainerGenerator(trainer, generation)
-        self._generator.check(self.samples)
+        self._generator = TrainerGenerator(trainer, generation, self.samples)
         check_columns(self.components, self.prompts)
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self.last_scored_step = -1
@@ -183,3 +182,92 @@ def wandb_run(args: TrainingArguments) -> Any | None:
     if "wandb" not in (args.report_to or ()):
         return None
     return import_extra("wandb", "report_to='wandb'").run
+
+
+class TrainerGenerator:
+    """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
+
+    `generation` is as in `GenerationScorer`. A ValueError says why the trainer cannot complete the
+    samples: the strategy splits the model, there is no tokenizer, or it is not known whether an
+    encoder-decoder reads or continues them.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        generation: GenerationConfig | Mapping[str, Any] | None,
+        samples: Samples,
+    ) -> None:
+        self.trainer = trainer
+        self.generation = generation
+        error = unclear_input(trainer.model, samples)
+        if error:
+            raise ValueError(error)
+        if trainer.processing_class is None:
+            raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
+        zero = getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0)
+        if not self._has_vllm and (trainer.is_fsdp_enabled or zero == 3):
+            raise ValueError(
+                "each rank generates with the whole model, which FSDP and DeepSpeed ZeRO-3 split. "
+                "Use vLLM (use_vllm=True), DDP or ZeRO-2."
+            )
+
+    @property
+    def _has_vllm(self) -> bool:
+        return bool(getattr(self.trainer, "use_vllm", False))
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        """Complete each prompt."""
+        trainer = self.trainer
+        tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
+        if self._has_vllm:
+            trainer.vllm_generation.sync_weights()
+            ids = tokenizer(text=list(prompts))["input_ids"]
+            _, new, *_ = trainer.vllm_generation.generate(
+                prompts=ids, images=None, num_generations=1
+            )
+            return list(tokenizer.batch_decode(new, skip_special_tokens=True))
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token  # as TRL's trainers do
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        config, training = self._config(model), model.training
+        texts: list[str] = []
+        model.eval()
+        with torch.no_grad(), trainer.accelerator.autocast():
+            size = trainer.args.per_device_eval_batch_size
+            for start in range(0, len(prompts), size):
+                batch = tokenizer(
+                    text=list(prompts[start : start + size]),
+                    padding=True,
+                    padding_side="left",
+                    return_tensors="pt",
+                ).to(model.device)
+                new = model.generate(
+                    input_ids=batch.input_ids,
+                    attention_mask=batch.attention_mask,
+                    generation_config=config,
+                )
+                if not model.config.is_encoder_decoder:
+                    new = new[:, batch.input_ids.shape[1] :]
+                texts += tokenizer.batch_decode(new, skip_special_tokens=True)
+        model.train(training)
+        return texts
+
+    def _config(self, model: Any) -> GenerationConfig:
+        if isinstance(self.generation, GenerationConfig):
+            return self.generation
+        if self.generation is None and hasattr(self.trainer, "generation_config"):
+            config: GenerationConfig = self.trainer.generation_config
+            return config
+        own = {**model.generation_config.to_dict(), "max_length": None, "max_new_tokens": 64}
+        return GenerationConfig.from_dict({**own, **(self.generation or {})})
+
+
+def check_trainer(trainer: object, callback: object) -> None:
+    """Raise a TypeError if the first argument of a callback is not a trainer."""
+    if not isinstance(trainer, Trainer):
+        name = type(callback).__name__
+        raise TypeError(
+            f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}. Create the "
+            f"trainer first, then call trainer.add_callback({name}(trainer, scores, samples))."
+        )

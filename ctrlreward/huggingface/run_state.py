@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from transformers import TrainerState
@@ -28,21 +28,6 @@ _FOLD = "_ctrlreward_last_logged"
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
 
 
-class Validation(NamedTuple):
-    """Metrics of an evaluation, as rules read them.
-
-    Attributes:
-        metrics: Key → value. `eval_score/sim` is also `score/sim`; a key of training keeps its last
-            value.
-        stale: Keys that this evaluation did not score.
-        evidence: Key → value of each held-out prompt.
-    """
-
-    metrics: dict[str, float]
-    stale: set[str]
-    evidence: dict[str, Scores]
-
-
 def stored(state: TrainerState) -> dict[str, Any]:
     """Return the plain data that the callbacks keep in the trainer's state."""
     callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
@@ -56,8 +41,14 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
     return found
 
 
-def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
-    """Return the metrics for the rules: the values of rank 0, on all ranks."""
+def read_validation(
+    state: TrainerState, metrics: Mapping[str, float]
+) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
+    """Return metrics, keys that this evaluation did not score, and the values of the prompts.
+
+    The metrics are those of rank 0, on all ranks. `eval_score/sim` is also `score/sim`; a key of
+    training keeps its last value.
+    """
     logged = {**_last_logged(state), **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
@@ -73,7 +64,7 @@ def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Valida
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
     numbers = on_rank_zero(lambda: numbers)
-    return Validation(numbers, stale, evidence)
+    return numbers, stale, evidence
 
 
 def plain_names(state: TrainerState) -> dict[str, str]:
@@ -97,31 +88,20 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
     ]
 
 
-class _LastLogged:
-    """Last value of each key of a log, of which each row is read once."""
-
-    def __init__(self, log_history: list[dict[str, Any]]) -> None:
-        self.log_history = log_history
-        self.rows = 0
-        self.values: dict[str, Any] = {}
-
-    def update(self) -> dict[str, Any]:
-        for row in self.log_history[self.rows :]:
-            self.values |= row
-            self.rows += 1
-        return self.values
-
-
 def _last_logged(state: TrainerState) -> dict[str, Any]:
     """Return the last logged value of each key.
 
     Several rules read the log at each evaluation, so the fold stays with the state, outside of its
     fields: `trainer_state.json` has the log itself.
     """
-    fold: _LastLogged | None = vars(state).get(_FOLD)
-    if fold is None or fold.log_history is not state.log_history:  # a resumed run has another list
-        fold = vars(state)[_FOLD] = _LastLogged(cast(list[dict[str, Any]], state.log_history))
-    return fold.update()
+    rows = cast(list[dict[str, Any]], state.log_history)
+    log, read, values = vars(state).get(_FOLD, (rows, 0, {}))
+    if log is not rows:  # a resumed run has another list
+        read, values = 0, {}
+    for row in rows[read:]:
+        values |= row
+    vars(state)[_FOLD] = rows, len(rows), values
+    return cast(dict[str, Any], values)
 
 
 def directions(state: TrainerState) -> dict[str, Mode]:
@@ -134,10 +114,8 @@ def directions(state: TrainerState) -> dict[str, Mode]:
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
-    A `GenerationScorer` declares the directions of its scores; a loss is better when lower.
-
-    Raises:
-        ValueError: The mode contradicts the score, or is missing for an undeclared key.
+    A `GenerationScorer` declares the directions of its scores; a loss is better when lower. A mode
+    that contradicts the score, or lacks for an undeclared key, is a ValueError.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)

@@ -18,7 +18,7 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
   `metrics` maps logged keys to floats. `stale` lists keys that the last validation did not log:
   their values, if any, are left over from an earlier validation. A rule makes no decision on a
   stale value. `evidence` maps keys to one value per held-out prompt, by which two validations are
-  compared (docs/decisions.md); without it, rules decide on means. `ParetoRule` does not take it.
+  compared (docs/decisions.md); without it, rules decide on means, as `ParetoRule` always does.
 - `decision.reason` explains the decision in words.
 - `state.to_dict()` returns plain data (dicts, lists, numbers, strings, booleans, None) to store
   in a checkpoint or a JSON file. `<State>.from_dict` restores it, and the fold continues as if it

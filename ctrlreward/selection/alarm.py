@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
     Evidence,
+    State,
     Validation,
     chosen_level,
     describe,
@@ -37,7 +38,7 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True)
-class AlarmState:
+class AlarmState(State):
     """The reference of later validations, and whether there is an alarm.
 
     Attributes:
@@ -68,30 +69,6 @@ class AlarmState:
         """Return the state with an alarm at this step."""
         first = step if self.alarm_step < 0 else self.alarm_step
         return replace(self, alarm=True, alarm_step=first)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {
-            "values": [list(row) for row in self.values],
-            "alarm": self.alarm,
-            "alarm_step": self.alarm_step,
-            "references": {key: seen.to_dict() for key, seen in self.references.items()},
-            "tests": self.tests,
-            "last": None if self.last is None else list(self.last),
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> AlarmState:
-        """Restore a state from `to_dict`."""
-        references = {key: Validation.from_dict(seen) for key, seen in state["references"].items()}
-        return cls(
-            tuple(map(tuple, state["values"])),
-            state["alarm"],
-            state["alarm_step"],
-            references,
-            state["tests"],
-            None if state["last"] is None else (state["last"][0], state["last"][1]),
-        )
 
 
 class AlarmDecision(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,13 +17,7 @@ from ctrlreward.functional.sequential import (
     mean_interval,
     selection_optimism,
 )
-from ctrlreward.selection.metrics import (
-    Evidence,
-    Validation,
-    describe,
-    no_new_value,
-    read,
-)
+from ctrlreward.selection.metrics import Evidence, State, Validation, describe, no_new_value, read
 
 Bounds: TypeAlias = tuple[float | None, float | None]
 ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
@@ -75,7 +69,7 @@ class ConstraintCheck(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BestState:
+class BestState(State):
     """Checkpoints kept so far, and the candidates for selection.
 
     Attributes:
@@ -91,24 +85,6 @@ class BestState:
     kept: Mapping[int, float] = field(default_factory=dict)
     candidates: Mapping[int, Validation] = field(default_factory=dict)
     validations: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {
-            "kept": dict(self.kept),
-            "candidates": [seen.to_dict() for seen in self.candidates.values()],
-            "validations": self.validations,
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> BestState:
-        """Restore a state from `to_dict`, also after a round trip through JSON."""
-        seen = map(Validation.from_dict, state["candidates"])
-        return cls(
-            {int(step): score for step, score in state["kept"].items()},
-            {validation.step: validation for validation in seen},
-            state["validations"],
-        )
 
 
 @dataclass(frozen=True)

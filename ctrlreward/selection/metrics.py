@@ -8,12 +8,14 @@ mean score of the prompt's completions, or the jackknife value of a figure of th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from ctrlreward.functional.sequential import PairedDifference, level_of_test, paired_difference
 
@@ -21,14 +23,33 @@ Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any
 """Logged key → one value for each prompt, shape (prompts,)."""
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Validation kept by a rule, to compare later ones with it.
+class State:
+    """State of a rule: a dataclass that becomes plain data and back.
 
-    Attributes:
-        step: Training step.
-        metrics: Logged key → value.
-        evidence: Logged key → value of each prompt.
+    Examples:
+        >>> from ctrlreward.selection import ParetoState
+        >>> ParetoState.from_dict({"kept": {"100": [0.5, 40.0]}}).kept  # read from JSON
+        {100: (0.5, 40.0)}
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        plain: dict[str, Any] = _adapter(type(self)).dump_python(self, warnings=False)
+        return plain
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Self:
+        """Restore a state from `to_dict`, also after a round trip through JSON."""
+        restored: Self = _adapter(cls).validate_python(dict(state))
+        return restored
+
+
+_adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+@dataclass(frozen=True)
+class Validation(State):
+    """Validation kept by a rule, to compare later ones with it: a value by key, and by prompt.
 
     Examples:
         >>> seen = Validation(100, {"score/sim": 0.5}, {"score/sim": (0.4, 0.6)})
@@ -57,17 +78,6 @@ class Validation:
             return None
         return paired_difference(before, after, level)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        evidence = {key: list(values) for key, values in self.evidence.items()}
-        return {"step": self.step, "metrics": dict(self.metrics), "evidence": evidence}
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Validation:
-        """Restore from `to_dict`."""
-        evidence = {key: tuple(values) for key, values in state["evidence"].items()}
-        return cls(state["step"], state["metrics"], evidence)
-
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
     """Return the reason why no decision is made; "" if all keys have a new value.
@@ -81,10 +91,7 @@ def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
 
 
 def read(metrics: Mapping[str, float], key: str) -> float:
-    """Return the value of a key.
-
-    Raises:
-        ValueError: The key is not logged; lists the logged keys.
+    """Return the value of a key; a ValueError lists the logged keys if it is not one of them.
 
     Examples:
         >>> read({"score/sim": 0.5}, "score/sim")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ctrlreward.arguments import check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.selection.best import KeepDecision
-from ctrlreward.selection.metrics import no_new_value, read
+from ctrlreward.selection.metrics import Evidence, State, no_new_value, read
 
 Points: TypeAlias = Mapping[int, tuple[float, ...]]
 """Step of a checkpoint → its value of each metric."""
 
 
 @dataclass(frozen=True)
-class ParetoState:
+class ParetoState(State):
     """Checkpoints judged so far.
 
     Attributes:
@@ -40,22 +40,6 @@ class ParetoState:
         gone = set(steps)
         kept = {step: values for step, values in self.kept.items() if step not in gone}
         return ParetoState(kept, self.pruned)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {
-            "kept": {step: list(values) for step, values in self.kept.items()},
-            "pruned": {step: list(values) for step, values in self.pruned.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> ParetoState:
-        """Restore a state from `to_dict`, also after a round trip through JSON."""
-        kept, pruned = (
-            {int(step): tuple(values) for step, values in state[name].items()}
-            for name in ("kept", "pruned")
-        )
-        return cls(kept, pruned)
 
 
 @dataclass(frozen=True)
@@ -109,10 +93,12 @@ class ParetoRule:
         step: int,
         metrics: Mapping[str, float],
         stale: Collection[str] = (),
+        evidence: Evidence | None = None,
     ) -> tuple[ParetoState, KeepDecision]:
         """Return the new state, and whether the checkpoint of this validation is on the front.
 
-        Takes the arguments of `StopRule.update` except evidence; a step kept before is judged anew.
+        Takes the arguments of `StopRule.update`, but compares means only, not the evidence. A step
+        kept before is judged again.
 
         Raises:
             ValueError: A key is not logged; lists the logged keys.

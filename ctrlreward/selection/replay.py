@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule
 from ctrlreward.selection.best import BestRule, ConstraintCheck, KeepDecision
@@ -166,7 +166,7 @@ class RunRules:
                 stop, stopping = self.stop.update(stop, step, metrics, stale, evidence)
                 stopped = stopped or stopping.stop
             if self.pareto and pareto:
-                pareto, front = self.pareto.update(pareto, step, metrics, stale)
+                pareto, front = self.pareto.update(pareto, step, metrics, stale, evidence)
             chosen = None
             if self.best and best:
                 chosen = self.best.best(best)
@@ -186,3 +186,23 @@ class RunRules:
                 alarming,
                 alarm.alarm_step if alarm else -1,
             )
+
+    def choice(
+        self, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
+    ) -> dict[str, Any]:
+        """Return the checkpoint to keep as plain data for a script.
+
+        `decided` are the decisions at all validations, `chosen` the one that names the selected
+        step, and `checkpoint` the path of its checkpoint.
+        """
+        key, best = self.monitored[0], chosen.best if chosen else None
+        seen = {each.validation.step: each.validation.metrics for each in decided}
+        return {
+            "step": best,
+            "checkpoint": checkpoint,
+            "key": key,
+            "value": None if best is None else seen[best][key],
+            "reason": chosen.explanation if chosen else "",
+            "stop_step": next((each.validation.step for each in decided if each.stopped), None),
+            "alarm_step": next((each.alarm_step for each in decided if each.alarm_step >= 0), None),
+        }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.selection.metrics import (
     Evidence,
+    State,
     Validation,
     chosen_level,
     describe,
@@ -26,7 +27,7 @@ NON_FINITE = "non_finite_metric"
 
 
 @dataclass(frozen=True)
-class StopState:
+class StopState(State):
     """Scores so far, as needed by later decisions.
 
     Attributes:
@@ -69,26 +70,6 @@ class StopState:
     def running(self) -> StopState:
         """Return the state without its recorded stop."""
         return self.stopped(-1, None, "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {
-            **vars(self),
-            "recent": [seen.to_dict() for seen in self.recent],
-            "leader": None if self.leader is None else self.leader.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> StopState:
-        """Restore a state from `to_dict`."""
-        leader = state.get("leader")
-        return cls(
-            **{
-                **state,
-                "recent": tuple(map(Validation.from_dict, state.get("recent", ()))),
-                "leader": None if leader is None else Validation.from_dict(leader),
-            }
-        )
 
 
 class StopDecision(NamedTuple):

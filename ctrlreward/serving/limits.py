@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ctrlreward.arguments import positive
+
 log = logging.getLogger(__name__)
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -62,8 +64,7 @@ class QueueOptions:
 
     def __post_init__(self) -> None:
         for name in ("batch_characters", "waiting_characters", "waiting_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            positive(name, getattr(self, name))
         if not 0 <= self.window < math.inf:
             raise ValueError(f"window must be 0 seconds or more, got {self.window}")
 
@@ -87,8 +88,7 @@ class ServeOptions:
     token: str | None = None
 
     def __post_init__(self) -> None:
-        if self.body_bytes < 1:
-            raise ValueError(f"body_bytes must be positive, got {self.body_bytes}")
+        positive("body_bytes", self.body_bytes)
         if not 0 < self.body_seconds < math.inf:
             raise ValueError(f"body_seconds must be positive, got {self.body_seconds}")
         if self.token is not None and not (self.token.isascii() and self.token.strip()):
@@ -156,12 +156,12 @@ class LimitsMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        reply, held = _Reply(send, self.headers), _Held()
+        reply = _Reply(send, self.headers)
         try:
             headers = dict(scope["headers"])
             self._check_token(scope["path"], headers)
             async with asyncio.timeout(self.options.body_seconds):
-                body = await self._body(headers, receive, held)
+                body = await self._body(headers, receive, reply)
             if body is not None:
                 # All bodies are JSON, and FastAPI parses one only with the content type.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
@@ -173,7 +173,7 @@ class LimitsMiddleware:
         except _Refused as refused:
             await reply.error(*refused.args)
         finally:
-            self.held_bytes -= held.bytes
+            self.held_bytes -= reply.body_bytes
             route = getattr(scope.get("route"), "path", None) or "other"
             self.replied(route, reply.status or _HUNG_UP)
 
@@ -187,7 +187,7 @@ class LimitsMiddleware:
             raise _Refused(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(
-        self, headers: dict[bytes, bytes], receive: Receive, held: _Held
+        self, headers: dict[bytes, bytes], receive: Receive, reply: _Reply
     ) -> bytes | None:
         """Return the body; None if the client disconnected."""
         limit = self.options.body_bytes
@@ -213,7 +213,7 @@ class LimitsMiddleware:
                 chunks.clear()
             else:
                 chunks.append(chunk)
-                held.bytes += len(chunk)
+                reply.body_bytes += len(chunk)
                 self.held_bytes += len(chunk)
                 if self.held_bytes > _BODIES * limit:
                     message = f"requests of {_BODIES * limit} bytes are waiting: ask again in 1 s"
@@ -255,13 +255,6 @@ class LimitsMiddleware:
         await reply.error(500, f"the server failed: {kind}")
 
 
-@dataclass
-class _Held:
-    """Bytes of a body that one request holds."""
-
-    bytes: int = 0
-
-
 class _Refused(Exception):
     """A request above a limit: status, message and headers of the reply."""
 
@@ -273,6 +266,7 @@ class _Reply:
     sender: Send
     headers: Callable[[], Headers]
     status: int | None = None  # before the reply has begun
+    body_bytes: int = 0  # that the request holds
 
     async def send(self, message: ASGIMessage) -> None:
         """Send a part of the reply."""

@@ -10,6 +10,7 @@ import random
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
@@ -232,12 +233,8 @@ def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
     repeatable, so a lost request may be sent again.
     """
     lost = (500, 502, 504) if expected is None else (404, 500, 502, 504)
-    if response.status_code not in lost or FINGERPRINT_HEADER in response.headers:
-        return False
-    try:
-        return "detail" not in json.loads(response.content)
-    except (ValueError, TypeError, RecursionError):
-        return True
+    from_proxy = response.status_code in lost and FINGERPRINT_HEADER not in response.headers
+    return from_proxy and _detail(response) is None
 
 
 _backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
@@ -261,24 +258,24 @@ def _error_of(state: tenacity.RetryCallState) -> _Transient:
 def _retry_after(response: httpx2.Response) -> float | None:
     """Return the seconds of the header Retry-After, which may also be a date."""
     value = response.headers.get("Retry-After", "")
-    try:
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        date = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, date.timestamp() - time.time())
+    with suppress(ValueError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return None
 
 
-def _message(response: httpx2.Response) -> str:
-    """Return the message of an error; for our errors `detail`, a string or a list with `msg`."""
+def _detail(response: httpx2.Response) -> str | None:
+    """Return the `detail` of our errors, a string or a list with `msg`; None for others'."""
     try:
         detail = json.loads(response.content)["detail"]
         return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{response.status_code} {response.reason_phrase}"
+        return None
+
+
+def _message(response: httpx2.Response) -> str:
+    return _detail(response) or f"{response.status_code} {response.reason_phrase}"
 
 
 def _unlike(url: str, relation: str, lines: list[str]) -> str:

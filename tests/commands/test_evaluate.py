@@ -240,7 +240,7 @@ def test_a_finished_run_is_not_repeated(
 ) -> None:
     before = content(evaluated("a"))
     monkeypatch.setattr("ctrlreward.commands.evaluation_texts.EvaluatedModel.load", None)
-    monkeypatch.setattr("ctrlreward.commands.evaluation_figures.score", None)
+    monkeypatch.setattr("ctrlreward.commands.evaluation_job.score", None)
     assert content(evaluated("a")) == before
 
 

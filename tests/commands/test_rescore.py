@@ -175,6 +175,18 @@ def rescored(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) ->
     return json.loads(capsys.readouterr().out)
 
 
+def test_the_progress_is_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a repeated command, which has nothing to do."""
+    monkeypatch.setattr("ctrlreward.progress.SECONDS_PER_LINE", 0.0)
+    total = STEPS * len(PROMPTS) * 2
+    for _ in range(2):
+        main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--json"])
+        err = capsys.readouterr().err
+        assert f"rescoring: {total} of {total} texts in" in err
+
+
 @pytest.mark.parametrize("trainer", ["lightning", "huggingface"])
 @pytest.mark.parametrize("part", [64, 3])
 def test_the_same_scores_are_the_logged_ones(
@@ -193,8 +205,8 @@ def test_the_same_scores_are_the_logged_ones(
     scores = {f"eval_{key}" for key in KEYS} if trainer == "huggingface" else set()
     assert {name for name in names if "/" in name} == scores
     done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
-    assert [each.step for each in done.steps] == [each.step for each in run.steps]
-    for before, after in zip(run.steps, done.steps, strict=True):
+    assert [each.step for each in done.after.steps] == [each.step for each in run.steps]
+    for before, after in zip(run.steps, done.after.steps, strict=True):
         if before.step not in seen.evidence:
             assert after == before
             continue
@@ -213,7 +225,7 @@ def test_the_same_scores_are_the_logged_ones(
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)
     again = read_stored_run(tmp_path / "new")  # the folder is a run itself
-    for one, other in zip(again.steps, done.steps, strict=True):
+    for one, other in zip(again.steps, done.after.steps, strict=True):
         assert one.metrics == pytest.approx(dict(other.metrics), nan_ok=True)
         assert set(one.evidence) == set(other.evidence)
         for key, row in one.evidence.items():
@@ -228,12 +240,16 @@ def test_keys_of_transformers_may_have_their_prefix(
     best = hf.RewardCheckpoint("score/share", constraints={"score/variety": (0.1, None)})
     huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST, best)
     (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
+    tied = []
     for prefix in ("", "eval_"):
         options = [f"{prefix}score/share", "--subject_to", f"{prefix}score/variety>=0.1"]
         found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
         (decided,) = found["decisions"]
         assert decided["logged"]["step"] == decided["rescored"]["step"] == best.selected_step
         assert decided["logged"]["reason"] == best.reason
+        ties = ("--ties_by", f"{prefix}score/variety:max")
+        tied += rescored(tmp_path, "--maximise", *options, *ties, capsys=capsys)["decisions"]
+    assert tied[0] == tied[1]
 
 
 def test_decisions_are_those_of_a_run_with_the_other_scores(

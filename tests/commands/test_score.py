@@ -425,7 +425,7 @@ def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with open(".out.jsonl.lock", "w") as held:  # as another process would
         fcntl.flock(held, fcntl.LOCK_EX)
         error = fails(*command, capsys=capsys)
-        assert "another process is scoring into out.jsonl. Wait for it" in error
+        assert "out.jsonl is in use by another process. Wait for it" in error
         assert Letters.calls == []
     main(["score", *command])
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -25,6 +25,7 @@ from ctrlreward.cli import main
 from ctrlreward.huggingface import (
     BeforeAfter,
     GenerationScorer,
+    ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
@@ -153,6 +154,11 @@ def test_select_reads_the_offline_wandb_run(
     assert best.selected_step == 2
     assert f"keep {tmp_path / 'run' / 'checkpoint-2'}: eval/score/a is 0.5000 at step 2" in out
     assert "stop at step 6" in out
+
+
+def test_a_front_of_one_key_is_refused() -> None:
+    with pytest.raises(TypeError, match="metrics must map two or more keys to their directions"):
+        ParetoCheckpoint("score/a")
 
 
 def test_no_validation_met_the_constraints(

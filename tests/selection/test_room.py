@@ -60,4 +60,5 @@ def test_rules_import_neither_a_trainer_nor_torch() -> None:
         "ctrlreward.functional.trend",
         "numpy",
         "numpy.typing",
+        "pydantic",
     }

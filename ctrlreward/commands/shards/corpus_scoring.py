@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -156,21 +156,16 @@ def scored_shards(
         yield rows, store.read(i)
 
 
-class ScoreSummary(NamedTuple):
-    """Mean of a score, NaN if all rows failed; number of rows, and of failed rows."""
-
-    mean: float
-    rows: int
-    failed: int
-
-
 def write_output(
     names: Sequence[str],
     scored: Iterable[tuple[Sequence[PlacedRow], Mapping[str, Scores]]],
     outputs: Sequence[Location],
     shapes: Sequence[TableShape],
-) -> dict[str, ScoreSummary]:
-    """Write rows and their scores in the order of the input; return a summary of each score."""
+) -> dict[str, tuple[float, int, int]]:
+    """Write rows and their scores in the order of the input.
+
+    Returns the mean of each score, NaN if all rows failed, and the numbers of rows and failed rows.
+    """
     count, valid, total = 0, dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     with ExitStack() as open_file:
         current = -1
@@ -192,8 +187,7 @@ def write_output(
                 writer.write(cells, {name: values[start:end] for name, values in scores.items()})
                 start = end
     return {
-        n: ScoreSummary(total[n] / valid[n] if valid[n] else np.nan, count, count - valid[n])
-        for n in names
+        n: (total[n] / valid[n] if valid[n] else np.nan, count, count - valid[n]) for n in names
     }
 
 

@@ -1,18 +1,19 @@
-"""Manifest and scores of an unfinished run: a file for each shard."""
+"""Scores of an unfinished run on disk: a manifest and a file for each shard, or one log."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ctrlreward.files import parse_json
+from ctrlreward.files import JsonLog, finite_or_none, parse_json
+from ctrlreward.progress import track
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import Row
@@ -125,6 +126,30 @@ class ShardStore:
 
     def _file(self, shard: int, positions: Sequence[int]) -> Location:
         return self.folder.child(f"{shard:08d}-{'.'.join(map(str, positions))}.json")
+
+
+def score_parts(
+    log: JsonLog,
+    parts: Sequence[Sequence[int]],
+    score: Callable[[list[int]], Mapping[str, Scores]],
+) -> dict[str, Scores]:
+    """Score rows part by part, continuing where a log ends; return all scores by row.
+
+    Each of n rows is in one part; a score has shape (n,), and is NaN where it failed.
+    """
+    records: list[dict[str, list[float | None]]] = log.read()
+    sizes = list(map(len, parts))
+    with track("scoring", sum(sizes), done=sum(sizes[: len(records)])) as advance:
+        for rows in parts[len(records) :]:
+            scores = score(list(rows)).items()
+            records.append({k: [finite_or_none(v) for v in values] for k, values in scores})
+            log.append(records[-1])
+            advance(len(rows))
+    rows_in_order = np.argsort([row for rows in parts for row in rows])
+    return {
+        name: np.array([v for record in records for v in record[name]], np.float64)[rows_in_order]
+        for name in records[0]
+    }
 
 
 def checksum(rows: Sequence[Row]) -> str:
