@@ -14,11 +14,11 @@ from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.credit import check_credit
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.distributed import share_of_mean
 from ctrlreward.policy.keywords import OBJECTIVE
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
+from ctrlreward.ranks import share_of_mean
 from ctrlreward.reward import AnyReward
 
 Algorithm = Literal[

@@ -32,7 +32,6 @@ from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.chat import check_beginnings
-from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
 from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
@@ -41,7 +40,7 @@ from ctrlreward.policy.prompt_batches import Prompt, read_batch
 from ctrlreward.policy.refill import Scored, drawn_batch, refill, unfit_loader
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
 from ctrlreward.policy.value import Critic, ValueHead
-from ctrlreward.ranks import fail_together, on_every_rank
+from ctrlreward.ranks import fail_together, gather_values, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
@@ -273,8 +272,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Check that the trainer iterates over prompts, not over the letters of one.
 
         Raises:
-            MisconfigurationException: It does; or the objective can't draw further prompts, or has
-                does not support shaped rewards.
+            MisconfigurationException: It does; or the objective can't draw further prompts, or does
+                not support shaped rewards.
         """
         end_if_scoring_hangs()
         given = self.trainer.train_dataloader
@@ -395,8 +394,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Return the prompts of a batch, as samples and as the policy reads them."""
         options = self.generation
         read = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
-        error = unclear_input(self, read.samples)
-        if error:
+        if self.policy.config.is_encoder_decoder and (error := unclear_input(self, read.samples)):
             raise ValueError(error)
         prompts = read.samples.as_prompts()
         if options.chat:

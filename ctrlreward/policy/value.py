@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.functional import advantages as formulas
-from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.keywords import CRITIC
+from ctrlreward.ranks import gather_values
 
 
 @checked_keywords(**CRITIC)
