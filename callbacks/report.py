@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.completion import Generator, fixed_randomness, generate, mismatch, unclear_input
-from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.files import JsonLog, finite_or_none, json_text, without_nan, write_whole
 from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -81,7 +80,7 @@ class BeforeAfterMixin(CallbackMixin):
       they could not be scored; `others`: by name, `value`, `difference` and `difference_ci95`;
     - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
     - `steps`, `stopped_by`;
-    - `best_checkpoint`: the folder of the adapter if it wsince exported, else the checkpoint;
+    - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
       the last checkpoint was used instead of the best;
     - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
@@ -229,10 +228,8 @@ class BeforeAfterMixin(CallbackMixin):
             if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
                 sets |= {other: texts[rows] for other, texts in self.others.items()}
-            for (
-                each,
-                texts,
-            ) in sets.items():  # texts first, so that a failing scorer does not lose any
+            # Texts first, so that a failing scorer does not lose any.
+            for each, texts in sets.items():
                 write_scored_samples(folder / f"{each}.jsonl", texts, {})
                 self._scored(folder, each)
 
@@ -428,8 +425,8 @@ def write_comparison(
 
 def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None) -> None:
     """Write `summary.json`, with null for NaN, and, if there is a history, `curves.png`."""
-    content = json.loads(json.dumps(summary), parse_constant=lambda _: None)
-    write_whole(folder / "summary.json", json.dumps(content, indent=2) + "\n")
+    content = without_nan(summary)
+    write_whole(folder / "summary.json", json_text(content))
     if history is None:
         return
     try:

@@ -411,6 +411,12 @@ class Samples:
             groups=numbers if self.groups is None else self.groups,
         )
 
+    @property
+    def completions(self) -> list[str]:
+        """The part of each text after its prefix; without prefixes the whole text."""
+        prefixes = self.prefixes or [""] * len(self)
+        return [text[len(prefix) :] for text, prefix in zip(self.texts, prefixes, strict=True)]
+
     def completed(self, completions: Sequence[str]) -> Samples:
         """Return the samples with texts replaced by prefix + completion."""
         prefixes = self.prefixes

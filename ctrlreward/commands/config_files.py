@@ -11,8 +11,9 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,14 @@ def nesting_named() -> Iterator[None]:
 def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     """Return the number of nodes, those behind an alias once per alias."""
     if node not in known:
-        values = node.value if isinstance(node, yaml.CollectionNode) else ()
-        inner = (each for v in values for each in (v if isinstance(v, tuple) else (v,)))
-        known[node] = 1 + sum(_size(each, known) for each in inner)
+        known[node] = 1 + sum(_size(each, known) for each in _inner(node))
     return known[node]
+
+
+def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Yield the nodes of a list, or the keys and values of a mapping."""
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        yield from item if isinstance(item, tuple) else (item,)
 
 
 class _Loader(yaml.SafeLoader):
@@ -174,9 +179,8 @@ class _Loader(yaml.SafeLoader):
 def _mark(node: yaml.Node, line: Any) -> None:
     """Set the line of a node and all nodes below to the line of the replaced value."""
     node.start_mark = line
-    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
-        for each in item if isinstance(item, tuple) else (item,):
-            _mark(each, line)
+    for each in _inner(node):
+        _mark(each, line)
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
@@ -409,9 +413,12 @@ def _layers(
                     f"is not an anchor of {base}{did_you_mean(anchor, known)}, which has "
                     f"{', '.join(dict.fromkeys(known)) or 'none'}",
                 )
+        old = re.compile("|".join(map(re.escape, replaced)))
         for layer in layers:
-            if replaced:
-                content = _with_replaced(layer.content, replaced)
+            if replaced:  # all at once: none is replaced again
+                content = replace_strings(
+                    deepcopy(layer.content), partial(old.sub, lambda found: replaced[found[0]])
+                )
                 layer = replace(layer, content=content, as_written=False)
             yield layer
     for key in () if _EXTENDS in file.content else (_REPLACE, _ANCHORS):
@@ -446,17 +453,6 @@ def _with_configs(value: Any, folder: Path) -> Any:
     if isinstance(name, str) and (folder / name).is_file():
         copied[_CONFIG] = os.path.normpath(folder / name)
     return copied
-
-
-def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
-    """Return a copy of a value; replaced strings are not replaced again."""
-    if isinstance(value, dict):
-        return {key: _with_replaced(inner, replaced) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_with_replaced(inner, replaced) for inner in value]
-    if isinstance(value, str):
-        return re.sub("|".join(map(re.escape, replaced)), lambda found: replaced[found[0]], value)
-    return value
 
 
 def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ctrlreward import configs
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.command_parser import examples_epilog
 from ctrlreward.commands.config_files import with_extended
-from ctrlreward.commands.train import checked_job
-
-_SENTIMENT = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smollm2.yaml"
+from ctrlreward.commands.terminal import (
+    ABOUT_BITSANDBYTES,
+    hide_messages,
+    plain_console,
+    plain_parser,
+    user_errors,
+)
+from ctrlreward.commands.train import EXAMPLE, checked_job
+from ctrlreward.files import json_text
 
 _DESCRIPTION = """Compute what a training step of a YAML file for 'ctrlreward train' needs:
 parameters, bytes per device, operations by phase, and seconds on some hardware. Nothing is trained,
@@ -25,8 +27,8 @@ and no weights are loaded: configurations and tokenizers suffice. Every key of t
 option, as for 'ctrlreward train'."""
 
 _EXAMPLES = (
-    f"ctrlreward plan {_SENTIMENT}",
-    f"ctrlreward plan {_SENTIMENT} --hardware h100 --data.batch_size=16 --json",
+    f"ctrlreward plan {EXAMPLE}",
+    f"ctrlreward plan {EXAMPLE} --hardware h100 --data.batch_size=16 --json",
 )
 
 
@@ -65,14 +67,8 @@ _MIB = 2**20
 
 def run(arguments: list[str]) -> None:
     """Print the plan of a configuration."""
-    parser = ArgumentParser(
-        prog="ctrlreward plan",
-        usage="ctrlreward plan CONFIG [--hardware NAME] [--json] [options of train]",
-        description=_DESCRIPTION,
-        epilog=examples_epilog(_EXAMPLES),
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "CONFIG [--hardware NAME] [--json] [options of train]"
+    parser = plain_parser("ctrlreward plan", _DESCRIPTION, _EXAMPLES, usage)
     parser.add_argument(
         "--hardware",
         metavar="NAME",
@@ -82,16 +78,12 @@ def run(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given, others = parser.parse_known_args(arguments)
-    try:
+    with user_errors(parser):
         if given.hardware is not None:
             one_of("--hardware", given.hardware, [*HARDWARE, HERE])
         plan = plan_of(checked_job("plan", others), given.hardware)
-    except (ValueError, TypeError, OSError) as error:
-        lines = [str(error), *getattr(error, "__notes__", [])]
-        print("error: " + "\n".join(lines), file=sys.stderr)
-        raise SystemExit(2) from None
     if given.json:
-        print(json.dumps(plan, indent=2, ensure_ascii=False))
+        print(json_text(plan), end="")
     else:
         print_plan(plan)
 
@@ -114,8 +106,6 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
-
     hide_messages(ABOUT_BITSANDBYTES)
     warnings.simplefilter("ignore")
     from ctrlreward.commands.planned_step import StepPlan
@@ -123,7 +113,14 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 
     class Unbuilt(TrainCLI):
-        """Builds all but the trainer, whose devices this machine may lack."""
+        """Builds neither the trainer, whose devices this machine may lack, nor loggers."""
+
+        def before_instantiate_classes(self) -> None:
+            trainer = self.config.trainer
+            callbacks = trainer.callbacks or []
+            trainer.logger = None
+            trainer.callbacks = [each for each in callbacks if "WandbLogger" not in str(each)]
+            super().before_instantiate_classes()
 
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             return self.config_init.trainer
@@ -141,11 +138,8 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
         )
     if cli.datamodule is None:
         raise ValueError("the configuration has no data, whose prompts set the cost of a step")
-    has_card = torch.cuda.is_available()
-    on_gpu = str(trainer.accelerator) in ("gpu", "cuda", *["auto"] * has_card)
-    here = torch.cuda.get_device_name().lower() if has_card else ""
-    card_here = next((each for each in HARDWARE if each in here), "h100")
-    name = hardware or (card_here if on_gpu else HERE)
+    on_gpu = str(trainer.accelerator) in ("gpu", "cuda", *["auto"] * torch.cuda.is_available())
+    name = hardware or (card_here() if on_gpu else HERE)
     card = HARDWARE.get(name)
     device = "cpu" if card is None else "cuda:0"
     try:
@@ -195,6 +189,18 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     }
 
 
+def card_here() -> str:
+    """Return the name in `HARDWARE` of this machine's GPU; "h100" for another one, or none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "h100"
+    words = re.findall(r"\w+", torch.cuda.get_device_name().lower().replace("rtx ", "rtx"))
+    memory = torch.cuda.mem_get_info()[1]
+    found = [name for name in HARDWARE if name.partition("-")[0] in words]
+    return min(found, key=lambda n: abs((HARDWARE[n].memory or 0) - memory), default="h100")
+
+
 def measured_here(dtype: Any) -> Hardware:
     """Return the rates of this machine's CPU, from half a second of products and of copies."""
     import torch
@@ -224,8 +230,6 @@ def _seconds(cost: Any, card: Hardware, dtype: Any, device: str) -> float:
 def print_plan(plan: Mapping[str, Any]) -> None:
     """Print the tables."""
     from rich.table import Table
-
-    from ctrlreward.commands.terminal import plain_console
 
     console = plain_console(None if sys.stdout.isatty() else 160)
     step = plan["step"]

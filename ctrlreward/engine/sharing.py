@@ -45,7 +45,22 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
 
     Waits for a model that another thread is using.
     """
-    global answered
+    merged = joined(generators)
+    responses = None
+    while True:
+        try:
+            request = merged.send(responses)  # type: ignore[arg-type]  # None starts it
+        except StopIteration as end:
+            results: list[Result] = end.value
+            return results
+        with exclusive(request.model):
+            responses = request.model.log_probs(request.tasks)
+        global answered
+        answered += 1
+
+
+def joined(generators: Sequence[Requests[Result]]) -> Requests[list[Result]]:
+    """Join concurrent generators into one, with the requests to one model merged."""
     results: dict[int, Result] = {}
     pending: dict[int, Request] = {}
     responses: dict[int, Any] = dict.fromkeys(range(len(generators)))  # None starts a generator
@@ -61,9 +76,7 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
             same_model = [i for i in pending if pending[i].model is model]
             merged = {i: pending.pop(i).tasks for i in same_model}
             all_tasks = [task for tasks in merged.values() for task in tasks]
-            with exclusive(model):
-                answers = iter(model.log_probs(all_tasks))
-            answered += 1
+            answers = iter((yield Request(model, all_tasks)))
             responses = {i: [next(answers) for _ in tasks] for i, tasks in merged.items()}
     return [results[i] for i in range(len(generators))]
 

@@ -185,11 +185,11 @@ def sample(
     `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
     type. Its generation config has the end tokens and the decoder's start token, and no setting
     that changes the distribution. Control tokens in prompts are text, except for those that have
-    marks (`chat.model_texts`). The temperature 0 decodes greedily; None is the temperature of the
-    options.
+    marks (`prompts.model_texts`). The temperature 0 decodes greedily; None is the temperature of
+    the options.
 
-    With `seeds`, one of 64 bits for each prompt, a completion has separate random
-    numbers, independent of the batch.
+    With `seeds`, one of 64 bits for each prompt, a completion has separate random numbers,
+    independent of the batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)

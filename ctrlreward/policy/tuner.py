@@ -31,12 +31,11 @@ from ctrlreward.lightning_package import (
 from ctrlreward.placement import end_if_scoring_hangs, shared_device
 from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.chat import check_beginnings
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
 from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, check_loss, step_optimizer
-from ctrlreward.policy.prompt_batches import Prompt, read_batch
+from ctrlreward.policy.prompts import Prompt, check_beginnings, read_batch
 from ctrlreward.policy.refill import Scored, drawn_batch, refill, unfit_loader
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
 from ctrlreward.policy.value import Critic, ValueHead
@@ -78,30 +77,21 @@ class PendingRollout(NamedTuple):
 
     `samples` have all columns; `wait_for_scores` returns the rewards and, if they are spread over
     the tokens, the rewards of each token, or raises the scorer's exception; `seconds` is the
-    duration of sampling.
+    duration of sampling. `greedy` are the greedy completions, if they are the baseline. `output` is
+    of the policy that sampled; None if the policy cannot change before the rewards arrive.
     """
 
     samples: Samples
     rollout: Rollout
     wait_for_scores: Callable[[], tuple[RewardBatch, list[Scores] | None]]
     seconds: float
+    greedy: PendingRollout | None = None
+    output: PolicyOutput | None = None
 
     def scored(self) -> Scored:
         """Wait for the rewards."""
         rewards, credit = self.wait_for_scores()
         return Scored(self.samples, self.rollout, rewards, self.seconds, credit)
-
-
-class PendingExperience(NamedTuple):
-    """A step's experience before its rewards have arrived.
-
-    `greedy` are the greedy completions, if they are the baseline. `output` is of the policy that
-    sampled; None if the policy cannot change before the rewards arrive.
-    """
-
-    sampled: PendingRollout
-    greedy: PendingRollout | None
-    output: PolicyOutput | None
 
 
 class _ReleaseMixin(Callback):
@@ -217,7 +207,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._ignored: set[str] = set()
         self._without_signal = 0  # steps in a row
-        self._waiting: PendingExperience | None = None
+        self._waiting: PendingRollout | None = None
         self.learner: Learner  # set by configure_model, as the next one
         self.value_head: ValueHead | None = None
 
@@ -309,15 +299,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             RuntimeError: Every sample of the batch failed, or the loss is NaN or infinite.
         """
         started = time.perf_counter()
-        pending: PendingExperience | None = self._collect(batch)
+        pending: PendingRollout | None = self._collect(batch)
         if self.optimizer.overlap:
             pending, self._waiting = self._waiting, pending
         if pending is None:
             return None
         wait_started = time.perf_counter()
-        scored, lacking, extra = fail_together(partial(self._filled, pending.sampled))
+        scored, lacking, extra = fail_together(partial(self._filled, pending))
         of_all_ranks = RewardBatch.concat(on_every_rank(lambda: scored.rewards))
-        waited = time.perf_counter() - wait_started - (scored.seconds - pending.sampled.seconds)
+        waited = time.perf_counter() - wait_started - (scored.seconds - pending.seconds)
         if of_all_ranks.failed.all():
             raise RuntimeError(
                 f"all {len(of_all_ranks.total)} samples of this step got NaN as reward, so there "
@@ -407,17 +397,16 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             )
         return prompts, read.inputs
 
-    def _collect(self, batch: object) -> PendingExperience:
+    def _collect(self, batch: object) -> PendingRollout:
         """Sample completions of a batch and start scoring them."""
         self.configure_model()
         prompts, inputs = self._read(batch)
         sampled = self._start(prompts, inputs, self.generation.num_generations)
-        greedy = None
         if self.objective.choices.baseline == "greedy":
-            greedy = self._start(prompts, inputs, 1, temperature=0.0)
-        # With overlap the policy will have changed when the rewards arrive.
-        output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
-        return PendingExperience(sampled, greedy, output)
+            sampled = sampled._replace(greedy=self._start(prompts, inputs, 1, temperature=0.0))
+        if self.optimizer.overlap:  # the policy will have changed when the rewards arrive
+            sampled = sampled._replace(output=self.learner.evaluate(sampled.rollout))
+        return sampled
 
     def _start(
         self,

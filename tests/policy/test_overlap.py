@@ -77,7 +77,7 @@ def test_the_ratio_is_to_the_policy_that_sampled(tuner, kept, algorithm: str) ->
     def collecting(batch: Samples):
         collected = collect(batch)
         with torch.no_grad():
-            by_sampler.append(log_probs(module.policy, collected.sampled.rollout, 1.0))
+            by_sampler.append(log_probs(module.policy, collected.rollout, 1.0))
         return collected
 
     module._collect = collecting
