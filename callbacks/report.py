@@ -13,7 +13,6 @@ import torch
 
 from ctrlreward.arguments import checked_keywords, inner_path, positive, sign_of
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.judges import (
     AUC,
     Judge,
@@ -351,7 +350,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    bounds = ours.constraints if isinstance(ours, RewardCheckpointMixin) else {}
+    bounds = getattr(ours, "constraints", {})  # of a RewardCheckpoint, as the last two
     best = keeper.best_model_path or keeper.last_model_path if keeper else ""
     return {
         "steps": trainer.global_step,
@@ -362,8 +361,8 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
             "monitor": keeper.monitor if keeper else None,
             "step": ours.selected_step if ours else None,
             "constraints": {key: list(interval) for key, interval in bounds.items()},
-            "optimism": ours.optimism if isinstance(ours, RewardCheckpointMixin) else None,
-            "reason": ours.reason if isinstance(ours, RewardCheckpointMixin) else "",
+            "optimism": getattr(ours, "optimism", None),
+            "reason": getattr(ours, "reason", ""),
         },
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),

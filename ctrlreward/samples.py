@@ -402,7 +402,7 @@ class Samples:
                         f"would be scored as one text. {REWRITES_OR_CONTINUES}"
                     )
         beginnings = self.texts if self.prefixes is None else self.prefixes
-        numbers = [str(i) for i in range(len(self))]
+        numbers = [str(i) for i in range(len(self.texts))]
         return replace(
             self,
             texts=beginnings,

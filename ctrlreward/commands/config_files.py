@@ -402,8 +402,9 @@ def _layers(
         base = path.parent / str(file.content[_EXTENDS])
         if not base.is_file():
             raise file.error((_EXTENDS,), f"names {base}, which does not exist")
-        replaced = _replacements(file)
-        own = _with_configs(_anchored(file), path.parent)
+        replaced = _mapping(file, _REPLACE, " of strings, such as a.txt: b.txt", str)
+        anchored = _mapping(file, _ANCHORS, ", such as labels: [past, present]", object)
+        own = _with_configs(anchored, path.parent)
         layers = list(_layers(str(base), (*above, path.resolve()), {**own, **(anchors or {})}))
         known = [anchor for layer in layers for anchor in layer.anchors]
         for anchor in own:
@@ -427,18 +428,14 @@ def _layers(
     yield file
 
 
-def _replacements(file: ConfigFile) -> Mapping[str, str]:
-    given = file.content.get(_REPLACE, {})
-    pairs = given.items() if isinstance(given, dict) else [(None, None)]
-    if not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise file.error((_REPLACE,), "must be a mapping of strings, such as a.txt: b.txt")
-    return given
-
-
-def _anchored(file: ConfigFile) -> Mapping[str, Any]:
-    given = file.content.get(_ANCHORS, {})
-    if not isinstance(given, dict):
-        raise file.error((_ANCHORS,), "must be a mapping, such as labels: [past, present]")
+def _mapping(file: ConfigFile, key: str, such_as: str, kind: type) -> Mapping[str, Any]:
+    """Return the mapping under a key, of which all keys and values are of a kind."""
+    given = file.content.get(key, {})
+    if not (
+        isinstance(given, dict)
+        and all(isinstance(each, kind) for pair in given.items() for each in pair)
+    ):
+        raise file.error((key,), f"must be a mapping{such_as}")
     return given
 
 

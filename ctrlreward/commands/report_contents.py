@@ -140,7 +140,6 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "verdict": _verdict(selection, alarm, results, phrases),
         "summary": summary,
         "results": results,
-        "modes": dict(stored.modes),
         "decisions": _decisions(selection, differences),
         "marks": _marks(selection, alarm, differences),
         "charts": _charts(selection),
@@ -356,11 +355,9 @@ def _decisions(
     content = to_json(selection)
     rules = selection.rules
     for row, each in zip(content["validations"], selection.decided, strict=True):
-        step = each.validation.step
-        row["difference"] = differences.get(step)
+        row["difference"] = differences.get(each.validation.step)
         row["intervals"] = {k: v for k, v in row["intervals"].items() if _holds(each, k, v)}
         row["missed"] = [c.reason for c in each.constraints.values() if not c.met]
-        row["front"] = step in selection.front
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     shown = [next(iter(seen)), content["step"], next(reversed(seen))]
     keys = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
@@ -372,7 +369,6 @@ def _decisions(
         for key in keys
     ]  # fmt: skip
     content["constraints"] = dict(rules.best.constraints) if rules.best else {}
-    content["monitor"] = rules.best.monitor if rules.best else content["key"]
     return content
 
 
@@ -398,7 +394,6 @@ def _differences(selection: Selection) -> dict[int, dict[str, Any]]:
         difference = rows[best].differs(row, rule.monitor, level) if step != best else None
         if difference is not None:
             found[step] = {
-                **difference._asdict(),
                 "distinguishable": difference.distinguishable,
                 "words": describe(difference).removeprefix("difference "),
             }
@@ -426,9 +421,7 @@ def _alarm(selection: Selection) -> Alarm | None:
         return Alarm(selection.alarm.validation.step, fell, reason)
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     for each in selection.run.steps:
-        for key in [key for key in each.metrics if key.endswith("guard/alarm")]:
-            if each.metrics[key] != 1:
-                continue
+        for key in (k for k, v in each.metrics.items() if k.endswith("guard/alarm") and v == 1):
             p_value = each.metrics.get(key.replace("alarm", "p_value"))
             then, now = seen[min(seen)] if seen else {}, {**seen.get(each.step, {}), **each.metrics}
             worse = {
@@ -470,17 +463,16 @@ def _front(selection: Selection) -> dict[str, Any] | None:
     rules, plain = selection.rules, [each.validation for each in selection.decided]
     rule = rules.pareto
     if rule is None and rules.best:
-        modes = rules.alarm.modes if rules.alarm else {}
-        others = [key for key in (*rules.best.constraints, *modes) if key != rules.best.monitor]
-        others = [
-            key
-            for key in others
-            if modes.get(key) != "drift" and len({each.metrics.get(key) for each in plain}) > 1
-        ]
-        if not others:
-            return None
-        metrics = {key: better_mode(selection.run, key) for key in (rules.best.monitor, others[0])}
-        rule = ParetoRule(metrics)
+        key, modes = rules.best.monitor, rules.alarm.modes if rules.alarm else {}
+        others = (
+            other
+            for other in (*rules.best.constraints, *modes)
+            if other != key
+            and modes.get(other) != "drift"
+            and len({each.metrics.get(other) for each in plain}) > 1
+        )
+        if (other := next(others, None)) is not None:
+            rule = ParetoRule({each: better_mode(selection.run, each) for each in (key, other)})
     if rule is None:
         return None
     front = list(RunRules(pareto=rule).replay(plain))
@@ -707,7 +699,7 @@ def _shown(
     """Return the texts of some columns that fit the budget of bytes, with their scores."""
     rows = len(each.samples[0])
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
-    proxy, held_out = _pair_of_components(each, names, selection)
+    proxy, held_out = _pair_of_components(names, selection)
     gamed = _gamed(each, proxy, held_out)
     lengths = np.zeros(rows)
     for column in columns:
@@ -757,16 +749,15 @@ def _cut(text: str) -> str:
 
 
 def _pair_of_components(
-    each: TextSet, names: Sequence[str], selection: Selection
+    names: Sequence[str], selection: Selection
 ) -> tuple[str | None, str | None]:
     """Return the component that is optimised, and one that is not."""
     rules = selection.rules
     proxies = [rules.alarm.proxy] if rules.alarm else []
     proxies += [rules.best.monitor] if rules.best else []
-    held_out = list(rules.alarm.modes) if rules.alarm else []
     last = [key.rpartition("/")[2] for key in proxies]
-    proxy = next((key for key in last if key in names), names[0] if names else None)
-    kept = [key.rpartition("/")[2] for key in held_out]
+    proxy = next((key for key in (*last, *names) if key in names), None)
+    kept = [key.rpartition("/")[2] for key in (rules.alarm.modes if rules.alarm else ())]
     return proxy, next((k for k in (*kept, *names) if k in names and k != proxy), None)
 
 

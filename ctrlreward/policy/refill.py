@@ -23,15 +23,15 @@ class Scored(NamedTuple):
     Attributes:
         samples: n samples with all columns.
         rollout: Their completions.
-        rewards: Their rewards.
         seconds: Duration of sampling.
+        rewards: Their rewards.
         credit: Reward of each token of each completion, if it is spread over them.
     """
 
     samples: Samples
     rollout: Rollout
-    rewards: RewardBatch
     seconds: float
+    rewards: RewardBatch
     credit: list[Scores] | None = None
 
     def lacks_signal(self, score: str, size: int) -> Tensor:
@@ -73,8 +73,8 @@ def refill(
     joined = Scored(
         Samples.concat(part.samples for part in parts)[rows.tolist()],
         joined_rollouts([part.rollout for part in parts], padding, left)[rows],
-        RewardBatch.concat([part.rewards for part in parts])[rows.numpy()],
         sum(part.seconds for part in parts),
+        RewardBatch.concat([part.rewards for part in parts])[rows.numpy()],
     )
     return joined, lacking, len(parts) - 1
 

@@ -75,23 +75,16 @@ def instead() -> dict[str, str]:
 class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
-    `samples` have all columns; `wait_for_scores` returns the rewards and, if they are spread over
-    the tokens, the rewards of each token, or raises the scorer's exception; `seconds` is the
-    duration of sampling. `greedy` are the greedy completions, if they are the baseline. `output` is
-    of the policy that sampled; None if the policy cannot change before the rewards arrive.
+    `scored` waits for them, or raises the scorer's exception; `seconds` is the duration of
+    sampling. `greedy` are the greedy completions, if they are the baseline. `output` is of the
+    policy that sampled; None if the policy cannot change before the rewards arrive.
     """
 
-    samples: Samples
     rollout: Rollout
-    wait_for_scores: Callable[[], tuple[RewardBatch, list[Scores] | None]]
     seconds: float
+    scored: Callable[[], Scored]
     greedy: PendingRollout | None = None
     output: PolicyOutput | None = None
-
-    def scored(self) -> Scored:
-        """Wait for the rewards."""
-        rewards, credit = self.wait_for_scores()
-        return Scored(self.samples, self.rollout, rewards, self.seconds, credit)
 
 
 class _ReleaseMixin(Callback):
@@ -299,9 +292,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             RuntimeError: Every sample of the batch failed, or the loss is NaN or infinite.
         """
         started = time.perf_counter()
-        pending: PendingRollout | None = self._collect(batch)
-        if self.optimizer.overlap:
-            pending, self._waiting = self._waiting, pending
+        self.configure_model()
+        prompts, inputs = self._read(batch)
+        sampled = self._start(prompts, inputs, self.generation.num_generations)
+        if self.objective.choices.baseline == "greedy":
+            sampled = sampled._replace(greedy=self._start(prompts, inputs, 1, temperature=0.0))
+        pending: PendingRollout | None = sampled
+        if self.optimizer.overlap:  # the policy will have changed when the rewards arrive
+            sampled = sampled._replace(output=self.learner.evaluate(sampled.rollout))
+            pending, self._waiting = self._waiting, sampled
         if pending is None:
             return None
         wait_started = time.perf_counter()
@@ -397,17 +396,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             )
         return prompts, read.inputs
 
-    def _collect(self, batch: object) -> PendingRollout:
-        """Sample completions of a batch and start scoring them."""
-        self.configure_model()
-        prompts, inputs = self._read(batch)
-        sampled = self._start(prompts, inputs, self.generation.num_generations)
-        if self.objective.choices.baseline == "greedy":
-            sampled = sampled._replace(greedy=self._start(prompts, inputs, 1, temperature=0.0))
-        if self.optimizer.overlap:  # the policy will have changed when the rewards arrive
-            sampled = sampled._replace(output=self.learner.evaluate(sampled.rollout))
-        return sampled
-
     def _start(
         self,
         prompts: Samples,
@@ -426,11 +414,13 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             prefixes = prompts.require("prefixes", "token_credit")
             offsets = completion_offsets(self.tokenizer, rollout, [len(p) for p in prefixes])
             return PendingRollout(
-                samples, rollout, partial(token_credit, reward, samples, offsets), seconds
+                rollout,
+                seconds,
+                lambda: Scored(samples, rollout, seconds, *token_credit(reward, samples, offsets)),
             )
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
-        return PendingRollout(samples, rollout, lambda: (score(), None), seconds)
+        return PendingRollout(rollout, seconds, lambda: Scored(samples, rollout, seconds, score()))
 
     def _filled(self, sampled: PendingRollout) -> tuple[Scored, Tensor, dict[str, float]]:
         """Wait for the rewards, and replace groups without signal if the objective says so.
