@@ -11,9 +11,8 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -414,12 +413,9 @@ def _layers(
                     f"is not an anchor of {base}{did_you_mean(anchor, known)}, which has "
                     f"{', '.join(dict.fromkeys(known)) or 'none'}",
                 )
-        old = re.compile("|".join(map(re.escape, replaced)))
         for layer in layers:
-            if replaced:  # all at once: none is replaced again
-                content = replace_strings(
-                    deepcopy(layer.content), partial(old.sub, lambda found: replaced[found[0]])
-                )
+            if replaced:
+                content = _with_replaced(layer.content, replaced)
                 layer = replace(layer, content=content, as_written=False)
             yield layer
     for key in () if _EXTENDS in file.content else (_REPLACE, _ANCHORS):
@@ -450,6 +446,17 @@ def _with_configs(value: Any, folder: Path) -> Any:
     if isinstance(name, str) and (folder / name).is_file():
         copied[_CONFIG] = os.path.normpath(folder / name)
     return copied
+
+
+def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
+    """Return a copy of a value; replaced strings are not replaced again."""
+    if isinstance(value, dict):
+        return {key: _with_replaced(inner, replaced) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_replaced(inner, replaced) for inner in value]
+    if isinstance(value, str):
+        return re.sub("|".join(map(re.escape, replaced)), lambda found: replaced[found[0]], value)
+    return value
 
 
 def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

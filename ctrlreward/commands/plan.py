@@ -62,7 +62,6 @@ HERE = "cpu"
 
 # Shares of the peak rates that are reached, and the host's seconds per kernel: docs/plan.md.
 _COMPUTE, _BANDWIDTH, _PER_CALL = 0.4, 0.6, 25e-6
-_MIB = 2**20
 
 
 def run(arguments: list[str]) -> None:
@@ -236,64 +235,42 @@ def print_plan(plan: Mapping[str, Any]) -> None:
     console.print(
         f"a step: {step['prompts']} prompts of up to {step['prompt_tokens']} tokens, "
         f"{step['completions']} completions of {step['completion_tokens']} tokens; cache of keys "
-        f"and values {step['cache_bytes'] / _MIB:,.0f} MiB"
+        f"and values {_mib(step['cache_bytes'])} MiB"
     )
 
-    def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        made = Table(title=title, box=None, header_style="", title_justify="left")
+    def new_table(title: str, *columns: str) -> Table:
+        table = Table(title=title, box=None, header_style="", title_justify="left")
         for i, column in enumerate(columns):
-            made.add_column(column, justify="right" if i else "left", no_wrap=True)
-        for row in rows:
-            made.add_row(*row)
-        console.print(made)
+            table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        return table
 
-    table(
-        "models",
-        ("model", "parameters", "trained", "dtype", "device", "MiB", "tokens a step"),
-        [
-            (
-                f"{each['role']}: {each['model']}",
-                *(f"{each[key] / 1e6:,.1f} M" for key in ("parameters", "trained")),
-                each["dtype"],
-                each["device"],
-                f"{each['bytes'] / _MIB:,.0f}",
-                f"{each['tokens']:,}",
-            )
-            for each in plan["models"]
-        ],
-    )
-    table(
-        f"phases on {plan['hardware']}",
-        ("phase", "tensors, MiB", "TFLOP", "seconds"),
-        [
-            (
-                key,
-                f"{each['peak_bytes'] / _MIB:,.0f}",
-                f"{each['flops'] / 1e12:,.3f}",
-                f"{each['seconds']:,.2f}",
-            )
-            for key, each in plan["phases"].items()
-        ]
-        + [("step", "", "", f"{plan['seconds']:,.2f}")],
-    )
-    devices = plan["devices"]
-    parts = list(next(iter(devices.values()))["parts"])
-    table(
-        "peak memory, MiB",
-        ("device", *parts, "peak", "fits"),
-        [
-            (
-                name,
-                *(f"{each['parts'][part] / _MIB:,.0f}" for part in parts),
-                f"{each['peak_bytes'] / _MIB:,.0f}",
-                ", ".join(f"{size} GB" for size in each["fits_gb"]) or "none of 24 to 141 GB",
-            )
-            for name, each in devices.items()
-        ],
-    )
+    columns = ("parameters", "trained", "dtype", "device", "MiB", "tokens a step")
+    models = new_table("models", "model", *columns)
+    for each in plan["models"]:
+        counts = [f"{each[key] / 1e6:,.1f} M" for key in ("parameters", "trained")]
+        bytes_and_tokens = _mib(each["bytes"]), f"{each['tokens']:,}"
+        name = f"{each['role']}: {each['model']}"
+        models.add_row(name, *counts, each["dtype"], each["device"], *bytes_and_tokens)
+    phases = new_table(f"phases on {plan['hardware']}", "phase", "tensors, MiB", "TFLOP", "seconds")
+    for name, each in plan["phases"].items():
+        teraflops, seconds = f"{each['flops'] / 1e12:,.3f}", f"{each['seconds']:,.2f}"
+        phases.add_row(name, _mib(each["peak_bytes"]), teraflops, seconds)
+    phases.add_row("step", "", "", f"{plan['seconds']:,.2f}")
+    parts = list(next(iter(plan["devices"].values()))["parts"])
+    memory = new_table("peak memory, MiB", "device", *parts, "peak", "fits")
+    for name, each in plan["devices"].items():
+        fits = ", ".join(f"{size} GB" for size in each["fits_gb"]) or "none of 24 to 141 GB"
+        of_parts = [_mib(each["parts"][part]) for part in parts]
+        memory.add_row(name, *of_parts, _mib(each["peak_bytes"]), fits)
+    for table in (models, phases, memory):
+        console.print(table)
     for note in plan["notes"]:
         console.print(f"note: {note}")
     console.print(
         "Estimated for completions of full length. Memory was within 20 % of measured runs on a "
         "CPU; the seconds of a phase may be off by a factor of three (docs/plan.md)."
     )
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f}"
