@@ -440,8 +440,8 @@ class StepPlan:
             bases = (own,) if issubclass(own, kind) else bases
         model = type(kind.__name__, bases, {"plan": self})(*arguments)
         if model.device != "cpu" and arguments[3] is None:  # batch_tokens
-            own = self.policy_bytes + self.training_bytes if model.device == self.device else 0
-            free = int(self.memory or 0) - own - weight_bytes(model.model)
+            taken = self.policy_bytes + self.training_bytes if model.device == self.device else 0
+            free = int(self.memory or 0) - taken - weight_bytes(model.model)
             model.batch_tokens = batching.tokens_within(max(free, 0) // 4, model.model)
         self.models.append(model)
         return model
