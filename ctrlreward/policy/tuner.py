@@ -29,7 +29,6 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.placement import end_if_scoring_hangs, shared_device
-from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
@@ -44,13 +43,33 @@ from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
 
-# Argument → class of its options, and other names of these.
-GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
-    "objective": (Objective, keywords.OBJECTIVE),
-    "generation": (Generation, keywords.GENERATION),
-    "optimizer": (OptimizerConfig, keywords.OPTIMIZER),
-    "critic": (Critic, keywords.CRITIC),
-    "lora": (LoRA, keywords.LORA),
+# Argument → class of its options.
+GROUPS: dict[str, Any] = {
+    "objective": Objective,
+    "generation": Generation,
+    "optimizer": OptimizerConfig,
+    "critic": Critic,
+    "lora": LoRA,
+}
+
+# Old keywords, and keywords of TRL.
+_OTHERS = {
+    "updates": "optimizer=OptimizerConfig(...)",
+    "reward_funcs": "reward=Reward(...)",
+    "reward_weights": "reward=Reward({name: (component, weight)})",
+    "peft_config": "lora=LoraConfig(...)",
+    "model_name_or_path": "model",
+    "args": "objective=Objective(...), generation=Generation(...), optimizer=OptimizerConfig(...)",
+    "train_dataset": "trainer.fit(tuner, DataLoader(train_dataset, batch_size=8))",
+    "eval_dataset": "Trainer(callbacks=[GenerationScorer(...)])",
+    "processing_class": "model, whose folder has its tokenizer",
+    "tokenizer": "model, whose folder has its tokenizer",
+    "callbacks": "Trainer(callbacks=[...])",
+    "max_steps": "Trainer(max_steps=...)",
+    "num_train_epochs": "Trainer(max_epochs=...)",
+    "output_dir": "Trainer(default_root_dir=...)",
+    "logging_steps": "Trainer(log_every_n_steps=...)",
+    "seed": "seed_everything(...) of Lightning",
 }
 
 _STEPS_WITHOUT_SIGNAL = 3  # before a warning
@@ -64,12 +83,14 @@ def instead() -> dict[str, str]:
         ('generation=Generation(num_generations=...)', 'objective=Objective(beta=...)')
     """
     lines: dict[str, list[str]] = {}
-    for group, (kind, renamed) in GROUPS.items():
+    for group, kind in GROUPS.items():
         own = {field.name: field.name for field in fields(kind)}
-        for name, argument in (own | renamed).items():
-            argument = argument if "=" in argument else f"{argument}=..."
-            lines.setdefault(name, []).append(f"{group}={kind.__name__}({argument})")
-    return {name: " or ".join(each) for name, each in lines.items()} | keywords.TUNER
+        for name, argument in (kind.__init__.instead | own).items():
+            if not argument.startswith("PolicyTuner("):  # with an option of peft
+                argument = argument if "=" in argument else f"{argument}=..."
+                argument = f"{group}={kind.__name__}({argument})"
+            lines.setdefault(name, []).append(argument)
+    return {name: " or ".join(each) for name, each in lines.items()} | _OTHERS
 
 
 class PendingRollout(NamedTuple):
@@ -180,7 +201,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         lora: LoRA | LoraConfig = LoRA(),
     ) -> None:
         given = (objective, generation, optimizer, critic, lora)
-        for (name, (kind, _)), value in zip(GROUPS.items(), given, strict=True):
+        for (name, kind), value in zip(GROUPS.items(), given, strict=True):
             if isinstance(value, LoraConfig) and kind is LoRA:
                 check_config(value)
             elif not isinstance(value, kind):
