@@ -101,7 +101,7 @@ def on_card(device: str, size: str, place: Path) -> Iterator[str]:
     import gpu
     import numpy as np
 
-    from ctrlreward.commands.plan import HARDWARE, _seconds
+    from ctrlreward.commands.plan import HARDWARE, _seconds, card_here
     from ctrlreward.commands.planned_step import StepPlan
     from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner
 
@@ -109,7 +109,7 @@ def on_card(device: str, size: str, place: Path) -> Iterator[str]:
         device=device, weights=None, size=size, scorers=None, output=place, seconds=600
     )
     kit = gpu.Kit(given, place)
-    name = next((n for n in HARDWARE if n in str(kit.card.describe()["card"]).lower()), "h100")
+    name = card_here()
     memory = HARDWARE[name].memory
     if device.startswith("cuda"):
         memory = torch.cuda.mem_get_info()[1]

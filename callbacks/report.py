@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ import torch
 
 from ctrlreward.arguments import checked_keywords, inner_path, positive, sign_of
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.judges import (
     AUC,
     Judge,
@@ -30,7 +28,7 @@ from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.completion import Generator, fixed_randomness, generate, mismatch, unclear_input
-from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.files import JsonLog, finite_or_none, json_text, without_nan, write_whole
 from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -81,7 +79,7 @@ class BeforeAfterMixin(CallbackMixin):
       they could not be scored; `others`: by name, `value`, `difference` and `difference_ci95`;
     - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
     - `steps`, `stopped_by`;
-    - `best_checkpoint`: the folder of the adapter if it wsince exported, else the checkpoint;
+    - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
       the last checkpoint was used instead of the best;
     - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
@@ -229,10 +227,8 @@ class BeforeAfterMixin(CallbackMixin):
             if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
                 sets |= {other: texts[rows] for other, texts in self.others.items()}
-            for (
-                each,
-                texts,
-            ) in sets.items():  # texts first, so that a failing scorer does not lose any
+            # Texts first, so that a failing scorer does not lose any.
+            for each, texts in sets.items():
                 write_scored_samples(folder / f"{each}.jsonl", texts, {})
                 self._scored(folder, each)
 
@@ -354,7 +350,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    bounds = ours.constraints if isinstance(ours, RewardCheckpointMixin) else {}
+    bounds = getattr(ours, "constraints", {})  # of a RewardCheckpoint, as the last two
     best = keeper.best_model_path or keeper.last_model_path if keeper else ""
     return {
         "steps": trainer.global_step,
@@ -365,8 +361,8 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
             "monitor": keeper.monitor if keeper else None,
             "step": ours.selected_step if ours else None,
             "constraints": {key: list(interval) for key, interval in bounds.items()},
-            "optimism": ours.optimism if isinstance(ours, RewardCheckpointMixin) else None,
-            "reason": ours.reason if isinstance(ours, RewardCheckpointMixin) else "",
+            "optimism": getattr(ours, "optimism", None),
+            "reason": getattr(ours, "reason", ""),
         },
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
@@ -428,8 +424,8 @@ def write_comparison(
 
 def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None) -> None:
     """Write `summary.json`, with null for NaN, and, if there is a history, `curves.png`."""
-    content = json.loads(json.dumps(summary), parse_constant=lambda _: None)
-    write_whole(folder / "summary.json", json.dumps(content, indent=2) + "\n")
+    content = without_nan(summary)
+    write_whole(folder / "summary.json", json_text(content))
     if history is None:
         return
     try:

@@ -113,8 +113,8 @@ def inner_path(argument: str, given: str) -> str:
 def checked_keywords(**instead: str) -> Callable[[Target], Target]:
     """Decorate a class or function, so that its errors suggest the right keyword for a wrong one.
 
-    `instead` maps old keywords and keywords of other libraries to their replacements. The
-    target may take `**options: Unpack[SomeTypedDict]`.
+    `instead` maps old keywords and keywords of other libraries to their replacements: the name of
+    an argument, or else written out. The target may take `**options: Unpack[SomeTypedDict]`.
     """
 
     def decorate(target: Target) -> Target:

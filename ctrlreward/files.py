@@ -111,16 +111,17 @@ def finite_or_none(value: SupportsFloat) -> float | None:
 
 def json_text(content: Any) -> str:
     """Return plain data as indented JSON: named tuples are objects, NaN and infinity null."""
-    return json.dumps(_without_nan(content), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(without_nan(content), indent=2, ensure_ascii=False) + "\n"
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Return plain data for JSON: named tuples as mappings, NaN and infinity as None."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {str(key): _without_nan(item) for key, item in value.items()}
+        return {str(key): without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return finite_or_none(value) if isinstance(value, float) else value
 
 

@@ -10,11 +10,12 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr
 
+from ctrlreward.functional.agreement import correlate
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import Samples
@@ -210,27 +211,19 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
             i: text for i, row in enumerate(rows) if (text := probe.degrade(row)) is not None
         }
         if changed:
-            degraded = _with_completions(samples, changed)
-            after = _scores(reward, degraded)
             kept = [*changed]
-            findings.append(
-                _finding(
-                    probe,
-                    {name: values[kept] for name, values in before.items()},
-                    after,
-                    [clusters[i] for i in kept],
-                    1 - level / len(PROBES),
-                )
-            )
-    words = [len(text.split()) for text in samples.texts]
+            own = {name: values[kept] for name, values in before.items()}
+            after = _scores(reward, _with_completions(samples, changed))
+            of_kept, confidence = [clusters[i] for i in kept], 1 - level / len(PROBES)
+            findings.append(_finding(probe, own, after, of_kept, confidence))
+    words = np.array([len(text.split()) for text in samples.texts], float)
     names = [name for name in before if name != TOTAL]
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     half = sorted(draw.sample(range(len(samples)), len(samples) // 2))
     company = _scores(reward, samples[half])
     return Examination(
         findings,
         {name: _spearman(values, words) for name, values in before.items()},
-        {(a, b): _spearman(before[a], before[b]) for a, b in pairs},
+        {(a, b): _spearman(before[a], before[b]) for a, b in combinations(names, 2)},
         {name: _largest(company[name] - before[name][half]) for name in before},
     )
 
@@ -295,13 +288,11 @@ def overoptimisation(curve: Sequence[BestOfN]) -> tuple[float, float]:
 
 
 def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
-    prefixes = samples.prefixes or [""] * len(samples)
-    completions = [text[len(p) :].strip() for text, p in zip(samples.texts, prefixes, strict=True)]
+    completions = [text.strip() for text in samples.completions]
     columns = samples.columns()
 
     def cell(name: str, i: int) -> str:
-        value = columns[name][i] if name in columns else ""
-        return value if isinstance(value, str) else str(value)
+        return str(columns[name][i]) if name in columns else ""
 
     rows = []
     for i, completion in enumerate(completions):
@@ -309,7 +300,7 @@ def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
         rows.append(
             Sample(
                 completion,
-                cell("prompts", i) or prefixes[i] or samples.texts[i],
+                cell("prompts", i) or cell("prefixes", i) or samples.texts[i],
                 cell("sources", i),
                 cell("labels", i),
                 draw.choice(others) if others else "",
@@ -375,12 +366,9 @@ def _finding(
     )
 
 
-def _spearman(first: Sequence[float] | Scores, second: Sequence[float] | Scores) -> float:
-    pairs = np.array([first, second], dtype=float)
-    pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
-    if pairs.shape[1] < 3 or (pairs == pairs[:, :1]).all(axis=1).any():
-        return math.nan  # undefined for a constant
-    return float(spearmanr(*pairs).statistic)
+def _spearman(first: Scores, second: Scores) -> float:
+    both = np.isfinite(first) & np.isfinite(second)
+    return correlate(first[both], second[both]).spearman
 
 
 def _largest(differences: Scores) -> float:

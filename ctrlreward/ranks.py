@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-# `torch.distributed` is not imported here: commands check their arguments before they load PyTorch,
-# and a process that has not loaded it is the only rank.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# PyTorch is not imported here: commands check their arguments before they load it, and a process
+# that has not loaded it is the only rank.
 
 Result = TypeVar("Result")
 
@@ -59,6 +62,30 @@ def on_rank_zero(work: Callable[[], Result]) -> Result:
     value, message = outcome[0]
     _raise_failure(error, 0, message)
     return cast(Result, value)
+
+
+def gather_values(values: Tensor) -> tuple[Tensor, slice]:
+    """Return the values of all ranks, in rank order, and the slice of this rank, a collective.
+
+    Each rank learns from its own prompts, and gradients are averaged: with statistics over all
+    ranks, two ranks learn the same as one rank from both batches.
+    """
+    import torch
+
+    arrays = on_every_rank(lambda: values.detach().cpu().numpy())
+    start = sum(len(array) for array in arrays[: rank_and_ranks()[0]])
+    gathered = torch.cat([torch.from_numpy(array) for array in arrays]).to(values.device)
+    return gathered, slice(start, start + len(values))
+
+
+def share_of_mean(count: Tensor) -> float:
+    """Return this rank's count divided by the mean count over ranks, a collective.
+
+    A mean over this rank's tokens, multiplied by this share and averaged over ranks, is the mean
+    over the tokens of all ranks.
+    """
+    counts = on_every_rank(lambda: float(count))
+    return counts[rank_and_ranks()[0]] * len(counts) / max(sum(counts), 1.0)
 
 
 def _attempt(work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:

@@ -294,14 +294,13 @@ class Reward(AnyReward):
                 check_direction(name, self.components[name], weight)
             self.aggregate = partial(weighted_sum, self.weights)
         elif aggregate in _ENSEMBLES:
-            one_scale = _one_scale(str(aggregate), self.components, scales)
+            self._one_scale = _one_scale(str(aggregate), self.components, scales)
             if aggregate == "min":
-                self.aggregate = partial(lowest, one_scale)
+                self.aggregate = partial(lowest, self._one_scale)
             else:
                 penalty = 1.0 if penalty is None else float(penalty)
-                self.aggregate = partial(conservative, one_scale, penalty)
+                self.aggregate = partial(conservative, self._one_scale, penalty)
                 self.derived = (DISAGREEMENT,)
-                self._spread = partial(spread, one_scale)
         elif aggregate == "geometric_mean":
             for name, component in self.components.items():
                 spec = component.spec
@@ -353,12 +352,12 @@ class Reward(AnyReward):
         valid = np.abs(total) <= LARGEST  # False for NaN
         failed = ~valid | np.isnan([*components.values()]).any(axis=0)
         if self.derived:
-            components = {**components, DISAGREEMENT: self._spread(components)}
+            spread = disagreement(_members(self._one_scale, components))
+            components = {**components, DISAGREEMENT: spread}
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-
         scores = self.time_limit.run(
             partial(describe_batch, self.components, samples),
             partial(scoring_stream(self.device)(score), self.components, samples),
@@ -484,11 +483,6 @@ def lowest(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
 def conservative(scales: Scales, penalty: float, scores: Mapping[str, Scores]) -> Scores:
     """Return `mean_minus_deviation` of the scores on their scales, shape (n,)."""
     return mean_minus_deviation(_members(scales, scores), penalty)
-
-
-def spread(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
-    """Return the `disagreement` of the scores on their scales, shape (n,)."""
-    return disagreement(_members(scales, scores))
 
 
 def _members(scales: Scales, scores: Mapping[str, Scores]) -> Scores:

@@ -402,7 +402,7 @@ class Samples:
                         f"would be scored as one text. {REWRITES_OR_CONTINUES}"
                     )
         beginnings = self.texts if self.prefixes is None else self.prefixes
-        numbers = [str(i) for i in range(len(self))]
+        numbers = [str(i) for i in range(len(self.texts))]
         return replace(
             self,
             texts=beginnings,
@@ -410,6 +410,12 @@ class Samples:
             prompts=beginnings if self.prompts is None else self.prompts,
             groups=numbers if self.groups is None else self.groups,
         )
+
+    @property
+    def completions(self) -> list[str]:
+        """The part of each text after its prefix; without prefixes the whole text."""
+        prefixes = self.prefixes or [""] * len(self)
+        return [text[len(prefix) :] for text, prefix in zip(self.texts, prefixes, strict=True)]
 
     def completed(self, completions: Sequence[str]) -> Samples:
         """Return the samples with texts replaced by prefix + completion."""

@@ -43,8 +43,8 @@ class HistoryLoggerMixin(Logger):
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
-        return self.path.parent.name
+        """Always empty, as Lightning joins folder, name and version to a path for checkpoints."""
+        return ""
 
     @property
     def version(self) -> str:

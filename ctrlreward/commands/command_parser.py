@@ -15,6 +15,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.config_files import check_size, nesting_named
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.score import SCORERS, SCORERS_HINT
+from ctrlreward.commands.terminal import examples_epilog
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
 # its name in the group.
@@ -83,8 +84,3 @@ def command_parser(
         epilog=examples_epilog(examples),
         formatter_class=ExampleFormatter,
     )
-
-
-def examples_epilog(examples: Sequence[str]) -> str:
-    """Return the end of a command's help: one line per example."""
-    return "\n".join(["examples:", *(f"  {example}" for example in examples)])

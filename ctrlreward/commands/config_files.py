@@ -134,10 +134,14 @@ def nesting_named() -> Iterator[None]:
 def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     """Return the number of nodes, those behind an alias once per alias."""
     if node not in known:
-        values = node.value if isinstance(node, yaml.CollectionNode) else ()
-        inner = (each for v in values for each in (v if isinstance(v, tuple) else (v,)))
-        known[node] = 1 + sum(_size(each, known) for each in inner)
+        known[node] = 1 + sum(_size(each, known) for each in _inner(node))
     return known[node]
+
+
+def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Yield the nodes of a list, or the keys and values of a mapping."""
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        yield from item if isinstance(item, tuple) else (item,)
 
 
 class _Loader(yaml.SafeLoader):
@@ -174,9 +178,8 @@ class _Loader(yaml.SafeLoader):
 def _mark(node: yaml.Node, line: Any) -> None:
     """Set the line of a node and all nodes below to the line of the replaced value."""
     node.start_mark = line
-    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
-        for each in item if isinstance(item, tuple) else (item,):
-            _mark(each, line)
+    for each in _inner(node):
+        _mark(each, line)
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
@@ -398,8 +401,9 @@ def _layers(
         base = path.parent / str(file.content[_EXTENDS])
         if not base.is_file():
             raise file.error((_EXTENDS,), f"names {base}, which does not exist")
-        replaced = _replacements(file)
-        own = _with_configs(_anchored(file), path.parent)
+        replaced = _mapping(file, _REPLACE, " of strings, such as a.txt: b.txt", str)
+        anchored = _mapping(file, _ANCHORS, ", such as labels: [past, present]", object)
+        own = _with_configs(anchored, path.parent)
         layers = list(_layers(str(base), (*above, path.resolve()), {**own, **(anchors or {})}))
         known = [anchor for layer in layers for anchor in layer.anchors]
         for anchor in own:
@@ -420,18 +424,14 @@ def _layers(
     yield file
 
 
-def _replacements(file: ConfigFile) -> Mapping[str, str]:
-    given = file.content.get(_REPLACE, {})
-    pairs = given.items() if isinstance(given, dict) else [(None, None)]
-    if not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise file.error((_REPLACE,), "must be a mapping of strings, such as a.txt: b.txt")
-    return given
-
-
-def _anchored(file: ConfigFile) -> Mapping[str, Any]:
-    given = file.content.get(_ANCHORS, {})
-    if not isinstance(given, dict):
-        raise file.error((_ANCHORS,), "must be a mapping, such as labels: [past, present]")
+def _mapping(file: ConfigFile, key: str, such_as: str, kind: type) -> Mapping[str, Any]:
+    """Return the mapping under a key, of which all keys and values are of a kind."""
+    given = file.content.get(key, {})
+    if not (
+        isinstance(given, dict)
+        and all(isinstance(each, kind) for pair in given.items() for each in pair)
+    ):
+        raise file.error((key,), f"must be a mapping{such_as}")
     return given
 
 

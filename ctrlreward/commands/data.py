@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from ctrlreward.commands.terminal import plain_console, plain_parser, user_errors
 from ctrlreward.data import DATA_SETS, DataFile, data_folder, find
 
 _DESCRIPTION = """The data sets of the recipes: list them, download and check them, and show
 their folders. Recipes name their files, such as yelp-shen/sentiment.dev.0, and get them at first
 use. The folder is $CTRLREWARD_DATA if set, else data in the cache."""
 
-_EXAMPLES = """examples:
-  ctrlreward data list
-  ctrlreward data get yelp-shen/sentiment.test.0 tense
-  ctrlreward data where li2018/reference.0"""
+_EXAMPLES = (
+    "ctrlreward data list",
+    "ctrlreward data get yelp-shen/sentiment.test.0 tense",
+    "ctrlreward data where li2018/reference.0",
+)
 
 
 def run(arguments: list[str]) -> None:
     """List data sets, get them, or print where they are."""
-    parser = ArgumentParser(
-        prog="ctrlreward data",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = plain_parser("ctrlreward data", _DESCRIPTION, _EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="{list,get,where}")
     purposes: dict[Callable[[Sequence[str]], None], tuple[str, str]] = {
         list_data: ("list", "print each data set with size, licence and citation, or its files"),
@@ -41,15 +35,12 @@ def run(arguments: list[str]) -> None:
         child.add_argument("names", nargs=number, metavar="NAME", help="data set, or DATA SET/FILE")
         child.set_defaults(act=action)
     given = parser.parse_args(arguments)
-    try:
+    with user_errors(parser):
         given.act(given.names)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
 
 
 def list_data(names: Sequence[str]) -> None:
     """Print all data sets, or the files of the named ones with their addresses."""
-    console = Console(markup=False, emoji=False, highlight=False)
     for file in _found(names):
         origin = file.address or "made by ctrlreward"
         state = "here" if file.path.is_file() else "not here"
@@ -62,7 +53,7 @@ def list_data(names: Sequence[str]) -> None:
         here = sum(file.path.is_file() for file in files)
         count = f"{here} of {len(files)}"
         table.add_row(data_set.name, count, _size(files), data_set.licence, data_set.cite)
-    console.print(table)
+    plain_console().print(table)
     print(f"\nfolder: {data_folder()}")
 
 

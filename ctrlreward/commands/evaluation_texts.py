@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.data import local_file
 from ctrlreward.files import JsonLog
-from ctrlreward.policy.chat import end_of_turn, model_texts
 from ctrlreward.policy.model import LoRA, load_base, load_policy
+from ctrlreward.policy.prompts import end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, add_end_tokens, sample
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label

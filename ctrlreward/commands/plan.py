@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ctrlreward import configs
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.command_parser import examples_epilog
 from ctrlreward.commands.config_files import with_extended
-from ctrlreward.commands.train import checked_job
-
-_SENTIMENT = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smollm2.yaml"
+from ctrlreward.commands.terminal import (
+    ABOUT_BITSANDBYTES,
+    hide_messages,
+    plain_console,
+    plain_parser,
+    user_errors,
+)
+from ctrlreward.commands.train import EXAMPLE, checked_job
+from ctrlreward.files import json_text
 
 _DESCRIPTION = """Compute what a training step of a YAML file for 'ctrlreward train' needs:
 parameters, bytes per device, operations by phase, and seconds on some hardware. Nothing is trained,
@@ -25,8 +27,8 @@ and no weights are loaded: configurations and tokenizers suffice. Every key of t
 option, as for 'ctrlreward train'."""
 
 _EXAMPLES = (
-    f"ctrlreward plan {_SENTIMENT}",
-    f"ctrlreward plan {_SENTIMENT} --hardware h100 --data.batch_size=16 --json",
+    f"ctrlreward plan {EXAMPLE}",
+    f"ctrlreward plan {EXAMPLE} --hardware h100 --data.batch_size=16 --json",
 )
 
 
@@ -60,19 +62,12 @@ HERE = "cpu"
 
 # Shares of the peak rates that are reached, and the host's seconds per kernel: docs/plan.md.
 _COMPUTE, _BANDWIDTH, _PER_CALL = 0.4, 0.6, 25e-6
-_MIB = 2**20
 
 
 def run(arguments: list[str]) -> None:
     """Print the plan of a configuration."""
-    parser = ArgumentParser(
-        prog="ctrlreward plan",
-        usage="ctrlreward plan CONFIG [--hardware NAME] [--json] [options of train]",
-        description=_DESCRIPTION,
-        epilog=examples_epilog(_EXAMPLES),
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "CONFIG [--hardware NAME] [--json] [options of train]"
+    parser = plain_parser("ctrlreward plan", _DESCRIPTION, _EXAMPLES, usage)
     parser.add_argument(
         "--hardware",
         metavar="NAME",
@@ -82,16 +77,12 @@ def run(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given, others = parser.parse_known_args(arguments)
-    try:
+    with user_errors(parser):
         if given.hardware is not None:
             one_of("--hardware", given.hardware, [*HARDWARE, HERE])
         plan = plan_of(checked_job("plan", others), given.hardware)
-    except (ValueError, TypeError, OSError) as error:
-        lines = [str(error), *getattr(error, "__notes__", [])]
-        print("error: " + "\n".join(lines), file=sys.stderr)
-        raise SystemExit(2) from None
     if given.json:
-        print(json.dumps(plan, indent=2, ensure_ascii=False))
+        print(json_text(plan), end="")
     else:
         print_plan(plan)
 
@@ -114,8 +105,6 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
-
     hide_messages(ABOUT_BITSANDBYTES)
     warnings.simplefilter("ignore")
     from ctrlreward.commands.planned_step import StepPlan
@@ -123,7 +112,14 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 
     class Unbuilt(TrainCLI):
-        """Builds all but the trainer, whose devices this machine may lack."""
+        """Builds neither the trainer, whose devices this machine may lack, nor loggers."""
+
+        def before_instantiate_classes(self) -> None:
+            trainer = self.config.trainer
+            callbacks = trainer.callbacks or []
+            trainer.logger = None
+            trainer.callbacks = [each for each in callbacks if "WandbLogger" not in str(each)]
+            super().before_instantiate_classes()
 
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             return self.config_init.trainer
@@ -141,11 +137,8 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
         )
     if cli.datamodule is None:
         raise ValueError("the configuration has no data, whose prompts set the cost of a step")
-    has_card = torch.cuda.is_available()
-    on_gpu = str(trainer.accelerator) in ("gpu", "cuda", *["auto"] * has_card)
-    here = torch.cuda.get_device_name().lower() if has_card else ""
-    card_here = next((each for each in HARDWARE if each in here), "h100")
-    name = hardware or (card_here if on_gpu else HERE)
+    on_gpu = str(trainer.accelerator) in ("gpu", "cuda", *["auto"] * torch.cuda.is_available())
+    name = hardware or (card_here() if on_gpu else HERE)
     card = HARDWARE.get(name)
     device = "cpu" if card is None else "cuda:0"
     try:
@@ -195,6 +188,18 @@ def plan_of(job: Sequence[str], hardware: str | None = None) -> dict[str, Any]:
     }
 
 
+def card_here() -> str:
+    """Return the name in `HARDWARE` of this machine's GPU; "h100" for another one, or none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "h100"
+    words = re.findall(r"\w+", torch.cuda.get_device_name().lower().replace("rtx ", "rtx"))
+    memory = torch.cuda.mem_get_info()[1]
+    found = [name for name in HARDWARE if name.partition("-")[0] in words]
+    return min(found, key=lambda n: abs((HARDWARE[n].memory or 0) - memory), default="h100")
+
+
 def measured_here(dtype: Any) -> Hardware:
     """Return the rates of this machine's CPU, from half a second of products and of copies."""
     import torch
@@ -225,71 +230,47 @@ def print_plan(plan: Mapping[str, Any]) -> None:
     """Print the tables."""
     from rich.table import Table
 
-    from ctrlreward.commands.terminal import plain_console
-
     console = plain_console(None if sys.stdout.isatty() else 160)
     step = plan["step"]
     console.print(
         f"a step: {step['prompts']} prompts of up to {step['prompt_tokens']} tokens, "
         f"{step['completions']} completions of {step['completion_tokens']} tokens; cache of keys "
-        f"and values {step['cache_bytes'] / _MIB:,.0f} MiB"
+        f"and values {_mib(step['cache_bytes'])} MiB"
     )
 
-    def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        made = Table(title=title, box=None, header_style="", title_justify="left")
+    def new_table(title: str, *columns: str) -> Table:
+        table = Table(title=title, box=None, header_style="", title_justify="left")
         for i, column in enumerate(columns):
-            made.add_column(column, justify="right" if i else "left", no_wrap=True)
-        for row in rows:
-            made.add_row(*row)
-        console.print(made)
+            table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        return table
 
-    table(
-        "models",
-        ("model", "parameters", "trained", "dtype", "device", "MiB", "tokens a step"),
-        [
-            (
-                f"{each['role']}: {each['model']}",
-                *(f"{each[key] / 1e6:,.1f} M" for key in ("parameters", "trained")),
-                each["dtype"],
-                each["device"],
-                f"{each['bytes'] / _MIB:,.0f}",
-                f"{each['tokens']:,}",
-            )
-            for each in plan["models"]
-        ],
-    )
-    table(
-        f"phases on {plan['hardware']}",
-        ("phase", "tensors, MiB", "TFLOP", "seconds"),
-        [
-            (
-                key,
-                f"{each['peak_bytes'] / _MIB:,.0f}",
-                f"{each['flops'] / 1e12:,.3f}",
-                f"{each['seconds']:,.2f}",
-            )
-            for key, each in plan["phases"].items()
-        ]
-        + [("step", "", "", f"{plan['seconds']:,.2f}")],
-    )
-    devices = plan["devices"]
-    parts = list(next(iter(devices.values()))["parts"])
-    table(
-        "peak memory, MiB",
-        ("device", *parts, "peak", "fits"),
-        [
-            (
-                name,
-                *(f"{each['parts'][part] / _MIB:,.0f}" for part in parts),
-                f"{each['peak_bytes'] / _MIB:,.0f}",
-                ", ".join(f"{size} GB" for size in each["fits_gb"]) or "none of 24 to 141 GB",
-            )
-            for name, each in devices.items()
-        ],
-    )
+    columns = ("parameters", "trained", "dtype", "device", "MiB", "tokens a step")
+    models = new_table("models", "model", *columns)
+    for each in plan["models"]:
+        counts = [f"{each[key] / 1e6:,.1f} M" for key in ("parameters", "trained")]
+        bytes_and_tokens = _mib(each["bytes"]), f"{each['tokens']:,}"
+        name = f"{each['role']}: {each['model']}"
+        models.add_row(name, *counts, each["dtype"], each["device"], *bytes_and_tokens)
+    phases = new_table(f"phases on {plan['hardware']}", "phase", "tensors, MiB", "TFLOP", "seconds")
+    for name, each in plan["phases"].items():
+        teraflops, seconds = f"{each['flops'] / 1e12:,.3f}", f"{each['seconds']:,.2f}"
+        phases.add_row(name, _mib(each["peak_bytes"]), teraflops, seconds)
+    phases.add_row("step", "", "", f"{plan['seconds']:,.2f}")
+    parts = list(next(iter(plan["devices"].values()))["parts"])
+    memory = new_table("peak memory, MiB", "device", *parts, "peak", "fits")
+    for name, each in plan["devices"].items():
+        fits = ", ".join(f"{size} GB" for size in each["fits_gb"]) or "none of 24 to 141 GB"
+        of_parts = [_mib(each["parts"][part]) for part in parts]
+        memory.add_row(name, *of_parts, _mib(each["peak_bytes"]), fits)
+    for table in (models, phases, memory):
+        console.print(table)
     for note in plan["notes"]:
         console.print(f"note: {note}")
     console.print(
         "Estimated for completions of full length. Memory was within 20 % of measured runs on a "
         "CPU; the seconds of a phase may be off by a factor of three (docs/plan.md)."
     )
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f}"

@@ -41,7 +41,6 @@ from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import encode_texts
 from ctrlreward.policy import packing
 from ctrlreward.policy.adapted_module import _PROMPTS_PER_BATCH
-from ctrlreward.policy.chat import model_texts
 from ctrlreward.policy.cuda_graph import has_fixed_steps
 from ctrlreward.policy.model import (
     LoRA,
@@ -50,7 +49,7 @@ from ctrlreward.policy.model import (
     with_adapter,
     without_dropout,
 )
-from ctrlreward.policy.prompt_batches import read_batch
+from ctrlreward.policy.prompts import model_texts, read_batch
 from ctrlreward.policy.tuner import PolicyTunerMixin
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, score
@@ -194,24 +193,11 @@ class Planned(FrozenModel):
     """Frozen model without weights that records what it would read, and answers with constants."""
 
     plan: StepPlan  # set by the subclass that `StepPlan.build` makes
-
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-        *others: Any,
-    ) -> None:
-        self.device = self.plan.place(device)
-        self.peak = self.step_tokens = 0  # bytes of the largest pass; tokens read in a step
-        self.forget()
-        super().__init__(model, device, dtype, batch_tokens or batching._CPU_TOKENS, *others)
-        if batch_tokens is None and self.device != "cpu":
-            free = self.plan.memory_left(self.device) - weight_bytes(self.model)
-            self.batch_tokens = batching.tokens_within(max(free, 0) // 4, self.model)
+    peak = step_tokens = 0  # bytes of the largest pass; tokens read in a step
 
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
+        self.device = self.plan.place(device)
+        self.forget()
         return on_meta(self.auto_class, model, self.plan.dtype(dtype, device))
 
     def forget(self) -> None:
@@ -355,11 +341,6 @@ class StepPlan:
             return torch.bfloat16
         return pick_dtype(dtype, "cpu")
 
-    def memory_left(self, device: str) -> int:
-        """Return the bytes of a device that the policy leaves."""
-        own = self.policy_bytes + self.training_bytes if device == self.device else 0
-        return int(self.memory or 0) - own
-
     def _policy(self) -> PeftModel:
         lora, name = self.tuner.lora, self.tuner.base_model
         options = LoRA() if isinstance(lora, LoraConfig) else lora
@@ -458,6 +439,10 @@ class StepPlan:
         for own in (_PlannedCausal, _PlannedSeq2Seq):
             bases = (own,) if issubclass(own, kind) else bases
         model = type(kind.__name__, bases, {"plan": self})(*arguments)
+        if model.device != "cpu" and arguments[3] is None:  # batch_tokens
+            taken = self.policy_bytes + self.training_bytes if model.device == self.device else 0
+            free = int(self.memory or 0) - taken - weight_bytes(model.model)
+            model.batch_tokens = batching.tokens_within(max(free, 0) // 4, model.model)
         self.models.append(model)
         return model
 

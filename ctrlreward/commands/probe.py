@@ -8,6 +8,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from ctrlreward.arguments import positive
+from ctrlreward.candidates import rows_by_prompt
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.commands.terminal import plain_console, user_errors
@@ -109,13 +111,8 @@ def read_texts(path: str | None, labels: Sequence[str] | None, count: int) -> Sa
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
     prefixes = [passage.prefix for passage in chosen]
     named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
-    return Samples(
-        [p.text for p in chosen],
-        prefixes=prefixes,
-        prompts=prefixes,
-        sources=prefixes,
-        labels=named,
-    )
+    columns = dict.fromkeys(("prefixes", "prompts", "sources"), prefixes)
+    return Samples([passage.text for passage in chosen], **columns, labels=named)
 
 
 def judge_best_of_n(
@@ -125,17 +122,13 @@ def judge_best_of_n(
 
     Raises a ValueError unless each prompt has the same number of completions, two or more.
     """
-    clusters = samples.groups or samples.prompts or samples.prefixes
-    members: dict[str, list[int]] = {}
-    for i, cluster in enumerate(clusters or ()):
-        members.setdefault(str(cluster), []).append(i)
-    sizes = {len(rows) for rows in members.values()}
+    rows = rows_by_prompt(samples.groups or samples.prompts or samples.prefixes or ())
+    sizes = {len(each) for each in rows}
     if len(sizes) != 1 or sizes == {1}:
         raise ValueError(
             "--held_out needs the same number of completions, two or more, of each prompt: --texts "
             f"has {', '.join(map(str, sorted(sizes))) or 'no prompts'}"
         )
-    rows = list(members.values())
     totals: list[Scores] = [each(samples).total[rows] for each in (reward, judge)]
     kept = np.isfinite(totals).all(axis=(0, 2))
     if not kept.any():
@@ -149,18 +142,7 @@ def as_json(found: Examination, judged: tuple[Any, Any] | None) -> dict[str, Any
     result: dict[str, Any] = {
         "gamed": [finding.probe for finding in found.gamed],
         "blind": [finding.probe for finding in found.blind],
-        "probes": [
-            {
-                "probe": f.probe,
-                "samples": f.samples,
-                "change": f.change,
-                "wins": f.wins,
-                "failed": f.failed,
-                "verdict": f.verdict,
-                "guard": f.guard,
-            }
-            for f in found.findings
-        ],
+        "probes": [asdict(finding) for finding in found.findings],
         "length_correlation": found.length_correlation,
         "correlations": {f"{a} {b}": r for (a, b), r in found.correlations.items()},
         "company": found.company,

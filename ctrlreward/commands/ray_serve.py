@@ -44,11 +44,11 @@ class RewardReplica:
         """Return the application; Ray Serve runs its lifespan."""
         try:
             self._reward_app = self._served.app()
-        except SystemExit:
+        except (ValueError, ImportError) as error:  # it could be built where it was sent from
             raise RuntimeError(
-                "the reward can't be built on this node. Install the same version of ctrlreward, "
-                "and what the reward's file imports."
-            ) from None
+                f"the reward can't be built on this node ({error}). Install the same version of "
+                "ctrlreward, and what the reward's file imports."
+            ) from error
         return self._reward_app
 
     async def check_health(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 import yaml
@@ -13,15 +12,17 @@ import yaml
 from ctrlreward import configs
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.config_files import extended_files, merged, read_config
+from ctrlreward.commands.terminal import plain_parser, user_errors
 from ctrlreward.files import write_whole
 
 _DESCRIPTION = """The training recipes that ship with the package: what there is, what a recipe has,
 and a copy to change. 'ctrlreward train FILE' trains a recipe."""
 
-_EXAMPLES = """examples:
-  ctrlreward recipes ls
-  ctrlreward recipes show topic_smollm2 --resolve
-  ctrlreward recipes copy sentiment_smollm2 my_recipes"""
+_EXAMPLES = (
+    "ctrlreward recipes ls",
+    "ctrlreward recipes show topic_smollm2 --resolve",
+    "ctrlreward recipes copy sentiment_smollm2 my_recipes",
+)
 
 _FOLDER = Path(configs.__path__[0])
 
@@ -31,13 +32,7 @@ _SHIPPED = re.compile(r"\bconfigs/(\w+/\w+\.yaml)")
 
 def run(arguments: list[str]) -> None:
     """List recipes, print one, or copy it."""
-    parser = ArgumentParser(
-        prog="ctrlreward recipes",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = plain_parser("ctrlreward recipes", _DESCRIPTION, _EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="{ls,show,copy}")
     purpose = "print each recipe with its task, and its time where it is known"
     actions.add_parser("ls", aliases=["list"], help=purpose, description=purpose)
@@ -52,15 +47,13 @@ def run(arguments: list[str]) -> None:
     )
     copy.add_argument("folder", metavar="FOLDER", type=Path, help="where the copy goes")
     given = parser.parse_args(arguments)
-    try:
+    with user_errors(parser):
         if given.action == "show":
             print(recipe_text(given.name, given.resolve), end="")
         elif given.action == "copy":
             copy_recipe(given.name, given.folder)
         else:
             list_recipes()
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
 
 
 def recipe_files() -> dict[str, Path]:

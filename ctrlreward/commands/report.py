@@ -27,6 +27,7 @@ from ctrlreward.commands.report_contents import contents
 from ctrlreward.commands.select import add_rule_options, check_rule_options
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.files import json_text, write_whole
+from ctrlreward.plots.style import arrowed
 
 _PAGE = Path(__file__).with_name("report_page")
 _NAME = "report.html"
@@ -106,7 +107,7 @@ def page(found: Mapping[str, Any], live: str = "") -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": _number, "arrow": _arrow}
+    environment.filters |= {"number": _number, "arrow": partial(arrowed, "")}
     keys = ("name", "charts", "marks", "front", "texts")
     shown = {"runs": [{key: run[key] for key in keys} for run in found["runs"]], "live": live}
     return environment.get_template("page.html").render(
@@ -138,10 +139,6 @@ def _number(value: Any, sign: str = "") -> str:
     if not isinstance(value, int | float):
         return "–" if value is None else str(value)
     return f"{value:{sign},.0f}" if abs(value) >= 1e4 else f"{value:{sign}.4g}"
-
-
-def _arrow(mode: str | None) -> str:
-    return {"max": " ↑", "min": " ↓"}.get(mode or "", "")
 
 
 # A running job

@@ -5,7 +5,6 @@ Decisions are made by `ctrlreward.selection`, replayed over the files of the run
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,14 +33,13 @@ from ctrlreward.functional.agreement import correlate
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.run_folder import (
     StoredRun,
-    StoredStep,
     completions_per_prompt,
     read_stored_run,
     sample_files,
 )
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import read_scored_samples
+from ctrlreward.scorers.records import evenly_spaced, read_scored_samples
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Validation, describe
 from ctrlreward.tables.run_results import read_run
@@ -86,10 +84,7 @@ class TextSet:
 
     def words(self, column: int) -> list[Words]:
         """Return the lower-case words of each text, without its prefix."""
-        samples = self.samples[column]
-        prefixes = samples.prefixes or [""] * len(samples)
-        pairs = zip(samples.texts, prefixes, strict=True)
-        return [_WORD.findall(text.removeprefix(prefix).lower()) for text, prefix in pairs]
+        return [_WORD.findall(text.lower()) for text in self.samples[column].completions]
 
 
 def contents(names: Sequence[str], options: Any) -> dict[str, Any]:
@@ -118,7 +113,8 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         missing.append("summary.json: the run has not ended, was killed, or has neither a "
                        "BeforeAfter nor a RunReport")  # fmt: skip
     sets = list(_text_sets(folder, summary, missing))
-    stored = _with_text_figures(stored, sets)
+    if sets:
+        stored = _with_text_figures(stored, sets[0])
     rules, origin = _rules(stored, summary, options, missing)
     selection = of_saved(decide(stored, rules))
     if stored.source and not selection.decided:
@@ -144,7 +140,6 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "verdict": _verdict(selection, alarm, results, phrases),
         "summary": summary,
         "results": results,
-        "modes": dict(stored.modes),
         "decisions": _decisions(selection, differences),
         "marks": _marks(selection, alarm, differences),
         "charts": _charts(selection),
@@ -204,33 +199,26 @@ def _prompts(samples: Samples) -> list[tuple[str, str]]:
     """Return the prompt of each text, and its label."""
     prompts = samples.prompts or samples.prefixes or samples.sources or [""] * len(samples)
     labels = samples.labels or [""] * len(samples)
-    return [
-        (prompt if isinstance(prompt, str) else str(prompt),
-         label if isinstance(label, str) else json.dumps(label, ensure_ascii=False))
-        for prompt, label in zip(prompts, labels, strict=True)
-    ]  # fmt: skip
+    return [(str(prompt), str(label)) for prompt, label in zip(prompts, labels, strict=True)]
 
 
-def _with_text_figures(stored: StoredRun, sets: Sequence[TextSet]) -> StoredRun:
+def _with_text_figures(stored: StoredRun, texts: TextSet) -> StoredRun:
     """Add length and Distinct-2 of the texts to the steps, with a value for each prompt."""
-    figures: dict[int, dict[str, tuple[float, Scores]]] = {}
-    for each in sets[:1]:
-        for column, step in enumerate(each.steps):
-            if step is not None and len(each.samples[column]):
-                repeats = completions_per_prompt(each.samples[column])
-                words = each.words(column)
-                length = np.array([len(row) for row in words], float).reshape(-1, repeats)
-                found = {LENGTH: (float(length.mean()), length.mean(axis=1))}
-                figures[step] = found | {DIVERSITY: _diversity(words, repeats)}
-    steps = [_with_figures(step, figures.get(step.step, {})) for step in stored.steps]
+    column_of = {step: column for column, step in enumerate(texts.steps)}
+    steps = []
+    for each in stored.steps:
+        column = column_of.get(each.step)
+        if column is not None and len(texts.samples[column]):
+            repeats = completions_per_prompt(texts.samples[column])
+            words = texts.words(column)
+            lengths = np.array([len(row) for row in words], float).reshape(-1, repeats)
+            diversity, by_prompt = _diversity(words, repeats)
+            metrics = {LENGTH: float(lengths.mean()), DIVERSITY: diversity}
+            evidence = {LENGTH: lengths.mean(axis=1), DIVERSITY: by_prompt}
+            metrics, evidence = {**each.metrics, **metrics}, {**each.evidence, **evidence}
+            each = replace(each, metrics=metrics, evidence=evidence)
+        steps.append(each)
     return replace(stored, steps=steps, modes={**stored.modes, DIVERSITY: "max"})
-
-
-def _with_figures(step: StoredStep, found: Mapping[str, tuple[float, Scores]]) -> StoredStep:
-    metrics = {key: value for key, (value, _) in found.items()}
-    evidence = {key: row for key, (_, row) in found.items()}
-    return replace(step, metrics={**step.metrics, **metrics},
-                   evidence={**step.evidence, **evidence})  # fmt: skip
 
 
 def _diversity(words: Sequence[Words], repeats: int) -> tuple[float, Scores]:
@@ -367,11 +355,9 @@ def _decisions(
     content = to_json(selection)
     rules = selection.rules
     for row, each in zip(content["validations"], selection.decided, strict=True):
-        step = each.validation.step
-        row["difference"] = differences.get(step)
+        row["difference"] = differences.get(each.validation.step)
         row["intervals"] = {k: v for k, v in row["intervals"].items() if _holds(each, k, v)}
         row["missed"] = [c.reason for c in each.constraints.values() if not c.met]
-        row["front"] = step in selection.front
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     shown = [next(iter(seen)), content["step"], next(reversed(seen))]
     keys = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
@@ -383,7 +369,6 @@ def _decisions(
         for key in keys
     ]  # fmt: skip
     content["constraints"] = dict(rules.best.constraints) if rules.best else {}
-    content["monitor"] = rules.best.monitor if rules.best else content["key"]
     return content
 
 
@@ -409,7 +394,6 @@ def _differences(selection: Selection) -> dict[int, dict[str, Any]]:
         difference = rows[best].differs(row, rule.monitor, level) if step != best else None
         if difference is not None:
             found[step] = {
-                **difference._asdict(),
                 "distinguishable": difference.distinguishable,
                 "words": describe(difference).removeprefix("difference "),
             }
@@ -437,9 +421,7 @@ def _alarm(selection: Selection) -> Alarm | None:
         return Alarm(selection.alarm.validation.step, fell, reason)
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     for each in selection.run.steps:
-        for key in [key for key in each.metrics if key.endswith("guard/alarm")]:
-            if each.metrics[key] != 1:
-                continue
+        for key in (k for k, v in each.metrics.items() if k.endswith("guard/alarm") and v == 1):
             p_value = each.metrics.get(key.replace("alarm", "p_value"))
             then, now = seen[min(seen)] if seen else {}, {**seen.get(each.step, {}), **each.metrics}
             worse = {
@@ -481,17 +463,16 @@ def _front(selection: Selection) -> dict[str, Any] | None:
     rules, plain = selection.rules, [each.validation for each in selection.decided]
     rule = rules.pareto
     if rule is None and rules.best:
-        modes = rules.alarm.modes if rules.alarm else {}
-        others = [key for key in (*rules.best.constraints, *modes) if key != rules.best.monitor]
-        others = [
-            key
-            for key in others
-            if modes.get(key) != "drift" and len({each.metrics.get(key) for each in plain}) > 1
-        ]
-        if not others:
-            return None
-        metrics = {key: better_mode(selection.run, key) for key in (rules.best.monitor, others[0])}
-        rule = ParetoRule(metrics)
+        key, modes = rules.best.monitor, rules.alarm.modes if rules.alarm else {}
+        others = (
+            other
+            for other in (*rules.best.constraints, *modes)
+            if other != key
+            and modes.get(other) != "drift"
+            and len({each.metrics.get(other) for each in plain}) > 1
+        )
+        if (other := next(others, None)) is not None:
+            rule = ParetoRule({each: better_mode(selection.run, each) for each in (key, other)})
     if rule is None:
         return None
     front = list(RunRules(pareto=rule).replay(plain))
@@ -678,11 +659,10 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
         else:
             group = "score" if key in held_out and not key.startswith("guard/") else "other"
         points = [(s.step, _plain(s.metrics[key])) for s in run.steps if key in s.metrics]
-        places = np.linspace(0, len(points) - 1, min(MOST_POINTS, len(points))).round().astype(int)
         charts.append({
             "key": key, "group": group, "mode": run.modes.get(key),
             "points": [(*points[i], *map(_plain, bands.get(key, {}).get(points[i][0], ())))
-                       for i in places],
+                       for i in evenly_spaced(len(points), MOST_POINTS)],
             "bounds": list(bounds.get(key, ())),
         })  # fmt: skip
     order = ("reward", "score", "KL", "drift", "other")
@@ -707,7 +687,7 @@ def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[i
         return list(range(n))
     marked = (selection.best, alarm.step if alarm else None)
     kept = {0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)}
-    for i in np.linspace(0, n - 1, MOST_COLUMNS).round().astype(int).tolist():
+    for i in evenly_spaced(n, MOST_COLUMNS):
         if len(kept) < MOST_COLUMNS:
             kept.add(i)
     return sorted(kept)
@@ -719,7 +699,7 @@ def _shown(
     """Return the texts of some columns that fit the budget of bytes, with their scores."""
     rows = len(each.samples[0])
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
-    proxy, held_out = _pair_of_components(each, names, selection)
+    proxy, held_out = _pair_of_components(names, selection)
     gamed = _gamed(each, proxy, held_out)
     lengths = np.zeros(rows)
     for column in columns:
@@ -728,7 +708,7 @@ def _shown(
     count = rows if lengths.sum() <= budget else max(1, int(budget / lengths.mean()))
     chosen = np.arange(rows)
     if count < rows:
-        even = np.linspace(0, rows - 1, -(-count // 2)).round().astype(int)
+        even = evenly_spaced(rows, -(-count // 2))
         chosen = np.unique([*even, *np.argsort(-gamed, kind="stable")[: count // 2]])
     prompts = _prompts(each.samples[0])
     explained = {column: _explanations(each.files[column], rows) for column in columns}
@@ -745,7 +725,7 @@ def _shown(
                    for k in names] + [len(_WORD.findall(texts[place]))]
                   for place, c in enumerate(columns)],
         }  # fmt: skip
-        found = [(explained[column] or {}).get(row) for column in columns]
+        found = [explained[column].get(row) for column in columns]
         items.append({**item, "x": found} if any(found) else item)
     best = [i for i, c in enumerate(columns) if each.steps[c] == selection.best is not None]
     return {
@@ -769,16 +749,15 @@ def _cut(text: str) -> str:
 
 
 def _pair_of_components(
-    each: TextSet, names: Sequence[str], selection: Selection
+    names: Sequence[str], selection: Selection
 ) -> tuple[str | None, str | None]:
     """Return the component that is optimised, and one that is not."""
     rules = selection.rules
     proxies = [rules.alarm.proxy] if rules.alarm else []
     proxies += [rules.best.monitor] if rules.best else []
-    held_out = list(rules.alarm.modes) if rules.alarm else []
     last = [key.rpartition("/")[2] for key in proxies]
-    proxy = next((key for key in last if key in names), names[0] if names else None)
-    kept = [key.rpartition("/")[2] for key in held_out]
+    proxy = next((key for key in (*last, *names) if key in names), None)
+    kept = [key.rpartition("/")[2] for key in (rules.alarm.modes if rules.alarm else ())]
     return proxy, next((k for k in (*kept, *names) if k in names and k != proxy), None)
 
 
@@ -795,10 +774,10 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
     return np.nan_to_num(np.min(sides, axis=0), nan=-9.0) if len(sides) == 2 else np.zeros(rows)
 
 
-def _explanations(file: Path, rows: int) -> dict[int, Any] | None:
+def _explanations(file: Path, rows: int) -> dict[int, Any]:
     """Return row → the stored `"explanation"`, for the records that have one."""
     if b'"explanation"' not in file.read_bytes():
-        return None
+        return {}
     lines = read_jsonl(file)
     return {i: r["explanation"] for i, r in enumerate(lines[:rows]) if "explanation" in r}
 
@@ -814,7 +793,7 @@ def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
     if len(each.labels) < 2:
         return []
     rows = len(each.samples[0])
-    picked = np.unique(np.linspace(0, rows - 1, min(rows, COUNTED)).round().astype(int)).tolist()
+    picked = evenly_spaced(rows, COUNTED)
 
     def shares(column: int) -> Counter[tuple[str, ...]]:
         found: Counter[tuple[str, ...]] = Counter()

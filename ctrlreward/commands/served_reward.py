@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentError
 
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.commands.command_parser import CommandParser
@@ -84,23 +86,13 @@ def reward_of(
     return reward
 
 
-class _RewardParser(CommandParser):
-    """Parser whose errors are exceptions."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise a ValueError."""
-        if not self.exit_on_error:
-            super().error(message, ex)
-        raise ValueError(message)
-
-
 def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> Any:
     """Return the object of a class and its arguments."""
-    parser = _RewardParser()
+    parser = CommandParser(exit_on_error=False)
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:
         config = parser.parse_object({name: deepcopy(value)})  # it modifies its argument
-    except ValueError as error:
+    except ArgumentError as error:
         raise ValueError(one_line(str(error), [file] if file else [])) from None
     return parser.instantiate(config)[name]
 

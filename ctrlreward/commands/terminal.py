@@ -1,16 +1,21 @@
-"""Terminal output that all commands share: one-line errors, plain text, score directions."""
+"""Terminal output that all commands share: examples, one-line errors, plain text, directions.
+
+This module does not import PyTorch, so that a mistake is reported at once.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser
 from rich.console import Console
 
-from ctrlreward.scorers.base import ScoreSpec
+if TYPE_CHECKING:
+    from ctrlreward.scorers.base import ScoreSpec
 
 # Beginnings of log messages that a user can't act on, by logger.
 ABOUT_BITSANDBYTES: Mapping[str, tuple[str, ...]] = {
@@ -26,6 +31,25 @@ def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
 
     for name in messages:
         logging.getLogger(name).addFilter(is_news)
+
+
+def examples_epilog(examples: Sequence[str]) -> str:
+    """Return the end of a command's help: one line per example."""
+    return "\n".join(["examples:", *(f"  {example}" for example in examples)])
+
+
+def plain_parser(
+    command: str, description: str, examples: Sequence[str], usage: str | None = None
+) -> ArgumentParser:
+    """Return a parser of argparse for `"ctrlreward data"`; its help ends with examples."""
+    return ArgumentParser(
+        prog=command,
+        usage=usage and f"{command} {usage}",
+        description=description,
+        epilog=examples_epilog(examples),
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from ctrlreward import configs
 from ctrlreward.commands.config_files import check_names, with_extended
 from ctrlreward.commands.recipes import recipe_files
 
-_EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smollm2.yaml"
+EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smollm2.yaml"
 
 
 def run(arguments: list[str]) -> None:
@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> None:
 def checked_job(command: str, arguments: list[str]) -> list[str]:
     """Return the arguments of a job with `--config`; a mistake in its files exits with status 2."""
     if not arguments:
-        example = f"ctrlreward {command} {_EXAMPLE}"
+        example = f"ctrlreward {command} {EXAMPLE}"
         print(f"error: the configuration is missing: {example}", file=sys.stderr)
         raise SystemExit(2)
     if not arguments[0].startswith("-"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -24,10 +23,9 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward import configs
 from ctrlreward.callbacks import RewardProgressBar
 from ctrlreward.callbacks.base_callback import advice
-from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
+from ctrlreward.commands.command_parser import ExampleFormatter
 from ctrlreward.commands.config_files import (
     ConfigFile,
     check_names,
@@ -38,17 +36,16 @@ from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.last_run import run_folders
 from ctrlreward.commands.report import write_report
 from ctrlreward.commands.smoke import shrink, written
-from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
+from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, examples_epilog, hide_messages
+from ctrlreward.commands.train import EXAMPLE
 from ctrlreward.extras import import_extra
-from ctrlreward.files import write_whole
+from ctrlreward.files import json_text, write_whole
 from ctrlreward.reward import Reward
 from ctrlreward.serving.description import describe
 
-_CONFIGS = Path(configs.__path__[0])
 _COMMAND = "ctrlreward train"
-_EXAMPLE = _CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
 _DESCRIPTION = f"""Run a training job from a YAML file, such as those in
-{_CONFIGS}.
+{EXAMPLE.parent.parent}.
 
 Every key of the file is also an option; --ckpt_path last resumes the last run."""
 
@@ -149,7 +146,7 @@ def build(arguments: Sequence[str], kind: type[TrainCLI] = TrainCLI) -> TrainCLI
             "prog": _COMMAND,
             "usage": f"{_COMMAND} CONFIG [--smoke] [--ckpt_path last] [options]",
             "description": _DESCRIPTION,
-            "epilog": examples_epilog([f"{_COMMAND} {_EXAMPLE} --trainer.max_steps=10"]),
+            "epilog": examples_epilog([f"{_COMMAND} {EXAMPLE} --trainer.max_steps=10"]),
             "formatter_class": ExampleFormatter,
             "parser_mode": "yaml",
             "files": files,
@@ -199,8 +196,9 @@ def run_job(arguments: Sequence[str]) -> None:
 def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the provenance of the run: command, time, versions and hardware."""
     packages = ("ctrlreward", "torch", "transformers", "peft", "pytorch-lightning")
-    hardware = {"machine": platform.machine(), "system": platform.system()}
-    hardware |= {
+    hardware = {
+        "machine": platform.machine(),
+        "system": platform.system(),
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
     }
@@ -215,8 +213,7 @@ def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_whole(Path(trainer.default_root_dir, "provenance.json"), text)
+    write_whole(Path(trainer.default_root_dir, "provenance.json"), json_text(content))
 
 
 def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:

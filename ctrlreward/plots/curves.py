@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, zip_longest
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctrlreward.files import JsonLog, finite_or_none, read_json
+from ctrlreward.files import read_json
 from ctrlreward.plots.style import (
     DPI,
     EXCLUDED,
@@ -26,13 +25,15 @@ from ctrlreward.plots.style import (
     new_figure,
     note,
 )
+from ctrlreward.tables.run_logs import read_log
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
     """Return the steps and finite values of one metric; of several at one step, the last."""
-    points = {row["step"]: row[name] for row in history if row.get(name) is not None}
+    given = ((row["step"], row.get(name)) for row in history)
+    points = {step: value for step, value in given if value is not None and isfinite(value)}
     return sorted(points), [points[step] for step in sorted(points)]
 
 
@@ -40,20 +41,22 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
     """Draw the curves of any run, from the folder of its logger.
 
     Args:
-        folder: Folder with the `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of
-            Lightning's `CSVLogger`. A `summary.json` of `BeforeAfter` or `RunReport` in it adds
-            their values.
+        folder: Folder with the log of any trainer that `ctrlreward select` reads, such as the
+            `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of Lightning's `CSVLogger`. A
+            `summary.json` of `BeforeAfter` or `RunReport` in it adds their values.
         path: The PNG. Defaults to `curves.png` in the folder.
 
     Raises:
-        FileNotFoundError: The folder has neither file.
+        FileNotFoundError: The folder does not exist.
+        ValueError: It has no log, several, or a damaged one.
         ImportError: matplotlib is not installed.
     """
     folder = Path(folder)
     summary = folder / "summary.json"
     report = read_json(summary) if summary.is_file() else {}
     path = folder / "curves.png" if path is None else Path(path)
-    draw_curves(_history(folder), report, path)
+    history = [{"step": step, **metrics} for step, metrics in read_log(folder).rows]
+    draw_curves(history, report, path)
     return path
 
 
@@ -119,23 +122,6 @@ def draw_front(
         mark_steps(panel, kept, front)
         finish_panel(panel, "checkpoints by step", labels[x], labels[y], legend=True)
     figure.savefig(path, dpi=DPI)
-
-
-def _history(folder: Path) -> Rows:
-    """Return the rows of a logger's folder."""
-    if (folder / "metrics.jsonl").is_file():
-        return JsonLog(folder / "metrics.jsonl").read()
-    if not (folder / "metrics.csv").is_file():
-        raise FileNotFoundError(
-            f"{folder} has neither metrics.jsonl (HistoryLogger) nor metrics.csv (CSVLogger, in "
-            "its folder version_…)"
-        )
-    rows = []
-    with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
-        for cells in csv.DictReader(file):
-            values = {name: finite_or_none(float(text)) for name, text in cells.items() if text}
-            rows.append({**values, "step": int(float(cells["step"]))})
-    return rows
 
 
 def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:

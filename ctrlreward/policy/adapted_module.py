@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule
 from ctrlreward.placement import reserve_core
-from ctrlreward.policy.chat import end_of_turn, model_texts
 from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, reference_policy
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
-from ctrlreward.policy.prompt_batches import Prompt
+from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.progress import part
 from ctrlreward.ranks import rank_and_ranks

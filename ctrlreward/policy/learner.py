@@ -10,7 +10,6 @@ from peft import PeftModel
 from torch import Tensor
 
 from ctrlreward.functional.policy import value_loss
-from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.model import reference_policy
 from ctrlreward.policy.objectives import (
     Experience,
@@ -22,6 +21,7 @@ from ctrlreward.policy.objectives import (
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, policy_output
 from ctrlreward.policy.value import Critic, ValueHead, estimate_advantages
+from ctrlreward.ranks import gather_values
 from ctrlreward.scorers.base import Scores
 
 

@@ -29,7 +29,6 @@ from transformers.pytorch_utils import Conv1D
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.extras import import_extra
-from ctrlreward.policy.keywords import LORA
 from ctrlreward.weights.completeness import damage_named
 from ctrlreward.weights.dtypes import Dtype, pick_dtype
 from ctrlreward.weights.loading import load_config, load_weights
@@ -144,7 +143,15 @@ _START = "start"  # name of the frozen copy of the adapter that training starts 
 _OF_PEFT = {name: f"PolicyTuner(lora=LoraConfig({name}=...)) of peft" for name in _HONOURED}
 
 
-@checked_keywords(**(_OF_PEFT | LORA))
+@checked_keywords(
+    **_OF_PEFT,
+    rank="r",
+    alpha="lora_alpha",
+    targets="target_modules",
+    dropout="lora_dropout",
+    torch_dtype="dtype",
+    quantization_config="quantization='nf4' or 'int8'",
+)
 @dataclass(frozen=True)
 class LoRA:
     """The adapter, and the precision of the frozen base weights under it.

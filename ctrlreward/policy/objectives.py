@@ -14,11 +14,10 @@ from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.credit import check_credit
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.distributed import share_of_mean
-from ctrlreward.policy.keywords import OBJECTIVE
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
+from ctrlreward.ranks import share_of_mean
 from ctrlreward.reward import AnyReward
 
 Algorithm = Literal[
@@ -126,7 +125,18 @@ ALGORITHMS: dict[Algorithm, Choices] = {
 }
 
 
-@checked_keywords(**OBJECTIVE)
+@checked_keywords(
+    kl_coef="beta",
+    mask_truncated="mask_truncated_completions",
+    epsilon="clip=(epsilon, epsilon)",
+    epsilon_high="clip=(epsilon, epsilon_high)",
+    cliprange="clip=(cliprange, cliprange)",
+    loss_type="algorithm",
+    importance_sampling_level="ratio",
+    scale_rewards="scale",
+    dynamic_sampling="filter_groups='total'",
+    max_num_gen_batches="max_refills=max_num_gen_batches - 1",
+)
 @dataclass(frozen=True)
 class Objective:
     """The algorithm, changes to its choices, and the KL term.

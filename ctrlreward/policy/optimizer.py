@@ -15,13 +15,23 @@ from transformers import get_scheduler
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.lightning_package import LightningModule, misconfigured
-from ctrlreward.policy.keywords import OPTIMIZER
 from ctrlreward.ranks import fail_together
 
 Schedule: TypeAlias = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 
 
-@checked_keywords(**OPTIMIZER)
+@checked_keywords(
+    epochs="num_iterations",
+    num_ppo_epochs="num_iterations",
+    num_mini_batches="minibatches",
+    steps_per_generation="minibatches",
+    per_device_train_batch_size="microbatch_size",
+    gradient_accumulation_steps="microbatch_size",
+    gradient_clip="max_grad_norm",
+    gradient_clip_val="max_grad_norm",
+    lr="learning_rate",
+    schedule="lr_scheduler_type",
+)
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Optimisation: how a rollout is split into updates, and the settings of AdamW.

@@ -23,15 +23,15 @@ class Scored(NamedTuple):
     Attributes:
         samples: n samples with all columns.
         rollout: Their completions.
-        rewards: Their rewards.
         seconds: Duration of sampling.
+        rewards: Their rewards.
         credit: Reward of each token of each completion, if it is spread over them.
     """
 
     samples: Samples
     rollout: Rollout
-    rewards: RewardBatch
     seconds: float
+    rewards: RewardBatch
     credit: list[Scores] | None = None
 
     def lacks_signal(self, score: str, size: int) -> Tensor:
@@ -42,20 +42,6 @@ class Scored(NamedTuple):
         return zero_signal(known, torch.arange(len(known)) // size)[::size]
 
 
-class Refilled(NamedTuple):
-    """A rollout after the replacement of its groups without signal.
-
-    Attributes:
-        scored: The groups after refilling, as many as before.
-        lacking: True for the groups that still have no signal, shape (groups,).
-        rounds: Extra sampling rounds.
-    """
-
-    scored: Scored
-    lacking: Tensor
-    rounds: int
-
-
 def refill(
     scored: Scored,
     lacks_signal: Callable[[Scored], Tensor],
@@ -63,11 +49,14 @@ def refill(
     most: int,
     padding: int,
     left: bool,
-) -> Refilled:
+) -> tuple[Scored, Tensor, int]:
     """Replace groups without signal by new ones with signal, in at most `most` rounds.
 
     `sample(n)` samples and scores the groups of n other prompts. `padding` is the id of padding,
     and `left` whether prompts have it on the left.
+
+    Returns as many groups, True for those that still have no signal, shape (groups,), and the
+    number of rounds.
     """
     lacking = lacks_signal(scored)
     count, size = len(lacking), len(scored.samples) // len(lacking)
@@ -79,15 +68,15 @@ def refill(
         groups[places], lacking[places] = count + found, False
         count += len(parts[-1].samples) // size
     if len(parts) == 1:
-        return Refilled(scored, lacking, 0)
+        return scored, lacking, 0
     rows = (groups[:, None] * size + torch.arange(size)).flatten()
     joined = Scored(
         Samples.concat(part.samples for part in parts)[rows.tolist()],
         joined_rollouts([part.rollout for part in parts], padding, left)[rows],
-        RewardBatch.concat([part.rewards for part in parts])[rows.numpy()],
         sum(part.seconds for part in parts),
+        RewardBatch.concat([part.rewards for part in parts])[rows.numpy()],
     )
-    return Refilled(joined, lacking, len(parts) - 1)
+    return joined, lacking, len(parts) - 1
 
 
 def joined_rollouts(rollouts: Sequence[Rollout], padding: int, left: bool) -> Rollout:

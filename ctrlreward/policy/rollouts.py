@@ -29,7 +29,6 @@ from ctrlreward.engine.output_layer import (
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
-from ctrlreward.policy.keywords import GENERATION
 from ctrlreward.policy.packing import packed_products
 from ctrlreward.progress import part
 
@@ -40,7 +39,15 @@ _BLOCK = 128  # words
 _BELOW_1 = 1 - 2**-40  # times a number is always less than the number
 
 
-@checked_keywords(**GENERATION)
+@checked_keywords(
+    group_size="num_generations",
+    num_return_sequences="num_generations",
+    max_new_tokens="max_completion_length",
+    response_length="max_completion_length",
+    stop_token="stop",
+    stop_strings="stop",
+    system_prompt="system",
+)
 @dataclass(frozen=True)
 class Generation:
     """Sampling options, for rollouts and for `PolicyTuner.complete`.
@@ -185,11 +192,11 @@ def sample(
     `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
     type. Its generation config has the end tokens and the decoder's start token, and no setting
     that changes the distribution. Control tokens in prompts are text, except for those that have
-    marks (`chat.model_texts`). The temperature 0 decodes greedily; None is the temperature of the
-    options.
+    marks (`prompts.model_texts`). The temperature 0 decodes greedily; None is the temperature of
+    the options.
 
-    With `seeds`, one of 64 bits for each prompt, a completion has separate random
-    numbers, independent of the batch.
+    With `seeds`, one of 64 bits for each prompt, a completion has separate random numbers,
+    independent of the batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)

@@ -29,30 +29,47 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.placement import end_if_scoring_hangs, shared_device
-from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.chat import check_beginnings
-from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
 from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, check_loss, step_optimizer
-from ctrlreward.policy.prompt_batches import Prompt, read_batch
+from ctrlreward.policy.prompts import Prompt, check_beginnings, read_batch
 from ctrlreward.policy.refill import Scored, drawn_batch, refill, unfit_loader
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
 from ctrlreward.policy.value import Critic, ValueHead
-from ctrlreward.ranks import fail_together, on_every_rank
+from ctrlreward.ranks import fail_together, gather_values, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
 
-# Argument → class of its options, and other names of these.
-GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
-    "objective": (Objective, keywords.OBJECTIVE),
-    "generation": (Generation, keywords.GENERATION),
-    "optimizer": (OptimizerConfig, keywords.OPTIMIZER),
-    "critic": (Critic, keywords.CRITIC),
-    "lora": (LoRA, keywords.LORA),
+# Argument → class of its options.
+GROUPS: dict[str, Any] = {
+    "objective": Objective,
+    "generation": Generation,
+    "optimizer": OptimizerConfig,
+    "critic": Critic,
+    "lora": LoRA,
+}
+
+# Old keywords, and keywords of TRL.
+_OTHERS = {
+    "updates": "optimizer=OptimizerConfig(...)",
+    "reward_funcs": "reward=Reward(...)",
+    "reward_weights": "reward=Reward({name: (component, weight)})",
+    "peft_config": "lora=LoraConfig(...)",
+    "model_name_or_path": "model",
+    "args": "objective=Objective(...), generation=Generation(...), optimizer=OptimizerConfig(...)",
+    "train_dataset": "trainer.fit(tuner, DataLoader(train_dataset, batch_size=8))",
+    "eval_dataset": "Trainer(callbacks=[GenerationScorer(...)])",
+    "processing_class": "model, whose folder has its tokenizer",
+    "tokenizer": "model, whose folder has its tokenizer",
+    "callbacks": "Trainer(callbacks=[...])",
+    "max_steps": "Trainer(max_steps=...)",
+    "num_train_epochs": "Trainer(max_epochs=...)",
+    "output_dir": "Trainer(default_root_dir=...)",
+    "logging_steps": "Trainer(log_every_n_steps=...)",
+    "seed": "seed_everything(...) of Lightning",
 }
 
 _STEPS_WITHOUT_SIGNAL = 3  # before a warning
@@ -66,43 +83,29 @@ def instead() -> dict[str, str]:
         ('generation=Generation(num_generations=...)', 'objective=Objective(beta=...)')
     """
     lines: dict[str, list[str]] = {}
-    for group, (kind, renamed) in GROUPS.items():
+    for group, kind in GROUPS.items():
         own = {field.name: field.name for field in fields(kind)}
-        for name, argument in (own | renamed).items():
-            argument = argument if "=" in argument else f"{argument}=..."
-            lines.setdefault(name, []).append(f"{group}={kind.__name__}({argument})")
-    return {name: " or ".join(each) for name, each in lines.items()} | keywords.TUNER
+        for name, argument in (kind.__init__.instead | own).items():
+            if not argument.startswith("PolicyTuner("):  # with an option of peft
+                argument = argument if "=" in argument else f"{argument}=..."
+                argument = f"{group}={kind.__name__}({argument})"
+            lines.setdefault(name, []).append(argument)
+    return {name: " or ".join(each) for name, each in lines.items()} | _OTHERS
 
 
 class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
-    `samples` have all columns; `wait_for_scores` returns the rewards and, if they are spread over
-    the tokens, the rewards of each token, or raises the scorer's exception; `seconds` is the
-    duration of sampling.
+    `scored` waits for them, or raises the scorer's exception; `seconds` is the duration of
+    sampling. `greedy` are the greedy completions, if they are the baseline. `output` is of the
+    policy that sampled; None if the policy cannot change before the rewards arrive.
     """
 
-    samples: Samples
     rollout: Rollout
-    wait_for_scores: Callable[[], tuple[RewardBatch, list[Scores] | None]]
     seconds: float
-
-    def scored(self) -> Scored:
-        """Wait for the rewards."""
-        rewards, credit = self.wait_for_scores()
-        return Scored(self.samples, self.rollout, rewards, self.seconds, credit)
-
-
-class PendingExperience(NamedTuple):
-    """A step's experience before its rewards have arrived.
-
-    `greedy` are the greedy completions, if they are the baseline. `output` is of the policy that
-    sampled; None if the policy cannot change before the rewards arrive.
-    """
-
-    sampled: PendingRollout
-    greedy: PendingRollout | None
-    output: PolicyOutput | None
+    scored: Callable[[], Scored]
+    greedy: PendingRollout | None = None
+    output: PolicyOutput | None = None
 
 
 class _ReleaseMixin(Callback):
@@ -198,7 +201,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         lora: LoRA | LoraConfig = LoRA(),
     ) -> None:
         given = (objective, generation, optimizer, critic, lora)
-        for (name, (kind, _)), value in zip(GROUPS.items(), given, strict=True):
+        for (name, kind), value in zip(GROUPS.items(), given, strict=True):
             if isinstance(value, LoraConfig) and kind is LoRA:
                 check_config(value)
             elif not isinstance(value, kind):
@@ -218,7 +221,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._ignored: set[str] = set()
         self._without_signal = 0  # steps in a row
-        self._waiting: PendingExperience | None = None
+        self._waiting: PendingRollout | None = None
         self.learner: Learner  # set by configure_model, as the next one
         self.value_head: ValueHead | None = None
 
@@ -273,8 +276,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Check that the trainer iterates over prompts, not over the letters of one.
 
         Raises:
-            MisconfigurationException: It does; or the objective can't draw further prompts, or has
-                does not support shaped rewards.
+            MisconfigurationException: It does; or the objective can't draw further prompts, or does
+                not support shaped rewards.
         """
         end_if_scoring_hangs()
         given = self.trainer.train_dataloader
@@ -310,15 +313,21 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             RuntimeError: Every sample of the batch failed, or the loss is NaN or infinite.
         """
         started = time.perf_counter()
-        pending: PendingExperience | None = self._collect(batch)
-        if self.optimizer.overlap:
-            pending, self._waiting = self._waiting, pending
+        self.configure_model()
+        prompts, inputs = self._read(batch)
+        sampled = self._start(prompts, inputs, self.generation.num_generations)
+        if self.objective.choices.baseline == "greedy":
+            sampled = sampled._replace(greedy=self._start(prompts, inputs, 1, temperature=0.0))
+        pending: PendingRollout | None = sampled
+        if self.optimizer.overlap:  # the policy will have changed when the rewards arrive
+            sampled = sampled._replace(output=self.learner.evaluate(sampled.rollout))
+            pending, self._waiting = self._waiting, sampled
         if pending is None:
             return None
         wait_started = time.perf_counter()
-        scored, lacking, extra = fail_together(partial(self._filled, pending.sampled))
+        scored, lacking, extra = fail_together(partial(self._filled, pending))
         of_all_ranks = RewardBatch.concat(on_every_rank(lambda: scored.rewards))
-        waited = time.perf_counter() - wait_started - (scored.seconds - pending.sampled.seconds)
+        waited = time.perf_counter() - wait_started - (scored.seconds - pending.seconds)
         if of_all_ranks.failed.all():
             raise RuntimeError(
                 f"all {len(of_all_ranks.total)} samples of this step got NaN as reward, so there "
@@ -395,8 +404,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Return the prompts of a batch, as samples and as the policy reads them."""
         options = self.generation
         read = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
-        error = unclear_input(self, read.samples)
-        if error:
+        if self.policy.config.is_encoder_decoder and (error := unclear_input(self, read.samples)):
             raise ValueError(error)
         prompts = read.samples.as_prompts()
         if options.chat:
@@ -408,18 +416,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 f"rewards read {', '.join(JSON_KEYS.values())}"
             )
         return prompts, read.inputs
-
-    def _collect(self, batch: object) -> PendingExperience:
-        """Sample completions of a batch and start scoring them."""
-        self.configure_model()
-        prompts, inputs = self._read(batch)
-        sampled = self._start(prompts, inputs, self.generation.num_generations)
-        greedy = None
-        if self.objective.choices.baseline == "greedy":
-            greedy = self._start(prompts, inputs, 1, temperature=0.0)
-        # With overlap the policy will have changed when the rewards arrive.
-        output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
-        return PendingExperience(sampled, greedy, output)
 
     def _start(
         self,
@@ -439,11 +435,13 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             prefixes = prompts.require("prefixes", "token_credit")
             offsets = completion_offsets(self.tokenizer, rollout, [len(p) for p in prefixes])
             return PendingRollout(
-                samples, rollout, partial(token_credit, reward, samples, offsets), seconds
+                rollout,
+                seconds,
+                lambda: Scored(samples, rollout, seconds, *token_credit(reward, samples, offsets)),
             )
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
-        return PendingRollout(samples, rollout, lambda: (score(), None), seconds)
+        return PendingRollout(rollout, seconds, lambda: Scored(samples, rollout, seconds, score()))
 
     def _filled(self, sampled: PendingRollout) -> tuple[Scored, Tensor, dict[str, float]]:
         """Wait for the rewards, and replace groups without signal if the objective says so.

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.functional import advantages as formulas
-from ctrlreward.policy.distributed import gather_values
-from ctrlreward.policy.keywords import CRITIC
+from ctrlreward.ranks import gather_values
 
 
-@checked_keywords(**CRITIC)
+@checked_keywords(
+    lam="gae_lambda",
+    vf_coef="coef",
+    cliprange_value="clip",
+)
 @dataclass(frozen=True)
 class Critic:
     """Advantage estimation with a value head, and how the head is trained.

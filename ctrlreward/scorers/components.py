@@ -108,9 +108,7 @@ class FunctionScorer(Scorer):
                 raise MissingColumn(COLUMN_OF[name], self.name, samples.columns())
         if "completions" not in parameters:
             return {self.name: self.function(columns["texts"], **keywords)}
-        prefixes = samples.prefixes or [""] * len(samples)
-        completions = [text[len(p) :] for text, p in zip(samples.texts, prefixes, strict=True)]
-        return {self.name: self.function(completions=completions, **keywords)}
+        return {self.name: self.function(completions=samples.completions, **keywords)}
 
     def _parameters(self) -> dict[str, Parameter]:
         try:

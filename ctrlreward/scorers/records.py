@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.files import finite_or_none, json_line, read_jsonl, write_whole
-from ctrlreward.samples import JSON_KEYS, Samples
+from ctrlreward.files import finite_or_none, json_line, read_jsonl, without_nan, write_whole
+from ctrlreward.samples import JSON_KEYS, Samples, columns_from_records
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
 Cell: TypeAlias = str | float | None
@@ -60,22 +59,25 @@ def explain_some(
             wanted.setdefault(component.scorer, set()).add(component.name)
     if not wanted or not len(samples):
         return {}
-    rows = np.unique(np.linspace(0, len(samples) - 1, count).round().astype(int)).tolist()
+    rows = evenly_spaced(len(samples), count)
     found: dict[int, dict[str, Any]] = {row: {} for row in rows}
     for scorer, names in wanted.items():
         others = scorer.specs.keys() - names  # aspects that are not a component
         for row, named in zip(rows, scorer.explain(samples[rows]), strict=True):  # type: ignore[attr-defined]
             found[row] |= {name: asdict(each) for name, each in named.items() if name not in others}
-    plain = json.loads(json.dumps([*found.values()]), parse_constant=lambda _: None)
-    return dict(zip(rows, plain, strict=True))
+    return {row: without_nan(named) for row, named in found.items()}
 
 
 def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
     """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
-    records = [row["scores"] for row in read_jsonl(path)]
-    names = records[0] if records else ()
-    scores = {name: np.array([each[name] for each in records], np.float64) for name in names}
-    return Samples.from_jsonl(path), scores
+    records = read_jsonl(path)
+    if not records:
+        return Samples([]), {}
+    scores = {
+        name: np.array([each["scores"][name] for each in records], np.float64)
+        for name in records[0]["scores"]
+    }
+    return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")), scores
 
 
 def read_by_prompt(path: Path) -> dict[str, Scores]:
@@ -83,6 +85,11 @@ def read_by_prompt(path: Path) -> dict[str, Scores]:
     found = [row for each in read_jsonl(path) if (row := each.get("by_prompt")) is not None]
     names = found[0] if found else ()
     return {name: np.array([row[name] for row in found], np.float64) for name in names}
+
+
+def evenly_spaced(n: int, count: int) -> list[int]:
+    """Return at most `count` of n rows, the first and the last of them included."""
+    return np.linspace(0, n - 1, min(count, n)).round().astype(int).tolist()
 
 
 def sample_table(
@@ -96,10 +103,8 @@ def sample_table(
     """
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]
-    n = len(samples)
-    picked = np.linspace(0, n - 1, min(rows, n)).round().astype(int).tolist()
     body: list[list[Cell]] = [
         [*(columns[name][i] for name in names), *(finite_or_none(v[i]) for v in scores.values())]
-        for i in picked
+        for i in evenly_spaced(len(samples), rows)
     ]
     return [*(JSON_KEYS[name] for name in names), *scores], body

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock
+
+from ctrlreward.files import whole_folder
 
 
 def cache_folder() -> Path:
@@ -38,12 +39,6 @@ def build_once(key: str, build: Callable[[Path], None]) -> Path:
     problem = f"the cache folder {folder.parent} is not writable"
     with locked(folder, problem, "CTRLREWARD_CACHE"):
         if not folder.is_dir():
-            partial = folder.with_name(f".{key}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
-            partial.mkdir()
-            try:
-                build(partial)
-                partial.rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+            with whole_folder(folder) as unfinished:
+                build(unfinished)
     return folder

@@ -73,7 +73,13 @@ def resolve(model: str) -> str:
     if model in SHORT_NAMES:
         return str(_from_wheel(model, SHORT_NAMES[model]))
     if model in TRAINED_NAMES:
-        return str(_trained(model))
+        folder = trained_folder(model)
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"model = {model!r} is not trained yet. Run `ctrlreward train --config "
+                f"{TRAINED_NAMES[model]}`, which writes {folder}."
+            )
+        return str(folder)
     if model in VECTOR_NAMES:
         raise ValueError(
             f"model = {model!r} are word vectors, which only Similarity takes, must be a folder "
@@ -147,16 +153,6 @@ def _checked_folder(model: str, folder: Path) -> Path:
     from ctrlreward.weights import gguf
 
     return gguf.convert_once(ggufs[0])
-
-
-def _trained(name: str) -> Path:
-    folder = trained_folder(name)
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"model = {name!r} is not trained yet. Run `ctrlreward train --config "
-            f"{TRAINED_NAMES[name]}`, which writes {folder}."
-        )
-    return folder
 
 
 def _from_wheel(short_name: str, wheel: Wheel) -> Path:

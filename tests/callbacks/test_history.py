@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint
+from lightning_choice import LIGHTNING, GenerationScorer, HistoryLogger, RewardCheckpoint, pl
 
 from ctrlreward.files import JsonLog
 from ctrlreward.plots.curves import curve
@@ -24,7 +25,16 @@ def test_each_call_writes_one_line_at_once(tmp_path: Path) -> None:
         {"step": 0, "a": 0.5},
     ]
     logger.log_hyperparams({"model": object()})
-    assert (logger.name, logger.version, logger.save_dir) == ("run", "", str(tmp_path / "run"))
+    assert logger.save_dir == str(tmp_path / "run")
+
+
+def test_checkpoints_are_in_the_folder_of_the_run(tmp_path: Path) -> None:
+    """Lightning's own checkpoint, without a folder, goes to a path of the logger's properties."""
+    logger = HistoryLogger(str(tmp_path / "run"))
+    trainer = pl.Trainer(logger=logger, max_steps=1, enable_progress_bar=False)
+    trainer.fit(import_module(f"{LIGHTNING}.demos.boring_classes").BoringModel())
+    kept = [path.parent for path in tmp_path.rglob("*.ckpt")]
+    assert kept == [tmp_path / "run" / "checkpoints"]
 
 
 def test_a_resumed_run_replaces_the_rows_that_it_repeats(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ctrlreward import BARTScore, CTRLEval, Perplexity, Reward, Samples, Similarity
 from ctrlreward.cli import main
+from ctrlreward.commands.plan import card_here
 from ctrlreward.commands.planned_step import StepPlan
 from ctrlreward.engine import batching
 from ctrlreward.models.causal import CausalLM
@@ -304,6 +306,38 @@ def test_options_extended_files_and_hardware_count(
     apart = as_json(capsys, str(job), "--hardware=h100", reward)
     assert apart["devices"].keys() == {"cuda:0", "cuda:1"}
     assert sorted(Path().iterdir()) == [Path("job.yaml"), Path("more.yaml")]  # nothing is written
+
+
+def test_a_logger_that_is_not_installed_is_not_needed(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    logger = "{class_path: pytorch_lightning.loggers.WandbLogger}"
+    report = f"{{class_path: ctrlreward.callbacks.WandbReport, init_args: {{logger: {logger}}}}}"
+    Path("logged.yaml").write_text(
+        f"extends: job.yaml\ntrainer: {{logger: {logger}, callbacks: [{report}]}}\n"
+    )
+    assert as_json(capsys, "logged.yaml")["step"]["completions"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 42, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 85, "a100"),
+        ("NVIDIA GeForce RTX 4090", 25, "rtx4090"),
+        ("NVIDIA L4", 24, "l4"),
+        ("NVIDIA L40S", 48, "h100"),
+        ("NVIDIA H200", 150, "h200"),
+    ],
+)
+def test_cards_are_known_by_the_name_of_the_driver(
+    name: str, gigabytes: int, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, gigabytes * 10**9))
+    assert card_here() == known
 
 
 def test_the_tables_have_each_phase_and_each_model(

@@ -27,11 +27,13 @@ from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.ray_serve import _check_resources
+from ctrlreward.commands.ray_serve import RewardReplica, _check_resources
 from ctrlreward.commands.serve import RayServeOptions
+from ctrlreward.commands.served_reward import ServedReward
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.workers import ScoreShards, Shard, in_process
 from ctrlreward.scorers.base import Scores
+from ctrlreward.serving.limits import ServeOptions
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
 # loopback address only; the third one gives workers the priority of other tests, as they would wait
@@ -101,6 +103,13 @@ def until_both(folder: Path, texts: list[str], then: Callable[[], object]) -> It
 
 def processes(folder: Path) -> set[str]:
     return {call.name.partition("-")[0] for call in folder.iterdir()}
+
+
+def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
+    """The file was read on another node, so the mistake is not in it."""
+    served = ServedReward({"components": {"a": {"scorer": "absent.Scorer"}}}, None, ServeOptions())
+    with pytest.raises(RuntimeError, match=r"can't be built on this node \(.*absent.*Install"):
+        RewardReplica(served, 1).__serve_build_asgi_app__()
 
 
 def test_actors_score_every_shard_once(two: ScoreShards, tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
         ("max_new_tokens", "generation=Generation(max_completion_length=...)"),
         ("epochs", "optimizer=OptimizerConfig(num_iterations=...)"),
         ("rank", "lora=LoRA(r=...)"),
+        ("use_dora", "PolicyTuner(lora=LoraConfig(use_dora=...)) of peft"),
         ("updates", "optimizer=OptimizerConfig(...)"),
         ("reward_funcs", "reward=Reward(...)"),
         ("peft_config", "lora=LoraConfig(...)"),
@@ -186,9 +187,11 @@ def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
 
 
 def test_all_lines_name_options_that_exist() -> None:
-    for kind, renamed in tuner.GROUPS.values():
+    for kind in tuner.GROUPS.values():
         options = {field.name for field in fields(kind)}
-        for name, line in renamed.items():
+        for name, line in kind.__init__.instead.items():
+            if line.startswith("PolicyTuner("):  # an option of peft
+                continue
             assert line.partition("=")[0] in options, name
             with pytest.raises(TypeError, match=re.escape(f"no argument {name!r}. Use {line}")):
                 kind(**{name: 1})

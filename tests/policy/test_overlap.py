@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -72,15 +73,15 @@ def test_the_ratio_is_to_the_policy_that_sampled(tuner, kept, algorithm: str) ->
     """The old log-probabilities are computed before the update on the previous rollout."""
     module = tuner(overlap=True, algorithm=algorithm, learning_rate=0.05, warmup_steps=0)
     learned = kept(module)
-    collect, by_sampler = module._collect, []
+    start, by_sampler = module._start, []
 
-    def collecting(batch: Samples):
-        collected = collect(batch)
+    def starting(*arguments: Any):
+        started = start(*arguments)
         with torch.no_grad():
-            by_sampler.append(log_probs(module.policy, collected.sampled.rollout, 1.0))
-        return collected
+            by_sampler.append(log_probs(module.policy, started.rollout, 1.0))
+        return started
 
-    module._collect = collecting
+    module._start = starting
     trainer = fit(module)
     for experience, expected in zip(learned, by_sampler, strict=False):
         torch.testing.assert_close(experience.old, expected)

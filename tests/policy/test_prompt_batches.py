@@ -15,7 +15,7 @@ from lightning_choice import MisconfigurationException, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
-from ctrlreward.policy.prompt_batches import read_batch
+from ctrlreward.policy.prompts import read_batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -127,7 +127,11 @@ CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
         ),
         ({"ease": 0.5}, TypeError, "'ease' = 0.5, a float, must be one number per sample"),
         ({"ease": [0.5, "0.5"]}, TypeError, r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be"),
-        ({"ease": np.array(["0", "1"])}, TypeError, r"'0'\)? for texts\[0\] = 'a', a str_, must be"),
+        (
+            {"ease": np.array(["0", "1"])},
+            TypeError,
+            r"'0'\)? for texts\[0\] = 'a', a str_, must be",
+        ),
         (
             {"ease": [0.5, 85.0]},
             ValueError,

@@ -11,8 +11,8 @@ from pytorch_lightning.loggers import CSVLogger
 from wandb_runs import wait_for_files
 
 from ctrlreward.callbacks import HistoryLogger
+from ctrlreward.tables.run_logs import read_wandb_history
 from ctrlreward.tables.run_results import read_run
-from ctrlreward.tables.wandb_history import read_wandb_history
 
 NAN = pytest.approx(math.nan, nan_ok=True)
 

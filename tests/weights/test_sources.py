@@ -244,8 +244,8 @@ def test_the_cache_folder_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_killed_process_left_is_cleared(cache: Path) -> None:
-    (cache / ".toy.partial").mkdir(parents=True)
-    (cache / ".toy.partial" / "half").touch()
+    (cache / ".toy.unfinished").mkdir(parents=True)
+    (cache / ".toy.unfinished" / "half").touch()
     folder = build_once("toy", lambda folder: (folder / "whole").touch())
     assert files_of(folder) == {"whole"}
 

