@@ -107,8 +107,7 @@ def write_pairs(
     else:
         totals = _read_scores(rows, score)
         log = None
-    prefixes = samples.prefixes or [""] * len(samples)
-    texts = [text[len(p) :] for text, p in zip(samples.texts, prefixes, strict=True)]
+    texts = samples.completions
     # An empty completion is not an answer, whatever its reward.
     totals = np.where([bool(text.strip()) for text in texts], totals, np.nan)
     pairs = preference_pairs(prompts, texts, totals, per_prompt, margin)
