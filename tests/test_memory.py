@@ -14,7 +14,7 @@ from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
 _MAX_GROWTH_MIB = 6
 
 
-@pytest.mark.parametrize("calls", [100, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("calls", [50, pytest.param(1000, marks=pytest.mark.soak)])
 def test_memory_is_flat_over_many_calls(calls: int, tiny_llama: Callable[[str], str]) -> None:
     """As in training, texts differ in words and length from call to call."""
     folder = tiny_llama(ascii_letters + " .!,\n?'")

@@ -68,11 +68,23 @@ def models(
     return found
 
 
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prefixes") / "prefixes.txt"
+    file.write_text("\n".join([*PREFIXES, ""]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def plain(models: dict[str, str], prefixes: Path) -> Path:
+    """The folder of an evaluation with batches of 8."""
+    main(words(models, prefixes, prefixes.with_name("plain"), batch_size=8))
+    return prefixes.with_name("plain")
+
+
 @pytest.fixture
-def evaluated(models: dict[str, str], tmp_path: Path) -> Callable[..., Path]:
+def evaluated(models: dict[str, str], prefixes: Path, tmp_path: Path) -> Callable[..., Path]:
     """A function that evaluates into a folder and returns it."""
-    prefixes = tmp_path / "prefixes.txt"
-    prefixes.write_text("\n".join([*PREFIXES, ""]))
 
     def run(name: str, **changes: Any) -> Path:
         main(words(models, prefixes, tmp_path / name, **changes))
@@ -123,10 +135,9 @@ def perplexity_of_evaluate(folder: str, text: str) -> float:
 
 
 def test_the_figures_equal_twins_written_from_transformers(
-    evaluated: Callable[..., Path], models: dict[str, str]
+    plain: Path, models: dict[str, str]
 ) -> None:
-    folder = evaluated("a")
-    samples, found = Samples.from_jsonl(folder / "texts.jsonl"), results(folder)
+    samples, found = Samples.from_jsonl(plain / "texts.jsonl"), results(plain)
     assert samples.labels is not None
     assert samples.prompts is not None
     rows = list(product(LABELS["sentiment"], LABELS["length"], PREFIXES, range(3)))
@@ -204,17 +215,21 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("write", [1, 3, 6, 7, 8, 10])
+@pytest.mark.parametrize("write", [1, 3, 6, 7, 10])
 def test_a_killed_run_continues_with_equal_texts_and_figures(
-    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path, write: int
+    evaluated: Callable[..., Path],
+    models: dict[str, str],
+    prefixes: Path,
+    plain: Path,
+    tmp_path: Path,
+    write: int,
 ) -> None:
     """Killed at a write: within the first line of completions, the third, the first of scores (6),
-    before the texts have their name (7), the results (8), the last file (10).
+    before the texts have their name (7), before the last file has (10).
     """
-    whole = content(evaluated("whole", batch_size=8))
     script, folder = tmp_path / "killed.py", tmp_path / "cut"
     script.write_text(KILLED)
-    arguments = words(models, tmp_path / "prefixes.txt", folder, batch_size=8)
+    arguments = words(models, prefixes, folder, batch_size=8)
     ended = run_warm(script, write, *arguments, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     files = ("texts.jsonl", "results.csv", "card.json", "card.md")
@@ -222,7 +237,7 @@ def test_a_killed_run_continues_with_equal_texts_and_figures(
     generated = (folder / "generations.jsonl").read_bytes()
     # Complete lines: of the settings, which the first record brings, and of five batches.
     assert generated.count(b"\n") == {1: 0, 3: 3}.get(write, 6)
-    assert content(evaluated("cut", batch_size=8)) == whole
+    assert content(evaluated("cut", batch_size=8)) == content(plain)
     assert (
         (folder / "generations.jsonl")
         .read_bytes()
@@ -231,23 +246,31 @@ def test_a_killed_run_continues_with_equal_texts_and_figures(
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 36])
-def test_the_batch_size_does_not_matter(evaluated: Callable[..., Path], batch_size: int) -> None:
-    assert content(evaluated("b", batch_size=batch_size)) == content(evaluated("a", batch_size=8))
+def test_the_batch_size_does_not_matter(
+    evaluated: Callable[..., Path], plain: Path, batch_size: int
+) -> None:
+    assert content(evaluated("b", batch_size=batch_size)) == content(plain)
 
 
 def test_a_finished_run_is_not_repeated(
-    evaluated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    evaluated: Callable[..., Path],
+    plain: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = content(evaluated("a"))
+    before = content(shutil.copytree(plain, tmp_path / "a"))
     monkeypatch.setattr("ctrlreward.commands.evaluation_texts.EvaluatedModel.load", None)
     monkeypatch.setattr("ctrlreward.commands.evaluation_job.score", None)
     assert content(evaluated("a")) == before
 
 
 def test_two_seeds_are_compared(
-    evaluated: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    evaluated: Callable[..., Path],
+    plain: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, second = evaluated("a"), evaluated("b", seed=1)
+    first, second = plain, evaluated("b", seed=1)
     assert content(first)["texts.jsonl"] != content(second)["texts.jsonl"]
     output = tmp_path / "comparison.json"
     capsys.readouterr()
@@ -266,13 +289,13 @@ def test_two_seeds_are_compared(
 
 
 def test_a_tuned_adapter_is_evaluated_from_its_run(
-    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+    evaluated: Callable[..., Path], models: dict[str, str], plain: Path, tmp_path: Path
 ) -> None:
     policy = load_policy(models["generator"], LoRA(4), "cpu")
     policy.save_pretrained(str(tmp_path / "run" / "checkpoints" / "adapter"))
     untrained = evaluated("untrained", model=tmp_path / "run")
     # The adapter of a new policy changes nothing.
-    assert content(untrained)["texts.jsonl"] == content(evaluated("base"))["texts.jsonl"]
+    assert content(untrained)["texts.jsonl"] == content(plain)["texts.jsonl"]
     torch.manual_seed(0)
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
@@ -336,15 +359,17 @@ def test_an_encoder_decoder_writes_the_whole_text(
 
 def test_the_card_goes_to_weights_and_biases(
     evaluated: Callable[..., Path],
+    plain: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Config, summary and tables of an offline run; the run of the same evaluation is the same."""
     monkeypatch.setenv("WANDB_MODE", "offline")
-    plain = content(evaluated("a"))
+    shutil.copytree(plain, tmp_path / "a")
     for _ in range(2):  # of a finished evaluation, and again
         folder = evaluated("a", wandb="control")
-    assert content(folder) == plain
+    assert content(folder) == content(plain)
     runs = read_runs(folder)
     assert len(runs) == 2
     assert {(run.start.project, run.start.display_name) for run in runs} == {("control", "a")}
@@ -373,7 +398,7 @@ def test_the_card_goes_to_weights_and_biases(
 
 
 def test_a_classifier_may_be_an_object(
-    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+    models: dict[str, str], prefixes: Path, plain: Path, tmp_path: Path
 ) -> None:
     """Descriptions of the labels, in a YAML file; the card has the hash of their encoder."""
     save_bert(tmp_path / "encoder", BertModel)
@@ -386,13 +411,12 @@ def test_a_classifier_may_be_an_object(
     }
     classifiers = {"sentiment": models["sentiment"], "length": length}
     config.write_text(json.dumps({"classifiers": classifiers}))
-    folder = evaluated("plain")
-    arguments = words(models, tmp_path / "prefixes.txt", tmp_path / "objects")
+    arguments = words(models, prefixes, tmp_path / "objects")
     place = arguments.index("--classifiers")
     main([*arguments[:place], *arguments[place + 3 :], "--config", str(config)])
-    found, samples = results(tmp_path / "objects"), Samples.from_jsonl(folder / "texts.jsonl")
+    found, samples = results(tmp_path / "objects"), Samples.from_jsonl(plain / "texts.jsonl")
     for metric in ("accuracy_sentiment", "perplexity"):
-        assert found["overall", "", metric] == results(folder)["overall", "", metric]
+        assert found["overall", "", metric] == results(plain)["overall", "", metric]
     judge = Accuracy(LabelDescriptions(described, encoder), attribute="length")
     expected = judge.score(samples)["accuracy"]
     assert 0 < expected.mean() < 1
@@ -404,10 +428,9 @@ def test_a_classifier_may_be_an_object(
 
 
 def test_the_card_and_a_yaml_file(
-    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+    models: dict[str, str], prefixes: Path, plain: Path, tmp_path: Path
 ) -> None:
     """The options of a command line in a file, with labels of the classifier by a map."""
-    plain = evaluated("plain")
     config = tmp_path / "evaluation.yaml"
     config.write_text(
         json.dumps(
@@ -416,7 +439,7 @@ def test_the_card_and_a_yaml_file(
                 "label_map": ["bad=negative"],
                 "classifiers": {name: models[name] for name in LABELS},
                 "template": TEMPLATE,
-                "prefixes": str(tmp_path / "prefixes.txt"),
+                "prefixes": str(prefixes),
                 "completions": 3,
                 "max_tokens": 12,
                 "perplexity": models["judge"],
@@ -532,9 +555,12 @@ def test_a_mistake_in_a_classifier_of_a_file_is_one_line(
 
 
 def test_another_seed_in_the_same_folder_is_an_error(
-    evaluated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    evaluated: Callable[..., Path],
+    plain: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    evaluated("a")
+    shutil.copytree(plain, tmp_path / "a")
     with pytest.raises(SystemExit):
         evaluated("a", seed=1)
     assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err

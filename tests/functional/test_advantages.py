@@ -153,40 +153,6 @@ def test_generalised_advantages_are_discounted_sums_of_td_errors(
     assert_close(generalised_advantages(*tables(rows), gamma, lam), expected)
 
 
-@given(written, shares)
-def test_lambda_1_compares_the_discounted_rest_with_the_value(rows: Written, gamma: float) -> None:
-    expected = [
-        [
-            sum(gamma ** (k - t) * row[k][0] for k in range(t, length)) - row[t][1]
-            for t in range(length)
-        ]
-        + [0.0] * (4 - length)
-        for row, length in rows
-    ]
-    assert_close(generalised_advantages(*tables(rows), gamma, 1.0), expected)
-
-
-@given(written)
-def test_an_undiscounted_reward_at_the_end_less_the_value(rows: Written) -> None:
-    """With γ = λ = 1: R - V at each token."""
-    _, values, mask = tables(rows)
-    totals = [row[0][0] for row, _ in rows]
-    rewards = rewards_at_end(torch.tensor(totals, dtype=torch.float64), mask)
-    expected = [
-        [total - row[t][1] if t < length else 0.0 for t in range(4)]
-        for total, (row, length) in zip(totals, rows, strict=True)
-    ]
-    assert_close(generalised_advantages(rewards, values, mask, 1.0, 1.0), expected)
-
-
-@given(written, shares)
-def test_lambda_0_is_the_td_error(rows: Written, gamma: float) -> None:
-    rewards, values, mask = tables(rows)
-    following = torch.cat([(values * mask)[:, 1:], torch.zeros(len(rows), 1)], dim=1)
-    expected = ((rewards + gamma * following - values) * mask).tolist()
-    assert_close(generalised_advantages(rewards, values, mask, gamma, 0.0), expected)
-
-
 @given(written)
 def test_the_reward_is_given_at_the_last_token(rows: Written) -> None:
     *_, mask = tables(rows)

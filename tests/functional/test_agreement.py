@@ -51,23 +51,6 @@ def test_equals_the_formula_with_the_standard_library(values: list[float]) -> No
     assert cv_star(values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@given(scores, st.floats(0.01, 100))
-def test_unit_and_order_do_not_matter(values: list[float], unit: float) -> None:
-    other = [unit * value for value in reversed(values)]
-    assert cv_star(other) == pytest.approx(cv_star(values), rel=1e-6, abs=1e-6)
-
-
-def test_equal_values_have_cv_star_0() -> None:
-    assert cv_star([3.0, 3.0, 3.0]) == 0
-
-
-@given(st.floats(0.1, 100), st.floats(0.1, 100))
-def test_cv_star_of_two_values_is_about_their_distance_in_per_cent_of_their_mean(
-    a: float, b: float
-) -> None:
-    assert cv_star([a, b]) == pytest.approx(100 * abs(a - b) / ((a + b) / 2), rel=0.0035)
-
-
 def test_many_values_do_not_overflow() -> None:
     assert c4(1000) == pytest.approx(1, abs=1e-3)
 
@@ -146,12 +129,6 @@ def test_findings_equal_a_loop_over_pairs(
     findings = findings_upheld(first, second)
     assert findings == (upheld, total)
     assert findings.share == pytest.approx(upheld / total if total else math.nan, nan_ok=True)
-
-
-def test_a_tie_is_upheld_only_by_a_tie() -> None:
-    assert findings_upheld({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0}).share == 1
-    assert findings_upheld({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.1}).share == 0
-    assert findings_upheld({"a": 1.0, "b": 1.5}, {"a": 2.0, "b": 2.0}).share == 0
 
 
 def test_mismatched_values_raise() -> None:

@@ -48,24 +48,6 @@ def test_groups_are_averaged(rows: list[tuple[str, list[int]]]) -> None:
     assert math.isnan(value) or 0 <= value <= 1
 
 
-def test_repetition_lowers_the_value() -> None:
-    assert distinct_n([[1, 2, 3, 4]], 1) == 1
-    assert distinct_n([[1, 1, 1, 1]], 1) == 0.25
-
-
-def test_bigrams_are_per_token_and_stay_within_a_sequence() -> None:
-    assert distinct_n([[1, 2], [3, 4]], 2) == 0.5
-
-
-def test_texts_shorter_than_n_have_value_0() -> None:
-    assert distinct_n([[1, 2]], 3) == 0
-
-
-def test_no_tokens_give_nan() -> None:
-    assert math.isnan(distinct_n([], 1))
-    assert math.isnan(distinct_n([[], []], 1))
-
-
 def test_a_group_without_tokens_is_nan_and_left_out_of_the_mean() -> None:
     values = distinct_by_group([[1, 1], []], 1, ["a", "b"])
     assert values["a"] == 0.5

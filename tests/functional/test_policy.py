@@ -175,19 +175,6 @@ def test_completion_mask(rows: list[list[int]], ends: list[int]) -> None:
     assert result.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("ends", "expected"),
-    [
-        ([2], [[1, 1, 0, 0], [1, 1, 1, 1]]),
-        ([2, 3], [[1, 1, 0, 0], [1, 1, 1, 0]]),
-        ([], [[1, 1, 1, 1], [1, 1, 1, 1]]),  # a model without an end token
-    ],
-)
-def test_the_end_token_is_the_last_one_kept(ends: list[int], expected: list[list[int]]) -> None:
-    rows = torch.tensor([[5, 2, 2, 5], [5, 5, 3, 4]])
-    assert completion_mask(rows, torch.tensor(ends)).tolist() == expected
-
-
 # Values
 
 valued = st.lists(

@@ -46,7 +46,7 @@ def simulated(n: int, seed: int = 0) -> Preferences:
 
 
 def test_curves_of_the_model_are_recovered() -> None:
-    preferences = simulated(20_000)
+    preferences = simulated(10_000)
     learned = fit_aggregate(preferences, resamples=20)
     curve = learned.curves["perplexity"]
     at = np.exp([3.0, 4.0, 5.0])
@@ -61,11 +61,11 @@ def test_curves_of_the_model_are_recovered() -> None:
     low, high = weights["quality"].low, weights["quality"].high
     assert 1.5 < low < weights["quality"].value < high < 2.5
     # The share that the model itself gets right of other preferences.
-    other = simulated(20_000, seed=1)
+    other = simulated(10_000, seed=1)
     gains = learned(other.preferred) - learned(other.rejected)
     agreement = learned.agreement
     assert agreement is not None
-    assert agreement.low < agreement_of_gains(gains, range(20_000)).value < agreement.high
+    assert agreement.low < agreement_of_gains(gains, range(10_000)).value < agreement.high
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(30, 10), (10, 30), (7, 0)])
@@ -270,12 +270,6 @@ def test_pairs_equal_brute_force(rated: list[tuple[int, str]], margin: float) ->
 def test_a_nan_rating_is_in_no_pair() -> None:
     preferred, rejected = pairwise_preferences([5.0, NAN, 3.0], ["x", "x", "x"])
     assert (preferred.tolist(), rejected.tolist()) == ([0], [2])
-
-
-def test_no_preferences_give_empty_arrays() -> None:
-    preferred, rejected = pairwise_preferences([], [])
-    assert preferred.shape == rejected.shape == (0,)
-    assert preferred.dtype == np.int64
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Script of test_killed.py: runs of three trainers, uncut, and killed and resumed.
+"""Script of test_killed.py: runs of two trainers, uncut, and killed and resumed.
 
 Each run is a forked process, so imports happen once.
 """
@@ -37,7 +37,7 @@ from ctrlreward.huggingface import (
 from ctrlreward.scorers.components import FunctionScorer
 
 LLAMA, T5 = sys.argv[2:4]
-KILLS = {"GRPO": ["scoring"], "SFT": ["scoring"], "Seq2Seq": ["scoring", "saving"]}
+KILLS = {"GRPO": ["scoring"], "Seq2Seq": ["scoring", "saving"]}
 AT = 4  # the step at whose evaluation, or checkpoint, a run is killed
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 2,
@@ -66,19 +66,11 @@ def length(texts: list[str]) -> list[float]:
     return [float(len(text)) for text in texts]
 
 
-def causal(kind: str, folder: Path) -> Trainer:
+def causal(folder: Path) -> Trainer:
     tokenizer = AutoTokenizer.from_pretrained(LLAMA)
     tokenizer.pad_token = tokenizer.eos_token
     settings = {**SETTINGS, "output_dir": str(folder), "bf16": False}
-    if kind == "SFT":
-        texts = Dataset.from_dict({"text": ["abcdef", "fedcba", "ffeedd"] * 6})
-        return trl.SFTTrainer(
-            LLAMA,
-            args=trl.SFTConfig(**settings),
-            train_dataset=texts,
-            eval_dataset=texts.select(range(2)),
-            processing_class=tokenizer,
-        )
+
     settings |= {"num_generations": 2, "max_completion_length": 6}
     return trl.GRPOTrainer(
         LLAMA,
@@ -111,7 +103,7 @@ def run(kind: str, folder: Path, kill: str = "") -> None:
     """Train, from the last whole checkpoint if there is one, and write what was decided."""
     torch.manual_seed(0)
     seq2seq = kind == "Seq2Seq"
-    trainer = encoder_decoder(folder) if seq2seq else causal(kind, folder)
+    trainer = encoder_decoder(folder) if seq2seq else causal(folder)
     prompts = (
         ["the soup", "the dog", "the bus", "the lake"] if seq2seq else ["ab", "cd", "ef", "fa"]
     )

@@ -137,7 +137,3 @@ def test_texts_without_tokens(aligner: EmbeddingAligner) -> None:
     assert nothing.values.shape == (0,)
     assert np.isnan(against_nothing.values).all()
     assert against_nothing.spans == ((0, 4),)
-
-
-def test_no_pairs(aligner: EmbeddingAligner) -> None:
-    assert list(aligner.align([])) == []

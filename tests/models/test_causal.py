@@ -201,10 +201,6 @@ def test_without_a_start_token_the_first_token_is_no_target(
     assert len(one.ids) == len(one.log_probs) == len(none.ids) == len(none.log_probs) == 0
 
 
-def test_no_continuations_give_no_scores(llama: CausalLM) -> None:
-    assert llama.log_probs([]) == []
-
-
 def test_a_real_model() -> None:
     lm = CausalLM("smollm2-135m")
     batch = [Continuation("The capital of France is", word) for word in (" Paris", " Berlin", " a")]

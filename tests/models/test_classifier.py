@@ -116,10 +116,6 @@ def test_labels_are_the_models_or_the_users(folder: str) -> None:
     assert Classifier(folder, labels=["-", "0", "+"]).labels == ("-", "0", "+")
 
 
-def test_no_texts_give_no_rows(folder: str) -> None:
-    assert Classifier(folder).probabilities([]).shape == (0, 3)
-
-
 def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixture) -> None:
     long = "good " * 5000
     with caplog.at_level(logging.WARNING, "ctrlreward"):

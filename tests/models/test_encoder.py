@@ -51,7 +51,7 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("layer", range(7))
+@pytest.mark.parametrize("layer", [0, 3, 6])
 def test_a_layer_is_the_hidden_state_of_transformers(layer: int) -> None:
     folder = resolve("minilm-l6")
     model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32).eval()
@@ -104,11 +104,6 @@ def test_token_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
         np.testing.assert_allclose(values, expected.numpy(), atol=1e-5)
 
 
-def test_a_paraphrase_is_nearer_than_another_topic(encoder: Encoder) -> None:
-    vectors = encoder.embed(TEXTS)
-    assert vectors[0] @ vectors[5] > vectors[0] @ vectors[6] + 0.3
-
-
 def test_equal_texts_are_read_once_under_the_token_budget(encoder: Encoder) -> None:
     shapes: list[torch.Size] = []
     hook = encoder.model.register_forward_pre_hook(
@@ -130,8 +125,3 @@ def test_a_text_of_5000_words_is_cut_and_named(
     assert caplog.messages == [message]
     mean = hidden_states_one_by_one([long])[0].mean(dim=0)
     np.testing.assert_allclose(vectors[1], (mean / mean.norm()).numpy(), atol=1e-5)
-
-
-def test_no_texts_give_no_vectors(encoder: Encoder) -> None:
-    assert encoder.embed([]).shape == (0, 384)
-    assert encoder.token_embeddings([]) == []

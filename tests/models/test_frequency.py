@@ -31,13 +31,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return word_tokenizer(WORDS)
 
 
-def test_a_corpus_counts_sentences_not_occurrences(tokenizer: PreTrainedTokenizerBase) -> None:
-    corpus = ["the food the food", "the good", "", "the"]
-    expected = [0, math.log(5) / 3, math.log(5), 0, math.log(5), 0]
-    weights = InverseFrequency.from_corpus(iter(corpus), tokenizer).weights
-    np.testing.assert_allclose(weights, expected)
-
-
 sentences = st.lists(st.sampled_from(["the", "food", "is", "good"])).map(" ".join)
 
 

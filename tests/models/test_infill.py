@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,15 +217,3 @@ def test_encoder_decoders_are_known_by_their_configuration(tiny_bart: str) -> No
     assert isinstance(infiller, Seq2SeqInfiller)
     assert infiller.batch_tokens == 7
     assert str(infiller.model.dtype) == "torch.bfloat16"
-
-
-def test_a_folder_without_weights_raises(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf, must be a folder"
-    ):
-        load_infiller(str(tmp_path))
-
-
-def test_an_id_that_cannot_be_reached_raises() -> None:
-    with pytest.raises(OSError, match="model = 'nobody/nothing' could not be loaded as a Hugging"):
-        load_infiller("nobody/nothing")

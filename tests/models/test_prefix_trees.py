@@ -87,7 +87,3 @@ def test_a_tree_is_joined_where_it_saves_a_quarter(shared: int, trees: int) -> N
         len(build_prefix_trees([[1] * shared + [2], [1] * shared + [3] * (12 - shared)], 512))
         == trees
     )
-
-
-def test_no_sequences_make_no_trees() -> None:
-    assert build_prefix_trees([], 512) == []

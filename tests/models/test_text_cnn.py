@@ -87,10 +87,6 @@ def test_equal_texts_are_read_once_under_the_budget(folder: str) -> None:
     assert all(rows * width <= 16 or rows == 1 for rows, width in shapes)
 
 
-def test_no_texts_give_no_rows(folder: str) -> None:
-    assert TextCNNClassifier(folder).probabilities([]).shape == (0, 3)
-
-
 def test_bfloat16_stays_close(folder: str) -> None:
     low = TextCNNClassifier(folder, dtype="bfloat16").probabilities(TEXTS)
     assert low.dtype == np.float64

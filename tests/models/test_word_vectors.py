@@ -42,18 +42,6 @@ def test_equals_plain_loops(texts: list[str], idf: dict[str, float] | None) -> N
     np.testing.assert_allclose(vectors, expected, atol=1e-12)
 
 
-@given(texts, st.floats(0.01, 100))
-def test_only_ratios_of_weights_matter(text: str, factor: float) -> None:
-    scaled = {word: factor * weight for word, weight in IDF.items()}
-    one, other = WordVectors(VECTORS, IDF), WordVectors(VECTORS, scaled)
-    np.testing.assert_allclose(one.embed([text]), other.embed([text]), atol=1e-9)
-
-
-def test_a_word_that_the_corpus_lacks_counts_as_its_rarest() -> None:
-    assert WordVectors(VECTORS, IDF).unseen == 3.0
-    assert WordVectors(VECTORS).unseen == 1.0
-
-
 def test_a_text_without_a_known_word_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         vectors = WordVectors(VECTORS, IDF).embed(["the", "food", "Lake !"], "sources[{}]".format)
@@ -85,13 +73,6 @@ def test_centring_equals_plain_loops(texts: list[str], corpus: list[str]) -> Non
     vectors = WordVectors(VECTORS, IDF).centred(iter(corpus)).embed(texts)
     expected = np.array([centred_by_hand(text, corpus) for text in texts]).reshape(-1, 3)
     np.testing.assert_allclose(vectors, expected, atol=1e-9)
-
-
-@given(st.lists(texts, max_size=4), st.floats(0.01, 100))
-def test_only_ratios_of_weights_matter_to_the_centre(corpus: list[str], factor: float) -> None:
-    scaled = {word: factor * weight for word, weight in IDF.items()}
-    one, other = (WordVectors(VECTORS, i).centred([*corpus, "good"]) for i in (IDF, scaled))
-    assert one.centre == pytest.approx(other.centre, abs=1e-9)
 
 
 def test_centring_again_replaces_the_mean() -> None:

@@ -28,7 +28,8 @@ def train(
     folders: dict[str, str], place: Path, scorers: str, policy: str = "cpu", **updates: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Train for two steps with a validation after each; return what was learned and logged."""
-    perplexity, ctrleval = Perplexity(folders["llama"]), CTRLEval(folders["pegasus"])
+    perplexity = Perplexity(folders["llama"])
+    ctrleval = CTRLEval(folders["pegasus"], evaluators=4)
     reward = Reward(
         {
             "likelihood": perplexity["log_likelihood"],

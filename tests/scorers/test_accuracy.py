@@ -74,18 +74,6 @@ def test_a_classifier_that_fails_on_a_text_gives_nan_not_zero() -> None:
     np.testing.assert_array_equal(scores["label_probability"], [0.8, np.nan])
 
 
-def test_an_unknown_label_raises() -> None:
-    samples = Samples(["good", "bad"], labels=["positive", "angry"])
-    message = r"labels\[1\] = 'angry' is not a label of the classifier, .* negative, positive"
-    with pytest.raises(ValueError, match=message):
-        Accuracy(CountingWords()).score(samples)
-
-
-def test_labels_are_needed() -> None:
-    with pytest.raises(ValueError, match="Accuracy needs the column 'labels'"):
-        Accuracy(CountingWords()).score(Samples(["good"]))
-
-
 def test_a_target_of_all_texts_needs_no_labels() -> None:
     scorer = Accuracy(CountingWords(), target="positive")
     assert scorer.required_columns() == {}

@@ -71,22 +71,6 @@ def test_equals_the_loss_of_one_plain_pass_per_pair(
     )
 
 
-def test_a_text_scores_the_same_alone_and_in_company(tiny_bart: str) -> None:
-    scorer = BARTScore(tiny_bart)
-    together = scorer.score(SAMPLES)["faithfulness"]
-    alone = [scorer.score(SAMPLES[[i]])["faithfulness"][0] for i in range(len(SAMPLES))]
-    np.testing.assert_allclose(together, alone, atol=1e-6)
-
-
-def test_an_empty_text_or_source_is_nan_and_named(
-    tiny_bart: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    scores = BARTScore(tiny_bart).score(["Good.", " ", "Fine."], sources=["", "Soup.", "Lake."])
-    assert np.isnan(scores["faithfulness"]).tolist() == [True, True, False]
-    assert "sources[0] is empty: faithfulness is NaN" in caplog.messages
-    assert "texts[1] is empty: faithfulness is NaN" in caplog.messages
-
-
 def test_what_the_model_cannot_read_is_cut_and_named(
     tiny_bart: str, caplog: pytest.LogCaptureFixture
 ) -> None:

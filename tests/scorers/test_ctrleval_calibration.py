@@ -99,13 +99,6 @@ def test_score_explanation_and_probabilities_agree(causal: str) -> None:
     assert (np.abs(without - scores) > 1e-3).all()
 
 
-def test_a_text_alone_scores_as_it_does_among_others(causal: str) -> None:
-    (together,) = relevance(causal, True).score(SAMPLES).values()
-    for i in range(len(SAMPLES)):
-        (alone,) = relevance(causal, True).score(SAMPLES[i : i + 1]).values()
-        np.testing.assert_allclose(alone, together[i : i + 1], atol=1e-5)
-
-
 def test_by_default_only_a_decoder_with_three_labels_or_more_is_calibrated(
     pegasus: str, causal: str
 ) -> None:
@@ -202,13 +195,6 @@ def test_coherence_scores_no_prompt(causal: str) -> None:
     scorer.loaded_model = model = Favouring(scorer, {})
     scorer.score(TEXTS)
     assert all(blank.closing is None for call in model.calls for blank in call)
-
-
-def test_an_empty_text_stays_without_a_score(causal: str) -> None:
-    scorer = relevance(causal, REFERENCES)
-    assert np.isnan(scorer.probabilities(["", " "])).all()
-    (values,) = scorer.score(["", TEXTS[0]], labels="food").values()
-    assert np.isnan(values).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -42,24 +42,6 @@ def test_prefixes_are_groups_where_there_are_none(words: PreTrainedTokenizerBase
     assert by_prefix["distinct_1"][0] == by_prefix["distinct_1"][2] == 5 / 8
 
 
-def test_repeated_texts_count(words: PreTrainedTokenizerBase) -> None:
-    scorer = Distinct(words)
-    assert not scorer.pointwise
-    samples = Samples([" a b c d"] * 4, groups=["x"] * 4)
-    assert scorer.score(samples)["distinct_1"].tolist() == [0.25] * 4
-
-
-def test_equals_brute_force(words: PreTrainedTokenizerBase) -> None:
-    texts = ["The lake is bad", "The lake is good is good", "The food is a b"]
-    prefixes = ["The lake", "The lake", "The food"]
-    scores = Distinct(words).score(Samples(texts, prefixes=prefixes))
-    for n in (1, 2, 3):
-        for text, prefix, score in zip(texts, prefixes, scores[f"distinct_{n}"], strict=True):
-            group = [other.split() for other in texts if other.startswith(prefix)]
-            grams = {tuple(row[i : i + n]) for row in group for i in range(len(row) - n + 1)}
-            assert score == len(grams) / sum(map(len, group)), text
-
-
 def test_an_empty_text_is_nan_and_named(
     words: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -150,7 +150,7 @@ def scored_at_once(scorers: list[Scorer], samples: Samples, times: int) -> list[
 
 
 def test_two_threads_take_turns_with_one_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = ["A soup. " * (1 + i % 7) + f"It was number {i}." for i in range(40)]
+    texts = ["A soup. " * (1 + i % 7) + f"It was number {i}." for i in range(20)]
     samples = Samples(texts, sources=texts[::-1])
     scorers: list[Scorer] = [Similarity(), Alignment()]
     expected = [scorer.score(samples) for scorer in scorers]
@@ -166,7 +166,7 @@ def test_two_threads_take_turns_with_one_encoder(monkeypatch: pytest.MonkeyPatch
         return rows
 
     monkeypatch.setattr(Encoder, "read_texts", watched)
-    for scores, alone in zip(scored_at_once(scorers, samples, 3), expected, strict=True):
+    for scores, alone in zip(scored_at_once(scorers, samples, 2), expected, strict=True):
         assert scores.keys() == alone.keys()
         for name, values in alone.items():
             np.testing.assert_allclose(scores[name], values, rtol=0, atol=1e-6)

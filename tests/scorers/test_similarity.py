@@ -45,19 +45,6 @@ def test_same_meaning_is_higher_than_another(scorer: Similarity) -> None:
     assert near > far + 0.3
 
 
-def test_an_empty_text_or_source_is_nan_and_named(
-    scorer: Similarity, caplog: pytest.LogCaptureFixture
-) -> None:
-    samples = Samples(["a good meal", "", "fine"], sources=["a bad meal", "bad", " "])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        values = scorer.score(samples)["similarity"]
-    assert caplog.messages == [
-        "texts[1] is empty: similarity is NaN",
-        "sources[2] is empty: similarity is NaN",
-    ]
-    np.testing.assert_array_equal(np.isnan(values), [False, True, True])
-
-
 def test_a_long_source_is_named_as_such(
     scorer: Similarity, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -199,17 +199,3 @@ def test_a_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f'prompts: ["{PROMPT}"]\nverbalizers: {{negative: [bad], positive: [good]}}'
     )
     assert Task.load("~/food.yaml") == Task([PROMPT], WORDS)
-
-
-def test_a_file_without_prompts_raises(tmp_path: Path) -> None:
-    path = tmp_path / "food.yaml"
-    path.write_text("verbalizers: {negative: [bad], positive: [good]}")
-    with pytest.raises(ValueError, match="prompts is empty"):
-        Task.load(path)
-
-
-def test_a_published_file_with_a_word_too_few_raises(tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text(PROMPT + "\n")
-    (tmp_path / "verbal.txt").write_text("negative\tpositive\nbad\tgood\npoor\n")
-    with pytest.raises(ValueError, match=r"verbalizers have \{'negative': 2, 'positive': 1\}"):
-        Task.from_published(tmp_path / "prompts.txt", tmp_path / "verbal.txt")

@@ -107,11 +107,6 @@ def test_agreements_equal_those_of_the_thresholds(noisy: tuple[Pairs, GMFit]) ->
     assert fit.agreement.agreed > fit.default_agreement.agreed
 
 
-def test_same_seed_same_fit() -> None:
-    pairs = planted(40, seed=4, noise=4.0)
-    assert fit_gm(*pairs, seed=5) == fit_gm(*pairs, seed=5)
-
-
 def test_the_default_is_kept_if_nothing_can_be_learned() -> None:
     same = outputs(5, seed=6)
     fit = fit_gm(same, same)  # all gains are 0, so every t costs 1 per pair

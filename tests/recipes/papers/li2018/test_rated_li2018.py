@@ -6,8 +6,10 @@ import csv
 import json
 import re
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018.metric_validity import style_match
-from ctrlreward.recipes.papers.meta_eval.rated_files import number_column, read_li2018
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column, read_li2018
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
 
@@ -90,21 +92,45 @@ def transfers() -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture
-def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def place(folder: Path, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Write a file in the format of Li et al. to an empty folder, and replace the scorers."""
-    monkeypatch.chdir(tmp_path)
+    patch.chdir(folder)
     for name in ("Accuracy", "Similarity", "Perplexity"):
-        monkeypatch.setattr(
-            f"{MODULE}.{name}", lambda *_, kind=name, **given: RatedJudge(kind, **given)
-        )
-    monkeypatch.setattr(f"{MODULE}.Alignment", lambda *_: RatedJudge("preservation"))
+        patch.setattr(f"{MODULE}.{name}", lambda *_, kind=name, **given: RatedJudge(kind, **given))
+    patch.setattr(f"{MODULE}.Alignment", lambda *_: RatedJudge("preservation"))
     rows = transfers()
+    write(rows)
+    return rows
+
+
+def write(rows: list[dict[str, Any]]) -> None:
     with open("rated.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    return rows
+
+
+@pytest.fixture
+def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    return place(tmp_path, monkeypatch)
+
+
+class Fitted(NamedTuple):
+    """A run that fits thresholds and learns aggregates."""
+
+    rows: list[dict[str, Any]]
+    file: Rated
+    record: dict[str, Any]
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        rows = place(tmp_path_factory.mktemp("fitted"), patch)
+        record = run("--fit-gm", "--thresholds=[20,10,200,-40]")
+        return Fitted(rows, read_li2018(Path("rated.csv")), record, printed.getvalue())
 
 
 def run(*options: str) -> dict[str, Any]:
@@ -287,13 +313,10 @@ def test_every_style_needs_a_constant_sentence(
 # Fitted thresholds
 
 
-def test_thresholds_are_fitted_to_half_of_the_items(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = run("--fit-gm", "--thresholds=[20,10,200,-40]")
+def test_thresholds_are_fitted_to_half_of_the_items(fitted: Fitted) -> None:
+    rated, file, record, printed = fitted
     gm = record["gm"]
     assert (gm["accuracy"], gm["published_agreement"]) == ("probability", 0.86)
-    file = read_li2018(Path("rated.csv"))
     inputs = np.array([judged(text) for text in file.samples.texts])
     pairs: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # by the parity of the item
     for i, mine in enumerate(rated):
@@ -326,16 +349,13 @@ def test_thresholds_are_fitted_to_half_of_the_items(
     best = min(gm["judged"], key=lambda name: gm["judged"][name]["scaled_loss"])
     assert best == "all, c fitted"
     assert list(record["systems"]["pearson"]) == names
-    printed = capsys.readouterr().out
     agreed, tied = (gm["judged"]["given"]["agreement"][key] for key in ("agreed", "tied"))
     assert re.search(rf"given .* {agreed:.1%} +{tied:.1%} ", printed)
     assert "The paper reports 86%" in printed
 
 
-def test_learned_aggregates_are_judged_on_the_same_preferences(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = run("--fit-gm")
+def test_learned_aggregates_are_judged_on_the_same_preferences(fitted: Fitted) -> None:
+    record = fitted.record
     judged = record["learned"]["judged"]
     inputs = "label_probability, similarity, perplexity"
     names = ["GM, paper", "GM, all, c fitted", f"learned of {inputs}"]
@@ -345,51 +365,45 @@ def test_learned_aggregates_are_judged_on_the_same_preferences(
         assert found["agreement"]["value"] == pytest.approx(own["agreed"] + own["tied"] / 2)
         assert found["tied"] == pytest.approx(own["tied"])
     for found in judged.values():
-        fitted = judged["GM, all, c fitted"]["agreement"]["value"]
-        gain = found["agreement"]["value"] - fitted
+        best_gm = judged["GM, all, c fitted"]["agreement"]["value"]
+        gain = found["agreement"]["value"] - best_gm
         assert found["ahead"]["value"] == pytest.approx(gain)
         assert found["agreement"]["low"] <= found["agreement"]["value"]
     # The ratings are noisy, but they follow the inputs.
     assert judged[names[2]]["agreement"]["low"] > 0.5
     value = judged[names[2]]["agreement"]["value"]
-    assert re.search(rf"learned of .* {value:.1%} \(", capsys.readouterr().out)
+    assert re.search(rf"learned of .* {value:.1%} \(", fitted.printed)
 
 
-def test_nothing_of_a_held_out_item_is_learned(rated: list[dict[str, Any]]) -> None:
-    before = run("--fit-gm")["learned"]["weights"]
+def test_nothing_of_a_held_out_item_is_learned(rated: list[dict[str, Any]], fitted: Fitted) -> None:
     for row in rated:
         if row["item"] % 2:  # the judged half
             row["grammaticality"] = row["topic"] = 0.0
             row["sentiment"] = float(ord(row["system"]))
-    with open("rated.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rated[0]))
-        writer.writeheader()
-        writer.writerows(rated)
-    assert run("--fit-gm")["learned"]["weights"] == before
+    write(rated)
+    assert run("--fit-gm")["learned"]["weights"] == fitted.record["learned"]["weights"]
 
 
-def test_a_margin_leaves_out_small_differences(rated: list[dict[str, Any]]) -> None:
+def test_degenerate_fits_are_named_and_a_margin_leaves_out_small_differences(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where perplexities are far above the paper's t3, no t2 makes GM prefer anything.
+    monkeypatch.setattr(RatedJudge, "score_samples", far(RatedJudge.score_samples))
+    gm = run("--fit-gm", "--margin=1")["gm"]
+    problems = {name: fit["problems"] for name, fit in gm["judged"].items()}
+    assert problems["paper"] == []
+    assert problems["t2 refitted"][0].startswith("c = 0: ")
+    problem = problems["t2 refitted"][0]
+    assert f"Degenerate (t2 refitted): {problem}." in capsys.readouterr().out
     mean = read_li2018(Path("rated.csv")).ratings["mean"]
     clear = sum(
-        mean[i] - mean[j] > 5
+        mean[i] - mean[j] > 1
         for i, mine in enumerate(rated)
         for j, other in enumerate(rated)
         if mine["item"] == other["item"] and mine["item"] % 2
     )
     assert 0 < clear < 72
-    assert run("--fit-gm", "--margin=5")["gm"]["judged_pairs"] == clear
-
-
-def test_degenerate_fits_are_named(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Where perplexities are far above the paper's t3, no t2 makes GM prefer anything.
-    monkeypatch.setattr(RatedJudge, "score_samples", far(RatedJudge.score_samples))
-    problems = {name: fit["problems"] for name, fit in run("--fit-gm")["gm"]["judged"].items()}
-    assert problems["paper"] == []
-    assert problems["t2 refitted"][0].startswith("c = 0: ")
-    problem = problems["t2 refitted"][0]
-    assert f"Degenerate (t2 refitted): {problem}." in capsys.readouterr().out
+    assert gm["judged_pairs"] == clear
 
 
 def far(score_samples: Any) -> Any:

@@ -222,7 +222,7 @@ def trained(folder: Path, module: Recorder, checkpoint: str | None = None, **sav
     return saver.last_model_path
 
 
-@pytest.mark.parametrize("stop_at", range(1, 12))
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 7, 10])
 @pytest.mark.parametrize("save", [{"every_n_train_steps": 1}, {"save_on_train_epoch_end": False}])
 def test_a_run_killed_in_an_epoch_goes_on_with_its_batches(
     folder: Path, save: dict[str, Any], stop_at: int
