@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from typing import Any
 
 NAME = os.environ.get("CTRLREWARD_LIGHTNING", "pytorch_lightning")
 LIGHTNING, FABRIC, FACES = {
@@ -31,3 +32,15 @@ for folder, base in (("callbacks", "Callback"), ("loggers", "Logger")):
     )
 for face in map(import_module, FACES):
     globals().update({name: getattr(face, name) for name in face.__all__})
+
+
+def quiet_trainer(**options: Any) -> Any:
+    """Return a trainer on the CPU that neither prints nor saves, except where options say so."""
+    quiet = {
+        "accelerator": "cpu",
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "logger": False,
+    }
+    return pl.Trainer(**{**quiet, **options})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
 from ctrlreward.callbacks import GenerationScorer, ParetoCheckpoint, Potential
-from ctrlreward.cli import main
 from ctrlreward.policy import PolicyTuner
 
 TEXTS = ["good soup", "cold broth"]
@@ -193,15 +193,10 @@ class Completing(pl.LightningModule):
         return list(prompts)
 
 
-def test_a_model_may_be_a_path(model: str, tmp_path: Any) -> None:
-    from pathlib import Path
-
-    assert Perplexity(Path(model)).score(["a b."])["perplexity"][0] > 1
-
-
 def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptureFixture) -> None:
     texts = ["a cat.", "a \ud800 dog.", "a fox."]
-    for scorer in (Perplexity(model), CTRLEval(model, aspects="coherence"), cr.Distinct(model)):
+    path = Path(model)  # a model may be a path, too
+    for scorer in (Perplexity(path), CTRLEval(model, aspects="coherence"), cr.Distinct(model)):
         caplog.clear()
         expected = scorer.score([texts[0], "", texts[2]], groups="g")
         for found in (
@@ -216,156 +211,114 @@ def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptu
 
 # Says what to type instead.
 
-WRONG = {
+# Attempts, given a similarity, with what their errors say.
+TYPE_ERRORS = {
     "Samples of a string": (
         lambda _: Perplexity().score("good soup"),
-        TypeError,
-        r"'good soup' is a str, put it in a list. Pass Samples, a list of texts",
+        "is a str, put it in a list",
     ),
-    "a number": (
-        lambda _: Perplexity().score(3),
-        TypeError,
-        r"3 is a int\. Pass Samples, a list of texts or of records, a mapping of columns, a pandas",
-    ),
-    "a DataFrame without a text": (
-        lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
-        ValueError,
-        r"no column 'texts' or 'text', only sentence. Rename the column of the texts to 'text'",
-    ),
+    "a number": (lambda _: Perplexity().score(3), r"3 is a int\. Pass Samples, a list of texts"),
     "an unknown column": (
         lambda _: Perplexity().score(["good"], lable="positive"),
-        TypeError,
-        r"lable = 'positive' is not a column of Samples, must be one of texts, .* \(did you mean",
-    ),
-    "a scorer with several scores": (
-        lambda _: Reward({"ppl": Perplexity()}),
-        ValueError,
-        r"components\['ppl'\] is a Perplexity with 2 scores. Choose one: "
-        r"Perplexity\(\.\.\.\)\['perplexity'\], Perplexity\(\.\.\.\)\['log_likelihood'\]",
+        r"is not a column of Samples, must be one of texts, .* \(did you mean 'label",
     ),
     "a class": (
         lambda _: Reward({"ppl": Perplexity}),
-        TypeError,
-        r"components\['ppl'\] is the class Perplexity, must be one score of a scorer",
+        r"components\['ppl'\] is the class Perplexity",
     ),
     "a function of one text": (
         lambda _: Reward({"length": len})(["good"]),
-        TypeError,
         r"FunctionScorer returned 'len' = 1, a int, must be one number per sample",
     ),
     "a pipeline of transformers": (
         lambda _: Reward({"r": lambda texts: [{"label": "x", "score": 0.5} for t in texts]})(["a"]),
-        TypeError,
         r"'reward' = \{'label': .* for texts\[0\] = 'a', a dict, must be a number, or None for a",
     ),
     "evaluate's keyword of the texts": (
         lambda _: Perplexity().score(predictions=["good"]),
-        TypeError,
-        r"predictions = \['good'\] is not a column of Samples, pass the texts as the first",
+        "is not a column of Samples, pass the texts as the first",
     ),
     "a lexicon as a classifier": (
         lambda _: cr.Accuracy(cr.LexiconSentiment()),
-        TypeError,
-        r"is a LexiconSentiment, must be a folder, .* or an object with labels and probabilities",
-    ),
-    "a lexicon as the accuracy": (
-        lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
-        ValueError,
-        r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\(",
-    ),
-    "parts in another order": (
-        lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
-        ValueError,
-        r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)",
+        "is a LexiconSentiment, must be a folder, .* or an object with labels and probabilities",
     ),
     "transformers' keyword of the dtype": (
         lambda _: CTRLEval(torch_dtype="bfloat16"),
-        TypeError,
         r"CTRLEval\(\) has no argument 'torch_dtype'\. Use dtype",
     ),
     "bert_score's keyword of the model": (
         lambda _: Similarity(model_type="roberta"),
-        TypeError,
         r"Similarity\(\) has no argument 'model_type'\. Use model",
-    ),
-    "an unknown method": (
-        lambda _: cr.Alignment("minilm-l6", method="discrim"),
-        ValueError,
-        r"method must be one of embedding, discriminative, regression",
     ),
     "aspects in the place of the model": (
         lambda _: cr.Alignment(["preservation"]),
-        TypeError,
         r"model must be a folder, a Hugging Face id, a short name .*, got \['preservation'\]",
     ),
-    "an unknown option": (
-        lambda _: Perplexity(devise="cuda"),
-        TypeError,
-        r"Perplexity\(\) has no argument 'devise', .*batch_tokens \(did you mean 'device'\?\)",
-    ),
-    "a model that does not exist": (
-        lambda _: Perplexity("smollm2").score(["good"]),
-        ValueError,
-        r"model = 'smollm2' is neither a folder .* \(did you mean 'smollm2-135m'\?\)",
-    ),
+    "an unknown option": (lambda _: Perplexity(devise="cuda"), r"\(did you mean 'device'\?\)"),
     "scores of a callback as a list": (
         lambda s: GenerationScorer([s], ["The food"]),
-        TypeError,
         r"scores must be a mapping, \{'coherence': ctrleval\['coherence'\]\}, got a list",
     ),
     "a tuner's reward that is none": (
         lambda s: PolicyTuner("smollm2-135m", "similarity"),
-        TypeError,
-        r"the reward is a str, must be one score of a scorer, such as .*, or a function of texts",
+        "the reward is a str, must be one score of a scorer, such as .*, or a function of texts",
     ),
     "a tuner's objective as a string": (
         lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
-        TypeError,
         r"objective must be Objective\(\.\.\.\), got 'grpo', a str",
     ),
     "a front of one metric": (
         lambda _: ParetoCheckpoint("score/similarity"),
-        TypeError,
-        r"metrics must map two or more keys to their directions, .*, got 'score/similarity'",
+        "metrics must map two or more keys to their directions, .*, got 'score/similarity'",
     ),
     "word vectors by name": (
         lambda _: WordVectors("glove"),
-        TypeError,
         r"vectors must be a mapping, .*, got 'glove', a str\. Read a file with WordVectors",
-    ),
-    "a device of no kind": (
-        lambda _: Perplexity(device="gpu").score(["good"]),
-        ValueError,
-        r"device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'",
-    ),
-    "a dtype of another library": (
-        lambda _: Perplexity(dtype="fp32"),
-        ValueError,
-        r"dtype must be one of float32, bfloat16, float16, float64, fastest",
     ),
     "a scorer without a score": (
         lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),
-        TypeError,
-        r"Can't instantiate abstract class Mine with abstract method '?score_samples'?",
+        "Can't instantiate abstract class Mine with abstract method '?score_samples'?",
+    ),
+}
+VALUE_ERRORS = {
+    "a DataFrame without a text": (
+        lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
+        "no column 'texts' or 'text', only sentence. Rename the column of the texts to 'text'",
+    ),
+    "a scorer with several scores": (
+        lambda _: Reward({"ppl": Perplexity()}),
+        r"is a Perplexity with 2 scores. Choose one: Perplexity\(\.\.\.\)\['perplexity'\], Perpl",
+    ),
+    "a lexicon as the accuracy": (
+        lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
+        r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\(",
+    ),
+    "parts in another order": (
+        lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
+        r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)",
+    ),
+    "an unknown method": (
+        lambda _: cr.Alignment("minilm-l6", method="discrim"),
+        "method must be one of embedding, discriminative, regression",
+    ),
+    "a model that does not exist": (
+        lambda _: Perplexity("smollm2").score(["good"]),
+        r"model = 'smollm2' is neither a folder .* \(did you mean 'smollm2-135m'\?\)",
+    ),
+    "a device of no kind": (
+        lambda _: Perplexity(device="gpu").score(["good"]),
+        "device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'",
+    ),
+    "a dtype of another library": (
+        lambda _: Perplexity(dtype="fp32"),
+        "dtype must be one of float32, bfloat16, float16, float64, fastest",
     ),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", [*TYPE_ERRORS, *VALUE_ERRORS])
 def test_a_wrong_try_says_what_to_type(case: str, similarity: Similarity) -> None:
-    attempt, error, message = WRONG[case]
+    error = TypeError if case in TYPE_ERRORS else ValueError
+    attempt, message = (TYPE_ERRORS | VALUE_ERRORS)[case]
     with pytest.raises(error, match=message):
         attempt(similarity)
-
-
-def test_the_command_line_takes_names_of_scorers(
-    model: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "texts.jsonl").write_text('{"text": "a cat."}\n{"text": "a dog sat."}\n')
-    files = [str(tmp_path / "texts.jsonl"), str(tmp_path / "out.csv")]
-    main(["score", *files, "--scorers", "Perplexity", f"--scorers.model={model}"])
-    header = (tmp_path / "out.csv").read_text().splitlines()[0]
-    assert header == "text,perplexity,log_likelihood"
-    with pytest.raises(SystemExit):
-        main(["score", *files, "--scorers", "Perplexty"])
-    assert "Perplexity" in capsys.readouterr().err

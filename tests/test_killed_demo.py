@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import signal
@@ -14,17 +13,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from module_files import load
 from warm_python import WarmProcess
 
 from ctrlreward.files import JsonLog
 
 pytestmark = pytest.mark.soak
 
-spec = importlib.util.spec_from_file_location("cli", Path(__file__).with_name("test_cli.py"))
-assert spec is not None
-assert spec.loader is not None
-cli = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cli)
+cli = load(Path(__file__).with_name("test_cli.py"))
 
 KILLS = 20
 STEPS = ["--trainer.max_steps=8", "--trainer.val_check_interval=2"]

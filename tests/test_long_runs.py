@@ -22,6 +22,7 @@ import pytorch_lightning as pl
 import torch
 from commands.test_rescore import Writer
 from letter_scorers import Letters, letters_reward
+from lightning_choice import quiet_trainer
 from serving.conftest import running
 from serving.test_faults import send
 from torch.utils.data import DataLoader
@@ -147,19 +148,15 @@ def test_five_hundred_validations(tmp_path: Path) -> None:
     scorer = GenerationScorer({"letters": Letters()["letters"]}, prompts)
     rounds = max(40, int(500 * SCALE))
     memory = Memory()
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
         default_root_dir=tmp_path,
         max_steps=rounds,
         val_check_interval=1,
         check_val_every_n_epoch=None,
         limit_val_batches=1,
         num_sanity_val_steps=0,
-        accelerator="cpu",
         logger=HistoryLogger(tmp_path),
         callbacks=[scorer, memory],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     data = DataLoader(torch.zeros(rounds, 1))
     trainer.fit(Writer(), data, data)

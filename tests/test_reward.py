@@ -366,140 +366,78 @@ def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
     )
 
 
+GAIN, COST = NumberScorer()["gain"], NumberScorer()["cost"]
+FIRST, SECOND = Judges()["first"], Judges()["second"]
+SHARE, ACCURACY = ShareScorer()["a"], TransferScorer()["accuracy"]
+
+
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("components", "message"),
     [
+        ({"stile": FIRST, "easy": given_style()}, r"'style', .* \(did you mean 'stile'\?\): the"),
+        ({"a": given_style(given="b"), "b": given_style(given="a")}, "form a cycle, a → b → a"),
+        ({"a": given_style(given="a")}, "form a cycle, a → a"),
+        ({"style": Judges()["cost"], "easy": given_style()}, "'style', which is better when lower"),
         (
-            lambda: Reward({"stile": judges("first")["first"], "easy": given_style()}),
-            r"components\['easy'\] has given = 'style', which is not a component \(did you mean "
-            r"'stile'\?\): the reward has stile, easy",
-        ),
-        (
-            lambda: Reward({"a": given_style(given="b"), "b": given_style(given="a")}),
-            "the conditions of the components form a cycle, a → b → a|b → a → b",
-        ),
-        (lambda: Reward({"a": given_style(given="a")}), "form a cycle, a → a"),
-        (
-            lambda: Reward({"style": judges("cost")["cost"], "easy": given_style()}),
-            "given = 'style', which is better when lower. Use a component",
-        ),
-        (
-            lambda: Reward(
-                {
-                    "style": judges("first")["first"],
-                    "pp": Component(Perplexity(), "log_likelihood", "style", 0.5),
-                }
-            ),
-            r"given = 'style', but no value of its score \(\(-inf, 0\.0\), better when higher\) is "
-            "better than 0",
-        ),
-        (
-            lambda: Component(Judges(), "first", given="style"),
-            "given = 'style', at_least = None: a condition needs both",
-        ),
-        (
-            lambda: Component(Judges(), "first", given="style", at_least=math.nan),
-            "at_least must be finite, got nan",
-        ),
-        (
-            lambda: Reward(judges("first", "second"), scales={"first": (0, 1)}),
-            "aggregate = 'weighted' takes no scales: only min and mean_minus_deviation do",
-        ),
-        (
-            lambda: Reward(judges("first"), "min", scales={"frist": (0, 1)}),
-            r"scales has 'frist', and the components are first \(did you mean 'first'\?\)",
-        ),
-        (lambda: Reward(judges("first", "second"), "min", scales={"first": (0, 1)}), "no key 'sec"),
-        (
-            lambda: Reward(judges("first"), "min", scales={"first": (0, 0)}),
-            r"scales\['first'\] = \(0, 0\), must be a mean and a positive deviation",
-        ),
-        (lambda: Reward(judges("first"), "min", penalty=1), "'min' does not take a penalty"),
-        (
-            lambda: Reward(judges("first"), "mean_minus_deviation", penalty=-1),
-            "penalty = -1, must be 0 or more",
-        ),
-        (
-            lambda: Reward(
-                {"a": judges("first")["first"], "b": Perplexity()["log_likelihood"]},
-                "mean_minus_deviation",
-            ),
-            r"needs scores on one scale, but their ranges are a \(-inf, inf\), b \(-inf, 0\.0\)",
+            {"style": FIRST, "pp": Component(Perplexity(), "log_likelihood", "style", 0.5)},
+            r"no value of its score \(\(-inf, 0\.0\), better when higher\) is better than 0",
         ),
     ],
 )
-def test_bad_conditions_and_scales(build, message: str) -> None:
+def test_bad_conditions(components, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build()
+        Reward(components)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"given": "style"}, "a condition needs both"), ({"at_least": math.nan}, "must be finite")],
+)
+def test_bad_thresholds_of_a_condition(options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Component(Judges(), "first", **{"given": "style", **options})
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "options", "message"),
+    [
+        ("weighted", {"scales": {"a": (0, 1)}}, "takes no scales: only min and mean_minus_dev"),
+        ("min", {"scales": {"aa": (0, 1)}}, r"are a, b \(did you mean 'a'\?\)"),
+        ("min", {"scales": {"a": (0, 1)}}, "no key 'b'"),
+        ("min", {"scales": {"a": (0, 0), "b": (0, 1)}}, r"\['a'\] = \(0, 0\), must be a mean and"),
+        ("min", {"penalty": 1}, "'min' does not take a penalty"),
+        ("mean_minus_deviation", {"penalty": -1}, "penalty = -1, must be 0 or more"),
+    ],
+)
+def test_bad_scales_and_penalties(aggregate: str, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reward({"a": FIRST, "b": SECOND}, aggregate, **options)
 
 
 @pytest.mark.parametrize(
     ("components", "aggregate", "message"),
     [
         ({}, "weighted", r"components is empty, must have at least one scorer\['name'\]"),
+        ({"g": (GAIN, -0.5)}, "weighted", r"weight -0\.5 rewards the opposite\. Use 0\.5"),
+        ({"c": (COST, 2)}, "weighted", r"weight 2\.0 rewards the opposite\. Use -2\.0"),
+        ({"g": (GAIN, 1.0), "c": COST}, max, "does not take weights, got weights for g"),
+        ({"a": (ACCURACY, 1.0), "g": GAIN}, "gm", "does not take weights, got weights for a"),
+        ({"g": (GAIN, 2.0)}, "min", "does not take weights, got weights for g"),
+        ({"a": (SHARE, 2.0)}, "geometric_mean", "does not take weights, got weights for a"),
+        ({"g": GAIN}, "mean", "must be one of weighted, gm, min, mean_minus_deviation, "),
+        ({"g": GAIN, "c": COST}, "min", "but c is better when lower. Pass the scales"),
         (
-            {"g": (NumberScorer()["gain"], -0.5)},
-            "weighted",
-            r"g is better when higher, but its weight -0\.5 rewards the opposite\. Use 0\.5",
+            {"a": FIRST, "b": Perplexity()["log_likelihood"]},
+            "mean_minus_deviation",
+            r"on one scale, but their ranges are a \(-inf, inf\), b \(-inf, 0\.0\)",
         ),
         (
-            {"c": (NumberScorer()["cost"], 2)},
-            "weighted",
-            r"c is better when lower, but its weight 2\.0 rewards the opposite\. Use -2\.0",
-        ),
-        (
-            {"g": (NumberScorer()["gain"], 1.0), "c": NumberScorer()["cost"]},
-            lambda scores: scores["g"],
-            r"aggregate = <function .* does not take weights, got weights for g",
-        ),
-        (
-            {"a": (TransferScorer()["accuracy"], 1.0), "s": TransferScorer()["similarity"]},
-            "gm",
-            r"aggregate = 'gm' does not take weights, got weights for a",
-        ),
-        (
-            {"g": NumberScorer()["gain"]},
-            "mean",
-            "aggregate must be one of weighted, gm, min, mean_minus_deviation, ",
-        ),
-        (
-            {"g": NumberScorer()["gain"], "c": NumberScorer()["cost"]},
-            "min",
-            "aggregate = 'min' compares scores, but c is better when lower. Pass the scales",
-        ),
-        (
-            {"g": (NumberScorer()["gain"], 2.0)},
-            "min",
-            r"aggregate = 'min' does not take weights, got weights for g",
-        ),
-        (
-            {"a": ShareScorer()["a"], "p": ShareScorer()["cost"]},
+            {"a": SHARE, "p": ShareScorer()["cost"]},
             "geometric_mean",
             r"0 or more that are better when higher, but p has the range \(0.0, 1.0\). Use",
         ),
-        (
-            {"g": NumberScorer()["gain"]},
-            "geometric_mean",
-            r"0 or more that are better when higher, but g has the range \(-inf, inf\)",
-        ),
-        (
-            {"a": (ShareScorer()["a"], 2.0)},
-            "geometric_mean",
-            r"'geometric_mean' does not take weights, got weights for a",
-        ),
-        (
-            {"a": TransferScorer()["accuracy"], "g": NumberScorer()["gain"]},
-            "gm",
-            "one perplexity, but the components are accuracy, gain. Use 'geometric_mean'",
-        ),
-        (
-            {
-                name: TransferScorer()[name.rstrip("2")]
-                for name in (*TransferScorer.names, "accuracy2")
-            },
-            "gm",
-            "but the components are accuracy, similarity, perplexity, accuracy. Use",
-        ),
+        ({"g": GAIN}, "geometric_mean", r"but g has the range \(-inf, inf\)"),
+        ({"a": ACCURACY, "g": GAIN}, "gm", "components are accuracy, gain. Use 'geometric_mean'"),
     ],
 )
 def test_invalid_components_and_aggregates(components, aggregate, message) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loggers import CSVLogger
@@ -148,11 +148,9 @@ def test_steps_of_lightning_are_those_of_its_checkpoints(
     tmp_path: Path, log_every_n_steps: int
 ) -> None:
     """Lightning logs a validation at the step before its checkpoint's."""
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        enable_checkpointing=True,
         callbacks=[ModelCheckpoint(save_top_k=-1)],
-        enable_model_summary=False,
-        enable_progress_bar=False,
         log_every_n_steps=log_every_n_steps,
         logger=CSVLogger(tmp_path, "csv"),
         max_epochs=3,

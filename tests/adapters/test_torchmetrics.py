@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_choice import quiet_trainer
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
@@ -167,13 +168,7 @@ class Scored(pl.LightningModule):
 def test_lightning_logs_and_resets_each_epoch(letters, kinds, tmp_path) -> None:
     module = Scored(letters, kinds)
     assert list(module.state_dict()) == ["weight"]
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
-    )
+    trainer = quiet_trainer(enable_checkpointing=True, default_root_dir=tmp_path)
     for texts in (["a", "ab", "f", "f", "bb"], ["a", "a", "b"]):
         (logged,) = trainer.validate(module, DataLoader(texts, batch_size=2), verbose=False)
         scored = [text for text in texts if text != "f"]

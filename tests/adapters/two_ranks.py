@@ -5,24 +5,20 @@ Each rank writes its values to a file.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from functools import partial
 from pathlib import Path
 
 import torch
+from module_files import load
 from torch.distributed import destroy_process_group, init_process_group
 from torchmetrics import MetricCollection
 
 from ctrlreward import Samples
 from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
 
-spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
-assert spec is not None
-assert spec.loader is not None
-shared = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared)
+shared = load(Path(__file__).with_name("conftest.py"))
 
 TEXTS = ["ab", "f", "aab", "ab", "b€\u2028", "aab", "abcd"]
 # For each rank, batches of indices into TEXTS; 0 occurs twice, as a sampler may repeat it.

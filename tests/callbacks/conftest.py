@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counting_module import Counting
 from lightning_choice import (
     GenerationScorer,
     HistoryLogger,
@@ -17,37 +20,24 @@ from lightning_choice import (
     RewardCheckpoint,
     RewardEarlyStopping,
     pl,
+    quiet_trainer,
 )
-from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
-class Counter(pl.LightningModule):
-    """Module whose only weight counts optimizer steps; it completes with " at <weight> <noise>"."""
+class Counter(Counting):
+    """Counts optimizer steps, and completes with " at <weight> <noise>"."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
         self.draws: list[float] = []  # random numbers drawn in training steps
         self.calls: list[dict[str, Any]] = []  # arguments and modes of each `complete`
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.draws.append(torch.rand(()).item())
-        return -self.weight
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-    def train_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(8))  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(1))  # type: ignore[arg-type]
+        return super().training_step(batch, batch_idx)
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         self.calls.append(
@@ -97,6 +87,22 @@ def counter() -> type[Counter]:
 
 
 @pytest.fixture
+def tuned(counter: type[Counter]) -> type[Counter]:
+    """Return a counter whose adapter is a file with its weight."""
+
+    class Tuned(counter):  # type: ignore[misc, valid-type]
+        fails_at = -1
+
+        def export_adapter(self, folder: str) -> None:
+            assert os.listdir(folder) == []
+            if round(self.weight.item()) == self.fails_at:
+                raise OSError("no space left")
+            (Path(folder) / "adapter.json").write_text(json.dumps(self.weight.item()))
+
+    return Tuned
+
+
+@pytest.fixture
 def curve() -> type[Curve]:
     return Curve
 
@@ -126,21 +132,18 @@ def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
         ckpt_path: str | Path | None = None,
         **changes: Any,
     ) -> pl.Trainer:
-        checkpoints = any(isinstance(c, pl.callbacks.ModelCheckpoint) for c in callbacks)
         options: dict[str, Any] = {
-            "accelerator": "cpu",
             "callbacks": list(callbacks),
             "check_val_every_n_epoch": None,
             "default_root_dir": tmp_path,
-            "enable_checkpointing": checkpoints,
-            "enable_model_summary": False,
-            "enable_progress_bar": False,
-            "logger": False,
+            "enable_checkpointing": any(
+                isinstance(c, pl.callbacks.ModelCheckpoint) for c in callbacks
+            ),
             "max_steps": 8,
             "num_sanity_val_steps": 0,
             "val_check_interval": 1,
         }
-        trainer = pl.Trainer(**{**options, **changes})
+        trainer = quiet_trainer(**{**options, **changes})
         trainer.fit(module, ckpt_path=ckpt_path)
         return trainer
 
@@ -149,13 +152,11 @@ def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
 
 def validating_trainer(folder: Path, callbacks: list[Any], **options: Any) -> pl.Trainer:
     """Trainer of eight steps on the CPU, with a validation after every second one, and a log."""
-    return pl.Trainer(
-        accelerator="cpu",
+    return quiet_trainer(
+        enable_checkpointing=True,
         callbacks=callbacks,
         check_val_every_n_epoch=None,
         default_root_dir=folder,
-        enable_model_summary=False,
-        enable_progress_bar=False,
         log_every_n_steps=1,
         logger=HistoryLogger(str(folder)),
         max_steps=8,

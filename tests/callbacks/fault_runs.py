@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -18,15 +17,12 @@ from typing import Any
 import torch
 from forked_ranks import on_two_ranks
 from lightning_choice import GenerationScorer, RewardCheckpoint
+from module_files import load
 
 from ctrlreward import Samples, placement
 from ctrlreward.engine.sharing import Request
 
-spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
-assert spec is not None
-assert spec.loader is not None
-shared = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared)
+shared = load(Path(__file__).with_name("conftest.py"))
 
 AT = 4  # step of the fault; validations are after each second one
 

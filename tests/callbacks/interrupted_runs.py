@@ -5,7 +5,6 @@ Each interrupted run is a forked process, so imports happen once.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -18,14 +17,11 @@ from typing import Any
 
 import torch
 from lightning_choice import GenerationScorer, RewardCheckpoint, pl
+from module_files import load
 
 from ctrlreward import Samples
 
-spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
-assert spec is not None
-assert spec.loader is not None
-shared = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared)
+shared = load(Path(__file__).with_name("conftest.py"))
 
 AT = 5  # steps before the interruption; validations were after 2 and 4
 LIMIT = 30.0  # seconds within which an interrupted run must end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from decision_cases import BY_PROMPT, HandDrivenByPrompt, cases_on_two_ranks, names_on_two_ranks
+from module_files import load
 from wandb_runs import read_runs
 
 from ctrlreward import Samples
 
-spec = importlib.util.spec_from_file_location("two_ranks", Path(__file__).with_name("two_ranks.py"))
-assert spec is not None
-assert spec.loader is not None
-two_ranks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(two_ranks)
+two_ranks = load(Path(__file__).with_name("two_ranks.py"))
 
 pytestmark = pytest.mark.lightning
 

@@ -45,24 +45,14 @@ class Reader(Scorer):
 def writer(counter):
     """Return a policy of one weight that learns to write longer texts.
 
-    The share of meaningful words falls after four steps (`hacked`), rises (`learning`), or stays
-    constant (`steady`).
+    The share of meaningful words rises for four steps and falls from then on.
     """
 
     class Writer(counter):
-        def __init__(self, kind: str, seed: int = 0) -> None:
-            super().__init__()
-            self.kind = kind
-            self.seed = seed
-
         def complete(self, prompts: Sequence[str]) -> list[str]:
             step = round(self.weight.item())
-            random = np.random.default_rng([self.seed, step])  # fresh noise at each validation
-            share = {
-                "hacked": min(0.9, 0.5 + 0.1 * step) if step < 4 else 0.9 - 0.04 * (step - 4),
-                "learning": 0.9 - 0.5 * math.exp(-step / 8),
-                "steady": 0.6,
-            }[self.kind]
+            random = np.random.default_rng([0, step])  # fresh noise at each validation
+            share = min(0.9, 0.5 + 0.1 * step) if step < 4 else 0.9 - 0.04 * (step - 4)
             return [
                 " " + " ".join(random.choice(["good", "very"], p=[share, 1 - share], size=size))
                 for size in random.integers(10 + 2 * step, 16 + 2 * step, size=len(prompts))
@@ -99,7 +89,7 @@ class Record(pl.Callback):
             self.evidence.append(self.scorer.evidence)
 
 
-# Hacked and honest runs
+# Hacked runs
 
 
 @pytest.mark.lightning
@@ -109,7 +99,7 @@ def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) ->
     watcher, scorer = guard(held_out=key, held_out_mode=mode, stop=True), watch(prompts)
     record = Record(scorer)
     with pytest.warns(UserWarning, match=rf"score/length improved .* while {key} since step 1: "):
-        trainer = fit(writer("hacked"), [scorer, watcher, record], max_steps=24)
+        trainer = fit(writer(), [scorer, watcher, record], max_steps=24)
     assert 11 < watcher.alarm_step == trainer.global_step < 24
     assert [row["guard/alarm"] for row in record.rows] == [0.0] * (len(record.rows) - 1) + [1.0]
     first = record.evidence[0]
@@ -123,45 +113,11 @@ def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) ->
         assert (row["guard/alarm"] == 1) == (expected <= 0.05)
 
 
-def test_the_best_validation_as_reference_notices_sooner(fit, writer, prompts) -> None:
-    steps = {}
-    for reference in ("first", "best"):
-        watcher = guard(reference=reference, stop=True)
-        with pytest.warns(UserWarning, match="ProxyGuard"):
-            fit(writer("hacked"), [watch(prompts), watcher], max_steps=24)
-        steps[reference] = watcher.alarm_step
-    assert 4 < steps["best"] < steps["first"]
-
-
-def test_several_held_out_scores_and_drift(fit, writer, prompts) -> None:
-    """The share of meaningful words rises for four steps before it falls, which is a drift, too."""
-    both = ["score/substance", "score/padding"]
-    drift = {"score/substance": "max", "score/padding": "drift"}
-    steps = []
-    for held_out in (both, drift):
-        watcher = guard(held_out=held_out, stop=True)
-        with pytest.warns(UserWarning, match="ProxyGuard"):
-            fit(writer("hacked"), [watch(prompts), watcher], max_steps=24)
-        steps.append(watcher.alarm_step)
-        assert watcher.state_key == guard(held_out=both).state_key
-    assert steps[1] < 4 < 11 < steps[0] < 24
-    assert watcher.rule.modes == drift
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", ["learning", "steady"])
-def test_is_silent_in_honest_runs(kind, seed, fit, writer, prompts) -> None:
-    watcher = guard(stop=True)
-    trainer = fit(writer(kind, seed), [watch(prompts), watcher], max_steps=24)
-    assert watcher.alarm_step == -1
-    assert trainer.global_step == 24
-
-
 def test_without_stop_training_continues_with_one_warning_per_alarm(fit, writer, prompts) -> None:
     watcher, record = guard(), Record()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer = fit(writer("hacked"), [watch(prompts), watcher, record], max_steps=24)
+        trainer = fit(writer(), [watch(prompts), watcher, record], max_steps=24)
     assert trainer.global_step == 24
     alarms = [row["guard/alarm"] for row in record.rows]
     assert sum(alarms) > 1
@@ -178,7 +134,7 @@ def test_a_constraint_excludes_checkpoints_under_alarm(fit, writer, prompts, tmp
         record, folder = Record(), str(tmp_path / name)
         keeper = RewardCheckpoint("score/length", dirpath=folder, **arguments)
         callbacks = [watch(prompts), guard(), record, keeper]
-        fit(writer("hacked"), callbacks, max_steps=20)
+        fit(writer(), callbacks, max_steps=20)
         return Path(keeper.best_model_path).name.split("-")[0], record
 
     chosen, record = best("any")
@@ -194,7 +150,7 @@ def test_a_constraint_excludes_checkpoints_under_alarm(fit, writer, prompts, tmp
 def test_stale_values_do_not_count(fit, writer, prompts) -> None:
     """Scored at every third of 24 validations: eight values."""
     watcher = guard()
-    fit(writer("hacked"), [watch(prompts, every=3), watcher], max_steps=24)
+    fit(writer(), [watch(prompts, every=3), watcher], max_steps=24)
     assert watcher.state.tests == 7  # the first is the reference
 
 
@@ -211,15 +167,6 @@ class Pair(pl.Callback):
             pl_module.log("b", held_out)
 
 
-def test_a_validation_with_nan_or_infinity_is_skipped(fit, counter) -> None:
-    nan = math.nan
-    curves = Pair([1, 2, nan, 4, 5, 6], [6, nan, 4, 3, math.inf, 1])
-    watcher, record = ProxyGuard("a", "b", "max", "max"), Record()
-    fit(counter(), [curves, watcher, record], max_steps=6)
-    assert watcher.values == [(1, 6), (4, 3), (6, 1)]
-    assert [row["guard/p_value"] for row in record.rows] == [1, 1, 1, 0.5, 0.5, 0.25]
-
-
 def test_only_the_window_is_tested(fit, counter) -> None:
     """The held-out metric rises for longer than it falls."""
     rise_and_fall = [*range(20), *range(18, 7, -1)]
@@ -233,7 +180,7 @@ def test_only_the_window_is_tested(fit, counter) -> None:
 
 def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) -> None:
     watcher = guard()
-    module = writer("hacked")
+    module = writer()
     trainer = fit(module, [watch(prompts), watcher], max_steps=2, num_sanity_val_steps=1)
     trainer.validate(module, verbose=False)
     assert (watcher.state.tests, list(watcher.values)) == (1, [])
@@ -243,19 +190,18 @@ def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) ->
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
-@pytest.mark.parametrize("killed_at", [1, 9, 12, 15])
-def test_a_resumed_run_decides_the_same(killed_at, fit, writer, prompts, tmp_path) -> None:
+def test_a_resumed_run_decides_the_same(fit, writer, prompts, tmp_path) -> None:
     def run(name: str, steps: int, ckpt_path: str | None) -> ProxyGuard:
         watcher = guard(stop=True)
         keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / name))
         callbacks = [watch(prompts), watcher, keeper]
-        trainer = fit(writer("hacked"), callbacks, max_steps=steps, ckpt_path=ckpt_path)
+        trainer = fit(writer(), callbacks, max_steps=steps, ckpt_path=ckpt_path)
         lengths.append(trainer.global_step)
         return watcher
 
     lengths: list[int] = []
     whole = run("whole", 24, None)
-    run("parts", killed_at, None)
+    run("parts", 9, None)
     resumed = run("parts", 24, "last")
     assert lengths[0] == lengths[2] == whole.alarm_step
     assert resumed.state_dict() == whole.state_dict()
@@ -266,7 +212,7 @@ def test_a_resumed_run_ends_at_once_unless_stop_is_off(fit, writer, prompts, tmp
     def run(ckpt_path: str | None, **changes: object) -> int:
         keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / "kept"))
         callbacks = [watch(prompts), guard(**changes), keeper]
-        return fit(writer("hacked"), callbacks, max_steps=24, ckpt_path=ckpt_path).global_step
+        return fit(writer(), callbacks, max_steps=24, ckpt_path=ckpt_path).global_step
 
     stopped = run(None, stop=True)
     assert run("last", stop=True) == stopped < 24
@@ -281,32 +227,18 @@ def test_two_guards_have_separate_states() -> None:
 
 
 def test_bad_arguments(fit, counter, writer, prompts) -> None:
-    for changes, error, message in [
-        ({"held_out": "score/length"}, ValueError, "got 'score/length' for both"),
-        ({"window": 3}, ValueError, "window must be 4 to 16 scored validations, got 3"),
-        ({"window": 17}, ValueError, "window must be 4 to 16 scored validations, got 17"),
-        (
-            {"window": 6},
-            ValueError,
-            r"at least 0.031, the smallest p-value of a window of 6, got 0.01",
-        ),
-        ({"level": 1.0}, ValueError, "level must be between 0 and 1"),
-        (
-            {"proxy_mode": "up"},
-            MisconfigurationException,
-            "ProxyGuard: proxy_mode must be 'max'",
-        ),
-    ]:
-        with pytest.raises(error, match=message):
-            guard(**changes)
+    with pytest.raises(ValueError, match="got 'score/length' for both"):
+        guard(held_out="score/length")
+    with pytest.raises(MisconfigurationException, match="ProxyGuard: proxy_mode must be 'max'"):
+        guard(proxy_mode="up")
     contrary = guard(held_out="score/padding", held_out_mode="max")
     with pytest.raises(MisconfigurationException, match="Use held_out_mode='min'"):
-        fit(writer("steady"), [watch(prompts), contrary])
+        fit(writer(), [watch(prompts), contrary])
     with pytest.raises(
         MisconfigurationException, match="List ProxyGuard after the GenerationScorer"
     ):
-        fit(writer("steady"), [guard(), watch(prompts)])
+        fit(writer(), [guard(), watch(prompts)])
     with pytest.raises(
         MisconfigurationException, match=r"ProxyGuard: 'x' is not logged, .*'score/length'"
     ):
-        fit(writer("steady"), [watch(prompts), guard(proxy="x", proxy_mode="max")])
+        fit(writer(), [watch(prompts), guard(proxy="x", proxy_mode="max")])

@@ -161,17 +161,6 @@ def test_checkpoint_callbacks_cannot_monitor_a_late_score(
         fit(counter(), [late(curve(CURVE), held_out), keeper])
 
 
-def test_the_stopper_decides_one_validation_late(fit, counter, curve, held_out) -> None:
-    stopped = []
-    for overlap in (False, True):
-        scores = {"v": curve(CURVE)["value"]}
-        stopper = RewardEarlyStopping("score/v", patience=2)
-        fit(counter(), [GenerationScorer(scores, held_out, overlap=overlap), stopper])
-        stopped.append(stopper.stopped_step)
-        assert stopper.best_score.item() == pytest.approx(0.5)
-    assert stopped == [5, 6]
-
-
 @pytest.mark.lightning
 @pytest.mark.parametrize("cut", [3, 5])
 def test_a_resumed_run_makes_the_same_decisions(

@@ -27,17 +27,6 @@ BOTH = {"score/a": "max", "score/b": "max"}
 
 
 @pytest.fixture
-def tuned(counter):
-    """Return a counter whose adapter is a file with its weight."""
-
-    class Tuned(counter):
-        def export_adapter(self, folder: str) -> None:
-            (Path(folder) / "adapter.json").write_text(json.dumps(self.weight.item()))
-
-    return Tuned
-
-
-@pytest.fixture
 def watch(curve, held_out):
     def build(a=A, b=B, every: int = 1, name: str = "score") -> GenerationScorer:
         scores = {"a": curve(a)["value"], "b": curve(b)["value"]}
@@ -173,22 +162,6 @@ def test_another_folder_starts_a_new_front(fit, counter, watch, drawn, tmp_path)
 
 
 # Arguments
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ({"score/a": "max"}, r"ParetoCheckpoint: metrics must have two or more keys"),
-        (
-            {"score/a": "max", "score/b": "up"},
-            r"metrics\['score/b'\] must be 'max' .* or 'min' .*, got 'up'",
-        ),
-        ({"up": "best", "b": "max"}, r"metrics\['up'\] must be 'max' .* or 'min' .*, got 'best'"),
-    ],
-)
-def test_bad_metrics(metrics, message) -> None:
-    with pytest.raises(MisconfigurationException, match=message):
-        ParetoCheckpoint(metrics)
 
 
 def test_a_direction_that_contradicts_the_score_is_an_error(fit, counter, watch) -> None:

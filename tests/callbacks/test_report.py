@@ -169,12 +169,8 @@ def test_a_resumed_run_keeps_the_before_phase_and_adds_its_seconds(compare, tmp_
     assert second["seconds"]["train"] > first["seconds"]["train"] / 2
 
 
-def test_best_checkpoint_is_the_adapter_if_there_is_one(compare, counter, tmp_path) -> None:
-    class Tuned(counter):
-        def export_adapter(self, folder: str) -> None:
-            (Path(folder) / "adapter.json").write_text(json.dumps(self.weight.item()))
-
-    compare(module=Tuned())
+def test_best_checkpoint_is_the_adapter_if_there_is_one(compare, tuned, tmp_path) -> None:
+    compare(module=tuned())
     folder = Path(read_summary(tmp_path)["best_checkpoint"])
     assert folder.name.startswith("step=000003-v=")
     assert folder.name.endswith("-adapter")

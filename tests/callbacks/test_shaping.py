@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -21,7 +20,9 @@ from lightning_choice import (
     SoftOverlong,
     UsefulRange,
     pl,
+    quiet_trainer,
 )
+from module_files import load
 from torch.utils.data import DataLoader
 
 from ctrlreward import Distinct, Reward, Samples
@@ -32,13 +33,7 @@ from ctrlreward.reward import RewardBatch
 from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scorer, ScoreSpec
 
-spec = importlib.util.spec_from_file_location(
-    "tuned", Path(__file__).parents[1] / "policy" / "conftest.py"
-)
-assert spec is not None
-assert spec.loader is not None
-tuned = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tuned)
+tuned = load(Path(__file__).parents[1] / "policy" / "conftest.py")
 share, folder, tuner = tuned.share, tuned.folder, tuned.tuner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,14 +106,10 @@ def fit(tmp_path: Path) -> Callable[..., Watch]:
     ) -> Watch:
         watch = Watch()
         torch.manual_seed(1)
-        trainer = pl.Trainer(
-            accelerator="cpu",
+        trainer = quiet_trainer(
             callbacks=[shaping, watch, *others],
             default_root_dir=tmp_path,
             enable_checkpointing=bool(others),
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
             max_steps=steps,
         )
         data = DataLoader([batch] * 50, batch_size=None)  # type: ignore[arg-type]
@@ -661,14 +652,9 @@ def test_a_real_validation_is_read_and_an_absent_key_is_an_error(tuner, share, t
     def run(monitor: str) -> RewardShaping:
         ranges = {"share": UsefulRange(low=1.0, monitor=monitor)}
         shaping = RewardShaping(ranges=ranges, range_rate=1.0)
-        trainer = pl.Trainer(
-            accelerator="cpu",
+        trainer = quiet_trainer(
             callbacks=[held_out, shaping],
             default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            logger=False,
             max_steps=2,
             val_check_interval=1,
             num_sanity_val_steps=2,

@@ -176,19 +176,16 @@ def test_fast_dev_run_does_not_stop(fit, counter, curve, held_out) -> None:
 
 
 @pytest.mark.lightning
-@pytest.mark.parametrize(
-    ("data", "killed_at", "every"),
-    [("epochs", 8, 1), ("epochs", 9, 2), ("epochs", 16, 2), ("endless", 2, 1), ("endless", 5, 2)],
-)
+@pytest.mark.parametrize(("data", "killed_at"), [("epochs", 9), ("endless", 5)])
 def test_a_resumed_run_decides_the_same(
-    data, killed_at, every, fit, counter, curve, held_out, tmp_path
+    data, killed_at, fit, counter, curve, held_out, tmp_path
 ) -> None:
     values = [0.0, 0.1, 0.2, 0.3, 0.5, 0.4, 0.6, 0.5, 0.7, 0.6, 0.9] + [0.8] * 20
 
     def run(name: str, steps: int, resume: bool) -> tuple[RewardEarlyStopping, RewardCheckpoint]:
         stopper = RewardEarlyStopping("score/v", patience=4)
         best = RewardCheckpoint("score/v", dirpath=str(tmp_path / name))
-        callbacks = [stopper, best, watch(curve(values), held_out, every)]
+        callbacks = [stopper, best, watch(curve(values), held_out, every=2)]
         module = counter() if data == "epochs" else endless(counter)
         fit(module, callbacks, max_steps=steps, ckpt_path="last" if resume else None)
         return stopper, best
@@ -197,7 +194,7 @@ def test_a_resumed_run_decides_the_same(
     run("parts", killed_at, False)
     resumed, resumed_best = run("parts", 40, True)
     assert whole.stopped_by == "patience_exhausted"
-    assert resumed.stopped_step == whole.stopped_step == 10 + 4 * every
+    assert resumed.stopped_step == whole.stopped_step == 18
     assert resumed.best_score == whole.best_score
     assert resumed_best.best_model_path.replace("parts", "whole") == whole_best.best_model_path
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == sorted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
@@ -25,15 +24,13 @@ from lightning_choice import (
     WandbLogger,
     WandbReport,
     pl,
+    quiet_trainer,
 )
+from module_files import load
 
 from ctrlreward import CorpusFold, Reward, RewardBatch, Samples
 
-spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
-assert spec is not None
-assert spec.loader is not None
-shared = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared)
+shared = load(Path(__file__).with_name("conftest.py"))
 
 
 class Tuned(shared.Counter):
@@ -87,16 +84,11 @@ def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
     prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
     scorer = ByText([])
     watch = GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         callbacks=[watch],
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         devices=devices,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         max_steps=3,
         num_sanity_val_steps=0,
         strategy="ddp" if devices > 1 else "auto",
@@ -178,16 +170,12 @@ def run_reported(folder: Path) -> dict[str, object]:
 def bare_trainer(
     callbacks: list[pl.Callback], max_steps: int, enable_checkpointing: bool = False
 ) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
+    return quiet_trainer(
         callbacks=callbacks,
         check_val_every_n_epoch=None,
         default_root_dir=sys.argv[1],
         devices=2,
         enable_checkpointing=enable_checkpointing,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         max_steps=max_steps,
         num_sanity_val_steps=0,
         strategy="ddp",
@@ -211,16 +199,12 @@ def run(
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", second[0]: second[1]}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         callbacks=[stopper, watch] if overlap else [stopper, watch, keeper, front],
         enable_checkpointing=not overlap,
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         devices=2,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         max_steps=8,
         strategy="ddp",
         val_check_interval=1,

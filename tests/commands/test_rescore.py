@@ -16,10 +16,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from counting_module import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from letter_judges import Share, Variety
-from torch.utils.data import DataLoader
+from lightning_choice import quiet_trainer
 from trainer_runs import tiny_trainer
 from transformers import TrainerCallback
 
@@ -63,28 +64,14 @@ JUDGE = {
 }
 
 
-class Writer(pl.LightningModule):
+class Writer(Counting):
     """Module that completes with random words, of which later steps have more."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
+    batches = STEPS
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.log("reward/total", float(self.global_step))
-        return -self.weight
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-    def train_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(STEPS))  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(1))  # type: ignore[arg-type]
+        return super().training_step(batch, batch_idx)
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         step = round(self.weight.item())
@@ -118,14 +105,11 @@ def lightning_run(folder: Path, scores: dict[str, Any], *more: pl.Callback) -> S
     pl.seed_everything(0, verbose=False)
     scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
     seen = SeenByLightning(scorer)
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         callbacks=[scorer, seen, *more],
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         enable_checkpointing=any(isinstance(each, RewardCheckpoint) for each in more),
-        enable_model_summary=False,
-        enable_progress_bar=False,
         log_every_n_steps=1,
         logger=HistoryLogger(str(folder)),
         max_steps=STEPS,

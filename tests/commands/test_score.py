@@ -434,120 +434,71 @@ def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["in.jsonl", "out.txt", "--scorers+=stubs.Letters"],
-            "out.txt must end in one of .jsonl",
-        ),
-        (
-            ["in.jsonl", "o.csv", "--scorers=[]"],
-            "scorers is empty, must be one or more of Accuracy",
-        ),
-        (
-            ["in.jsonl", "o.csv", *["--scorers+=stubs.Letters"] * 2],
-            "two scorers have a score 'letters'. Pass --names, one per scorer",
-        ),
-        (
-            ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--names=[a,b]"],
-            "names must be one distinct name per scorer, got ['a', 'b'] for 1",
-        ),
-        (
-            ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--chunk=0"],
-            "chunk must be positive, got 0",
-        ),
-        (
-            ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--columns.text=output"],
-            "there is no column 'output' for text, only id, text. Name it with",
-        ),
-        (
-            ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--columns.label=wanted"],
-            "there is no column 'wanted' for label",
-        ),
-        (
-            ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--scorers.letter=ab"],
-            "letter = 'ab': give one",
-        ),
-        (
-            ["none.jsonl", "o.csv", "--scorers+=stubs.Letters"],
-            "there is no file or folder none.jsonl",
-        ),
-    ],
-)
-def test_bad_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    assert message in fails(*arguments, capsys=capsys)
-    assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
+# Arguments, with what the error says.
+WITHOUT_SCORERS = [
+    ("", "the following arguments are required: input, output, scorers scorers: Accuracy, "),
+    ("in.jsonl o.csv", "arguments are required: scorers scorers: Accuracy, Alignment,"),
+    ("in.jsonl o.csv --scorers", "scorers is empty, must be one or more of Accuracy"),
+    ("in.jsonl o.csv --scorers=[]", "scorers is empty, must be one or more of Accuracy"),
+    ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl (did you mean CTRLEval?) scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
+    ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
+    ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers no.Such", "No module named 'no' scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer"),
+    ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs a column 'label': the file has id, text"),
+    ("in.jsonl o.csv --scorers Similarity", "Similarity needs a column 'source': the file"),
+    (
+        "in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency",
+        "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "
+        "with --columns.prefix=COLUMN, or choose other scores: --scorers.help=CTRLEval lists",
+    ),
+    ("in.jsonl o.csv --scorer stubs.Letters", "--scorer (did you mean --scorers?)"),
+]
+WITH_LETTERS = [
+    ("in.jsonl o.csv --scorers.leter=e", "'leter' is not accepted (did you mean letter?) scorers:"),
+    ("in.jsonl o.csv --scorers.letter=ab", "letter = 'ab': give one"),
+    ("in.jsonl o.csv --scorers+=stubs.Letters", "two scorers have a score 'letters'. Pass --names"),
+    ("in.jsonl o.csv --names=[a,b]", "must be one distinct name per scorer, got ['a', 'b'] for 1"),
+    ("in.jsonl o.csv --chunk=0", "chunk must be positive, got 0"),
+    ("in.jsonl o.csv --chunks 4", "--chunks (did you mean --chunk?)"),
+    ("in.jsonl o.csv --columns.text=output", "there is no column 'output' for text, only id, text"),
+    ("in.jsonl o.csv --columns.label=wanted", "there is no column 'wanted' for label"),
+    ("in.jsonl o.csv --columns.txt=id", "--columns.txt=id (did you mean --columns.text?)"),
+    ("in.jsonl o.csv --columns text=id", "name one column at a time: --columns.text=COLUMN"),
+    ("in.jsonl o.csv --config key.yaml", "not accept option 'txt' (did you mean columns.text?)"),
+    ("body.csv o.csv", "no column 'text' for text, only id, body. Name it with --columns.text=COL"),
+    (
+        "o.csv in.jsonl",
+        "there is no file o.csv. The texts come first, then the output, as in `ctrlreward "
+        "score in.jsonl o.csv`",
+    ),
+    (
+        "scored.csv in.jsonl",
+        "scored.csv already has columns with the names of scores (letters). Pass --names, one "
+        "per scorer, to prefix the names of their scores. If this is the output, put it after",
+    ),
+    ("inn.jsonl o.csv", "inn.jsonl (did you mean in.jsonl?)"),
+    ("none.jsonl o.csv", "there is no file or folder none.jsonl"),
+    ("in.jsonl in.jsonl", "in.jsonl is the input. Choose another file"),
+    ("in.jsonl .", ". is a folder, but the scores of a file go to a file"),
+    (". o.csv", ". is a folder and has files of several formats (.csv, .jsonl), must be a file"),
+    ("in.jsonl o", "o must end in one of .jsonl, .csv, .parquet"),
+    ("in.jsonl o.txt", "o.txt must end in one of .jsonl"),
+]
+
+
+def with_letters(given: str) -> str:
+    """Return arguments with a scorer after the two files."""
+    source, target, *options = given.split()
+    return " ".join([source, target, "--scorers stubs.Letters", *options])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "the following arguments are required: input, output, scorers scorers: Accuracy, "),
-        ("in.jsonl o.csv", "arguments are required: scorers scorers: Accuracy, Alignment,"),
-        ("in.jsonl o.csv --scorers", "scorers is empty, must be one or more of Accuracy"),
-        ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl (did you mean CTRLEval?) scorers: Accuracy"),
-        ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
-        ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
-        ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
-        ("in.jsonl o.csv --scorers no.Such", "No module named 'no' scorers: Accuracy"),
-        ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer"),
-        (
-            "in.jsonl o.csv --scorers Accuracy",
-            "Accuracy needs a column 'label': the file has id, text",
-        ),
-        (
-            "in.jsonl o.csv --scorers stubs.Letters --scorers.leter=e",
-            "Option 'leter' is not accepted (did you mean letter?) scorers: Accuracy",
-        ),
-        ("in.jsonl o.csv --scorer stubs.Letters", "--scorer (did you mean --scorers?)"),
-        ("in.jsonl o.csv --scorers stubs.Letters --chunks 4", "--chunks (did you mean --chunk?)"),
-        (
-            "in.jsonl o.csv --scorers stubs.Letters --columns.txt=id",
-            "--columns.txt=id (did you mean --columns.text?)",
-        ),
-        (
-            "in.jsonl o.csv --scorers stubs.Letters --columns text=id",
-            "name one column at a time: --columns.text=COLUMN",
-        ),
-        (
-            "in.jsonl o.csv --scorers stubs.Letters --config key.yaml",
-            "'columns' does not accept option 'txt' (did you mean columns.text?)",
-        ),
-        (
-            "body.csv o.csv --scorers stubs.Letters",
-            "there is no column 'text' for text, only id, body. Name it with --columns.text=COLUMN",
-        ),
-        (
-            "o.csv in.jsonl --scorers stubs.Letters",
-            "there is no file o.csv. The texts come first, then the output, as in `ctrlreward "
-            "score in.jsonl o.csv`",
-        ),
-        (
-            "scored.csv in.jsonl --scorers stubs.Letters",
-            "scored.csv already has columns with the names of scores (letters). Pass --names, one "
-            "per scorer, to prefix the names of their scores. If this is the output, put it after",
-        ),
-        ("inn.jsonl o.csv --scorers stubs.Letters", "inn.jsonl (did you mean in.jsonl?)"),
-        ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input. Choose another file"),
-        (
-            "in.jsonl . --scorers stubs.Letters",
-            ". is a folder, but the scores of a file go to a file",
-        ),
-        (
-            ". o.csv --scorers stubs.Letters",
-            ". is a folder and has files of several formats (.csv, .jsonl), must be a file, or a",
-        ),
-        ("in.jsonl o --scorers stubs.Letters", "o must end in one of .jsonl, .csv, .parquet"),
-        (
-            "in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency",
-            "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "
-            "with --columns.prefix=COLUMN, or choose other scores: --scorers.help=CTRLEval lists",
-        ),
-        ("in.jsonl o.csv --scorers Similarity", "Similarity needs a column 'source': the file"),
+        *WITHOUT_SCORERS,
+        *((with_letters(given), message) for given, message in WITH_LETTERS),
     ],
 )
 def test_first_tries_say_what_to_type(
@@ -576,12 +527,3 @@ def test_parquet_names_its_extra(
     error = fails(*names, "--scorers", "stubs.Letters", capsys=capsys)
     assert "needs pyarrow: pip install 'ctrlreward[parquet]'" in error
     assert Letters.calls == []
-
-
-def test_names_are_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    command = ["score", "in.jsonl", "out.csv", *["--scorers+=stubs.Letters"] * 2]
-    main([*command, "--names", '["e[bold]", "x:a:"]'])
-    printed = capsys.readouterr().out
-    assert "e[bold].letters" in printed
-    assert "x:a:.letters" in printed

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner, pl
+from lightning_choice import (
+    Generation,
+    LoRA,
+    Objective,
+    OptimizerConfig,
+    PolicyTuner,
+    pl,
+    quiet_trainer,
+)
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import (
@@ -197,15 +205,7 @@ def fit(tmp_path: Path, batch: Samples) -> Callable[..., pl.Trainer]:
     """Return a function that trains on the `batch` fixture of the test file at each step."""
 
     def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
-            max_steps=steps,
-        )
+        trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=steps)
         data = DataLoader([batch] * 60, batch_size=None)  # type: ignore[arg-type]
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return trainer

@@ -14,7 +14,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from lightning_choice import Generation, GenerationScorer, LoRA, OptimizerConfig, PolicyTuner, pl
+from lightning_choice import (
+    Generation,
+    GenerationScorer,
+    LoRA,
+    OptimizerConfig,
+    PolicyTuner,
+    pl,
+    quiet_trainer,
+)
 from torch.utils.data import DataLoader
 
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
@@ -47,15 +55,11 @@ def train(
     )
     judge = Perplexity(folders["llama"], device=scorers)
     held_out = GenerationScorer({"held_out": judge["perplexity"]}, BATCH)
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
         **placed(policy),
         callbacks=[held_out],
         check_val_every_n_epoch=None,
         default_root_dir=place,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         max_steps=2,
         num_sanity_val_steps=0,
         val_check_interval=1,

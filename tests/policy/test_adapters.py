@@ -299,11 +299,11 @@ def test_resumes_exactly(continued, fit, tmp_path: Path) -> None:
         module.on_train_batch_start = lambda *_: torch.manual_seed(module.global_step) and None
         return module, fit(module, steps, ckpt_path)
 
-    whole, _ = run(6)
-    _, trainer = run(3)
-    path = str(tmp_path / "at3.ckpt")
+    whole, _ = run(4)
+    _, trainer = run(2)
+    path = str(tmp_path / "at2.ckpt")
     trainer.save_checkpoint(path)
-    resumed, _ = run(6, path)
+    resumed, _ = run(4, path)
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
 
 

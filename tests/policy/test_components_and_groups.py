@@ -26,6 +26,7 @@ from lightning_choice import (
     PolicyTuner,
     RewardShaping,
     pl,
+    quiet_trainer,
 )
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -292,15 +293,7 @@ def style(texts: list[str]) -> list[float]:
 
 def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: Any) -> Any:
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
-        max_steps=steps,
-        callbacks=options.pop("callbacks", []),
-    )
+    trainer = quiet_trainer(max_steps=steps, callbacks=options.pop("callbacks", []))
     trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))  # type: ignore
     return trainer
 

@@ -191,26 +191,8 @@ def test_the_loss_has_the_gradient_of_the_formula(
     )
 
 
-def test_learns_to_say_a_and_scores_the_completions_alone(
+def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], share, family: str
-) -> None:
-    module = tuner(learning_rate=0.015, num_generations=8, beta=0.0)
-    pl.seed_everything(1, verbose=False)
-    rewards: list[float] = []
-    module.on_train_batch_end = lambda *_: rewards.append(  # type: ignore[method-assign]
-        module.trainer.callback_metrics["reward/total"].item()
-    )
-    fit(module, 20)
-    assert rewards[0] < 0.35
-    assert sum(rewards[-5:]) / 5 > rewards[0] + 0.4
-    texts = {text for samples in share.scored for text in samples.texts}
-    assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
-    written = "".join(module.complete(["abc"] * 20))
-    assert written.count("a") > len(written) / 2
-
-
-def test_three_steps_raise_a_planted_reward(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], family: str
 ) -> None:
     module = tuner(learning_rate=0.05, num_generations=16, beta=0.0)
 
@@ -224,6 +206,8 @@ def test_three_steps_raise_a_planted_reward(
     before = share_of_a()
     fit(module, 3)
     assert share_of_a() > before + 0.1
+    texts = {text for samples in share.scored for text in samples.texts}
+    assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
 
 
 def test_the_exported_adapter_is_plain_peft(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_choice import MisconfigurationException, PolicyTuner, pl
+from lightning_choice import MisconfigurationException, PolicyTuner, pl, quiet_trainer
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
@@ -28,14 +28,7 @@ def workers() -> set[threading.Thread]:
 
 def fit(module: PolicyTuner, batches: list[Samples] = BATCHES) -> pl.Trainer:
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
-        max_epochs=1,
-    )
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     return trainer
 

@@ -11,7 +11,7 @@ import datasets
 import pandas as pd
 import pytest
 import torch
-from lightning_choice import MisconfigurationException, PolicyTuner, pl
+from lightning_choice import MisconfigurationException, PolicyTuner, quiet_trainer
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
@@ -41,15 +41,7 @@ def trained(
         return [len(text) for text in samples.texts]
 
     def run(*data: Any, build: Callable[..., PolicyTuner] = tuner, **options: Any) -> list[Samples]:
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
-            max_epochs=1,
-        )
+        trainer = quiet_trainer(default_root_dir=tmp_path, max_epochs=1)
         trainer.fit(build(num_generations=2, reward=length, **options), *data)
         return scored
 

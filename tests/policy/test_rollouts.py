@@ -85,22 +85,6 @@ def test_log_probs_have_the_gradient_of_the_kept_tokens(
     torch.testing.assert_close(result, model.lm_head.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_tokens_are_sampled_with_their_probability(
-    model: LlamaForCausalLM, folder: str, temperature: float
-) -> None:
-    draws, options = 2000, Generation(max_completion_length=1)
-    torch.manual_seed(0)
-    rollout = sample(model, load_tokenizer(folder), ["ab"] * draws, options, temperature)
-    frequencies = rollout.ids[:, -1].bincount(minlength=8) / draws
-    with torch.no_grad():
-        logits = model(rollout.ids[:1, :-1]).logits[0, -1]
-    expected = (logits / temperature).softmax(dim=-1)
-    assert expected.max() < 0.9
-    for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
-        assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws))
-
-
 @pytest.mark.parametrize("ends", [[2, 5], None])
 def test_a_model_may_have_several_end_tokens_or_none(
     model: LlamaForCausalLM, folder: str, ends: list[int] | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from module_files import load
 from second_device import memory, on_second_device
 
 SCRIPT = Path(__file__).with_name("second_device_runs.py")
-spec = importlib.util.spec_from_file_location("second_device_runs", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-runs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(runs)
+runs = load(SCRIPT)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -330,8 +330,8 @@ def test_reinforce_needs_no_group(tuner) -> None:
 # Whole runs
 
 
-# One of each ratio and kind of baseline; values are part of `test_values.py`.
-@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "self_critical"])
+# With a baseline of the group, and of a greedy completion; `test_objectives.py` compares all.
+@pytest.mark.parametrize("algorithm", ["grpo", "self_critical"])
 def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
     module = tuner(algorithm=algorithm, learning_rate=0.03, num_generations=8, beta=0.0)
     pl.seed_everything(1, verbose=False)
@@ -343,16 +343,6 @@ def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
     assert rewards[0] < 0.2
     assert sum(rewards[-5:]) / 5 > 0.8
     assert share.releases == 1  # when the run ended
-
-
-def test_the_kl_term_keeps_the_policy_close(tuner, fit) -> None:
-    drifts = []
-    for beta in (0.0, 5.0):
-        module = tuner(learning_rate=0.03, num_generations=8, beta=beta)
-        pl.seed_everything(1, verbose=False)
-        trainer = fit(module, 15)
-        drifts.append(trainer.callback_metrics["policy/kl"].item())
-    assert drifts[1] < 0.3 * drifts[0]
 
 
 @pytest.mark.lightning

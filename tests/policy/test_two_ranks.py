@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from module_files import load
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
-spec = importlib.util.spec_from_file_location("two_ranks_of_policies", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = load(SCRIPT)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

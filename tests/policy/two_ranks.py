@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_choice import LoRA, PolicyTuner, pl
+from lightning_choice import LoRA, PolicyTuner, pl, quiet_trainer
+from module_files import load
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
@@ -23,11 +23,7 @@ from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.scorers.base import Scores
 
-spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
-assert spec is not None
-assert spec.loader is not None
-shared = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared)
+shared = load(Path(__file__).with_name("conftest.py"))
 
 STEPS = 3
 LONGEST = 5
@@ -117,13 +113,8 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
     )
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     own = [step[rank] if ranks > 1 else step[0] + step[1] for step in BATCHES]
-    trainer = pl.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=ranks,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         max_epochs=1,
         strategy="ddp" if ranks > 1 else "auto",
         use_distributed_sampler=False,  # Lightning's shuffles

@@ -5,7 +5,6 @@ What stands next to such a text keeps its scores.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from module_files import load
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Judge, Rubric, Scorer, Task
 
-spec = importlib.util.spec_from_file_location(
-    "cases", Path(__file__).with_name("test_batch_invariance.py")
-)
-assert spec is not None
-assert spec.loader is not None
-cases = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cases)
+cases = load(Path(__file__).with_name("test_batch_invariance.py"))
 folders, built = cases.folders, cases.built
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_choice import GenerationScorer, pl
-from torch.utils.data import DataLoader
+from counting_module import Counting
+from lightning_choice import GenerationScorer, pl, quiet_trainer
 
 from ctrlreward import Reward, Samples
 
@@ -21,13 +21,12 @@ def labelled(texts: list[str]) -> Samples:
     return Samples(texts, labels=["a"] * len(texts))
 
 
-class Writer(pl.LightningModule):
+class Writer(Counting):
     """Module that scores texts of its rank in each step, and completes prompts by more letters."""
 
     def __init__(self, reward: Reward) -> None:
         super().__init__()
         self.reward = reward
-        self.weight = torch.nn.Parameter(torch.zeros(()))
         self.totals: dict[str, float] = {}
 
     def texts(self) -> list[str]:
@@ -38,19 +37,7 @@ class Writer(pl.LightningModule):
         texts = self.texts()
         totals = self.reward(labelled(texts)).total
         self.totals |= {f"{self.global_step} {t}": v for t, v in zip(texts, totals, strict=True)}
-        return -self.weight
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-    def train_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(6))  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(2))  # type: ignore[arg-type]
+        return super().training_step(batch, batch_idx)
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return ["a" * round(self.weight.item()) + "b" for _ in prompts]
@@ -67,16 +54,11 @@ def run(reward: Reward, devices: int, folder: Path) -> dict[str, Any]:
 
     scores = {name: reward[name] for name in ("letters", "length")}
     module = Writer(reward)
-    pl.Trainer(
-        accelerator="cpu",
+    quiet_trainer(
         callbacks=[GenerationScorer(scores, PROMPTS), Kept()],
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         devices=devices,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        logger=False,
         max_steps=3,
         num_sanity_val_steps=0,
         strategy="ddp" if devices > 1 else "auto",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from letter_scorers import Letters
+from module_files import load
 
 from ctrlreward import Reward
 
 SCRIPT = Path(__file__).with_name("ddp_ranks.py")
-spec = importlib.util.spec_from_file_location("ddp_ranks", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
+script = load(SCRIPT)
 
 
 def test_two_ranks_score_by_one_server_as_in_process(

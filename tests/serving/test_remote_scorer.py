@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counting_module import Counting
 from letter_scorers import Letters
 from lightning_choice import (
     Generation,
@@ -20,6 +21,7 @@ from lightning_choice import (
     OptimizerConfig,
     PolicyTuner,
     pl,
+    quiet_trainer,
 )
 from torch.utils.data import DataLoader
 
@@ -56,27 +58,10 @@ def quality(tiny_causal: Callable[..., str]) -> TransferQuality:
     return TransferQuality(style, Similarity(vectors), Perplexity(folder))
 
 
-class Writer(pl.LightningModule):
+class Writer(Counting):
     """Continues every prompt, by more broth from step to step."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return -self.weight
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-    def train_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(2))  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(1))  # type: ignore[arg-type]
+    batches = 2
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return [f" was soup {'broth ' * round(self.weight.item())}" for _ in prompts]
@@ -88,15 +73,8 @@ def validated(
     """Metrics of each validation of a short run, and the last scores by prompt."""
     scorer = GenerationScorer(scores, PROMPTS, overlap=overlap)
     history = HistoryLogger(str(folder))
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=3,
-        callbacks=[scorer],
-        logger=history,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
+    trainer = quiet_trainer(
+        max_epochs=3, callbacks=[scorer], logger=history, num_sanity_val_steps=0
     )
     trainer.fit(Writer())
     log = JsonLog(history.path)
@@ -196,16 +174,7 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
             optimizer=OptimizerConfig(learning_rate=0.01, overlap=overlap),
             lora=LoRA(r=4),
         )
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            max_steps=4,
-            logger=False,
-            callbacks=[Recorder()],
-            default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        trainer = quiet_trainer(max_steps=4, callbacks=[Recorder()], default_root_dir=tmp_path)
         batch = Samples(["ab", "cd"], labels=["a", "c"])
         trainer.fit(module, DataLoader([batch] * 8, batch_size=None))  # type: ignore[arg-type]
         return totals, [p.detach().clone() for p in module.parameters() if p.requires_grad]

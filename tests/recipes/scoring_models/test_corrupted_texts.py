@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytorch_lightning import Trainer, seed_everything
+from lightning_choice import quiet_trainer
+from pytorch_lightning import seed_everything
 from pytorch_lightning.demos.boring_classes import BoringModel
 from tiny_models import save_bert
 from transformers import BertModel
@@ -139,16 +140,8 @@ def test_the_config_trains_a_judge_that_needs_no_labels(tmp_path: Path) -> None:
     prompts = [f"Day {day} number 0 she rose." for day in range(100, 124)]
     scorer = GenerationScorer({"soundness": judge["label_probability"]}, prompts)
     guard = ProxyGuard("reward/total", "score/soundness", "max", stop=True)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=10,
-        limit_train_batches=1,
-        limit_val_batches=1,
-        callbacks=[scorer, guard],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        max_epochs=10, limit_train_batches=1, limit_val_batches=1, callbacks=[scorer, guard]
     )
     trainer.fit(Forgetful())
     assert guard.alarm

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytorch_lightning import Trainer
+from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -221,15 +221,10 @@ def trained(
     small = {"min_count": 2, "width": 16, "heads": 2, "learning_rate": 0.01}
     torch.manual_seed(0)
     model = LanguageModelTrainer(str(folder), **small | (options or {}))
-    settings = {"max_epochs": 1, "enable_checkpointing": False} | trainer
-    Trainer(
-        accelerator="cpu",
-        default_root_dir=str(folder.parent),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    ).fit(model, Corpus(**files, batch_size=4), ckpt_path=checkpoint)
+    settings = {"max_epochs": 1} | trainer
+    quiet_trainer(default_root_dir=str(folder.parent), **settings).fit(
+        model, Corpus(**files, batch_size=4), ckpt_path=checkpoint
+    )
     return model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
+from lightning_choice import quiet_trainer
 from tiny_models import save_bert
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, BertModel
 
@@ -82,16 +82,9 @@ def fitted(
     torch.manual_seed(0)
     model = Watched(str(folder), encoder, **options)
     settings: dict[str, Any] = {"max_epochs": 1, **(trainer or {})}
-    Trainer(
-        accelerator="cpu",
-        default_root_dir=str(folder.parent),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        **settings,
-    ).fit(model, SentenceData(*files, validation_share=0.2, batch_size=20))
+    quiet_trainer(default_root_dir=str(folder.parent), num_sanity_val_steps=0, **settings).fit(
+        model, SentenceData(*files, validation_share=0.2, batch_size=20)
+    )
     return model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
+from lightning_choice import quiet_trainer
 
 from ctrlreward.commands.training_job import build
 from ctrlreward.models.text_cnn import TextCNNClassifier
@@ -184,16 +184,9 @@ def test_training_writes_the_best_epochs_folder(
 
 def trained(files: tuple, folder: Path, **options: Any) -> TextCNNTrainer:
     model = TextCNNTrainer(str(folder), min_count=1, embedding_size=4, widths=[1], filters=2)
-    Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        default_root_dir=str(folder.parent),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    ).fit(model, SentenceData(*files))
+    quiet_trainer(max_epochs=1, default_root_dir=str(folder.parent), **options).fit(
+        model, SentenceData(*files)
+    )
     return model
 
 
@@ -228,15 +221,8 @@ def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: 
         str(tmp_path / "model"), embedding_size=32, filters=16, learning_rate=0.01
     )
     torch.manual_seed(0)
-    Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        default_root_dir=str(tmp_path),
-        logger=False,
-        enable_checkpointing=False,  # so the last epoch counts as the best
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(model, data)
+    # Without checkpoints, so that the last epoch counts as the best.
+    quiet_trainer(max_epochs=2, default_root_dir=str(tmp_path)).fit(model, data)
     report = json.loads((tmp_path / "model" / "evaluation.json").read_text("utf-8"))
     assert report["test_sentences"] == 1000
     assert report["test_accuracy"] > 0.75  # by chance 0.5

@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
+from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
@@ -324,9 +325,13 @@ def test_a_resumed_run_goes_on_with_the_next_sentences(
     def run(batches: int, ckpt_path: str | None = None) -> tuple[Recorder, str]:
         module = Recorder(updates)
         saver = ModelCheckpoint(tmp_path / "saved", save_last=True)
-        trainer = pl.Trainer(max_epochs=1, max_steps=batches * updates, val_check_interval=2,
-                             callbacks=[saver], logger=False, enable_progress_bar=False,
-                             accelerator="cpu", enable_model_summary=False)  # fmt: skip
+        trainer = quiet_trainer(
+            enable_checkpointing=True,
+            max_epochs=1,
+            max_steps=batches * updates,
+            val_check_interval=2,
+            callbacks=[saver],
+        )
         data = TransferData(Sentences(files, TEMPLATE, 4), batch_size=3, steps=8)
         trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
         return module, saver.last_model_path

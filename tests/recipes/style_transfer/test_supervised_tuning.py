@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -48,9 +48,14 @@ def tuned(
         OptimizerConfig(learning_rate=0.02, warmup_steps=3),
         LoRA(r=8, lora_dropout=0.1, dtype="float32"),
     )
-    trainer = pl.Trainer(max_epochs=1, max_steps=steps, logger=False, accelerator="cpu",
-                         enable_progress_bar=False, enable_model_summary=False,
-                         limit_val_batches=0, default_root_dir=folder, **options)  # fmt: skip
+    trainer = quiet_trainer(
+        enable_checkpointing=True,
+        max_epochs=1,
+        max_steps=steps,
+        limit_val_batches=0,
+        default_root_dir=folder,
+        **options,
+    )
     trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
     return module
 

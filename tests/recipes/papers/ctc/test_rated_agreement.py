@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_choice import quiet_trainer
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.demos.boring_classes import BoringModel
 from scipy import stats
@@ -70,13 +71,9 @@ def loader() -> Any:
 
 
 def fitted(model: LightningModule, *callbacks: RatedAgreement, **options: Any) -> Trainer:
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         logger=HistoryLogger("run"),
         callbacks=[*callbacks],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=1,
         **{"max_epochs": 3, **options},
     )

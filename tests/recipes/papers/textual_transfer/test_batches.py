@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferBatch, TransferSentences
@@ -215,9 +216,13 @@ class Recorder(pl.LightningModule):
 
 def trained(folder: Path, module: Recorder, checkpoint: str | None = None, **save: Any) -> str:
     saver = ModelCheckpoint(folder / "checkpoints", save_last=True, **save)
-    trainer = pl.Trainer(max_epochs=3, val_check_interval=0.5, callbacks=[saver], logger=False,
-                         num_sanity_val_steps=0, enable_progress_bar=False, accelerator="cpu",
-                         enable_model_summary=False)  # fmt: skip
+    trainer = quiet_trainer(
+        enable_checkpointing=True,
+        max_epochs=3,
+        val_check_interval=0.5,
+        callbacks=[saver],
+        num_sanity_val_steps=0,
+    )
     trainer.fit(module, sentences_of(folder), ckpt_path=checkpoint, weights_only=True)
     return saver.last_model_path
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_choice import quiet_trainer
 from torch.nn.functional import log_softmax
 from warm_python import run_warm
 
@@ -55,14 +56,7 @@ def model_of(folder: Path, **options: Any) -> TextualTransfer:
 
 def trained(model: TextualTransfer, data: TransferSentences, **options: Any) -> pl.Trainer:
     torch.manual_seed(0)
-    settings = {"max_steps": 1, "limit_val_batches": 0, "enable_checkpointing": False, **options}
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
+    trainer = quiet_trainer(**{"max_steps": 1, "limit_val_batches": 0, **options})
     trainer.fit(model, data)
     return trainer
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_choice import quiet_trainer
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -90,12 +91,12 @@ class Restyler(BoringModel):
 def fit(folder: Path, report: TransferReport, *others: pl.Callback) -> Restyler:
     data = BoringDataModule()
     data.sentences = SENTENCES
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
+        enable_checkpointing=True,
         max_epochs=3,
         limit_train_batches=2,
         limit_val_batches=1,
         num_sanity_val_steps=0,
-        accelerator="cpu",
         logger=HistoryLogger(str(folder)),
         callbacks=[
             *others,
@@ -103,8 +104,6 @@ def fit(folder: Path, report: TransferReport, *others: pl.Callback) -> Restyler:
             RewardCheckpoint("score/corpus/accuracy", "max"),
             report,
         ],
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     module = Restyler()
     trainer.fit(module, datamodule=data)
@@ -203,15 +202,12 @@ def test_what_is_missing_is_said_before_training(
     other = TransferReport(str(tmp_path / "run"), sentences, scoring_models, name="dev")
     with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, but no callback keeps"):
         fit(tmp_path / "run", other)
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
+        enable_checkpointing=True,
         max_epochs=1,
         callbacks=[RewardCheckpoint(f"score/corpus/{key}", "max") for key in ("gm", "accuracy")]
         + [report],
-        logger=False,
         default_root_dir=tmp_path,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     with pytest.raises(MisconfigurationException, match="a data module with sentences"):
         trainer.fit(Restyler(), datamodule=BoringDataModule())
