@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from letter_scorers import Rank as Rank
 
 from ctrlreward import Samples
 from ctrlreward.scorers import Scorer, ScoreSpec
@@ -86,14 +87,3 @@ class Odd(Scorer):
             if text == "odd":
                 logging.getLogger("kitchen").warning("texts[%d] is odd", i)
         return {"letters": np.array([float(len(text)) for text in samples.texts])}
-
-
-class Rank(Scorer):
-    """Share of all samples that are shorter."""
-
-    specs: ClassVar = {"rank": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
-    pointwise = False
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        lengths = np.array([len(text) for text in samples.texts])
-        return {"rank": (lengths[:, None] > lengths).mean(axis=1)}

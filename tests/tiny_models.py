@@ -25,10 +25,13 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 
 VOCABULARY = 400
 CORPUS = [
@@ -205,6 +208,24 @@ def save_bert(folder: Path, head: type[PreTrainedModel], **options: Any) -> str:
         torch.manual_seed(0)
         head(config).save_pretrained(folder)
     return str(folder)
+
+
+def save_judges(folder: Path, words: tuple[str, ...], **options: Any) -> dict[str, str]:
+    """Save a BERT with each head, and a TextCNN of some words; return their folders by kind."""
+    labels = ("negative", "positive")
+    heads: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
+        "encoder": (BertModel, {}),
+        "classifier": (BertForSequenceClassification, {"id2label": dict(enumerate(labels))}),
+        "aligner": (BertForTokenClassification, {"id2label": {0: "aligned", 1: "hallucinated"}}),
+        "regression": (BertForSequenceClassification, {"num_labels": 1}),
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        text_cnn = TextCNN(TextCNNConfig(words, labels, 8))
+    save_text_cnn(text_cnn, folder / "text_cnn")
+    saved = {kind: save_bert(folder / kind, head, **own, **options)
+             for kind, (head, own) in heads.items()}  # fmt: skip
+    return {**saved, "text_cnn": str(folder / "text_cnn")}
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ two by `torch.tensor([value])` and the third by `value.flatten()[0].item()`.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from module_files import load
 
 from ctrlreward import Reward
 from ctrlreward.adapters.openrlhf import as_reward_func
@@ -33,11 +33,7 @@ reward_func = as_reward_func(reward, ["<eos>"], failed_score=-9.0, columns={{"la
 def test_reward_func_in_a_file_called_from_threads(tmp_path: Path) -> None:
     path = tmp_path / "rewards.py"
     path.write_text(FILE.format(conftest=str(Path(__file__).with_name("conftest.py"))))
-    spec = importlib.util.spec_from_file_location("reward_func", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load(path)
 
     async def call_all() -> list[dict[str, torch.Tensor]]:
         texts = ["ab<eos>", "f<eos>", "aab"]

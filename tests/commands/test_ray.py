@@ -162,6 +162,7 @@ def test_what_can_not_be_read_in_another_process(two: ScoreShards) -> None:
     same(collect(two, Length(), shards(TEXTS)), expected(TEXTS))  # the actors live on
 
 
+@pytest.mark.soak  # starting another one takes ten seconds
 def test_an_actor_that_dies_is_replaced(
     two: ScoreShards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

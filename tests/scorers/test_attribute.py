@@ -10,10 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from tiny_models import save_bert
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples
@@ -258,34 +256,17 @@ def test_codes_of_multi_control_outputs_are_labels() -> None:
     assert not np.isnan(scores["accuracy"]).any()
 
 
-def save_bert(folder: Path, seed: int, labels: Sequence[str]) -> str:
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
-    fast.save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=16,
-        initializer_range=1.0,  # so that texts differ in their probabilities
-        id2label=dict(enumerate(labels)),
-        label2id={label: i for i, label in enumerate(labels)},
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        BertForSequenceClassification(config).save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
+    names = {"sentiment": ["negative", "positive"], "topic": ["world", "sports", "business"]}
     folders = {
-        "sentiment": save_bert(tmp_path / "a", 0, ["negative", "positive"]),
-        "topic": save_bert(tmp_path / "b", 1, ["world", "sports", "business"]),
+        attribute: save_bert(
+            tmp_path / attribute,
+            BertForSequenceClassification,
+            id2label=dict(enumerate(labels)),
+            initializer_range=1.0,  # so that texts differ in their probabilities
+        )
+        for attribute, labels in names.items()
     }
     texts = ["the good ball", "bad", "money money"]
     labels = ["sentiment=positive topic=sports", "topic=world", "sentiment=negative topic=business"]
@@ -293,9 +274,9 @@ def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
 
     def probability(attribute: str, text: str, label: str) -> float:
         model = BertForSequenceClassification.from_pretrained(folders[attribute]).eval()
-        ids = torch.tensor([[2 + WORDS.index(word) for word in text.split()]])
+        ids = AutoTokenizer.from_pretrained(folders[attribute])(text, return_tensors="pt").input_ids
         with torch.inference_mode():
-            return float(model(ids).logits[0].softmax(-1)[model.config.label2id[label]])
+            return float(model(ids).logits[0].softmax(-1)[names[attribute].index(label)])
 
     expected = [
         (probability("sentiment", texts[0], "positive") + probability("topic", texts[0], "sports"))

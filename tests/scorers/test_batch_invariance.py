@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import save_bert
-from transformers import (
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-)
+from tiny_models import save_judges
 
 import ctrlreward.scorers
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import (
@@ -95,7 +88,6 @@ TOPICS = Task(
 )
 RUBRIC = Rubric("Is this {label}? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
 PAIRS = Rubric("Which?\nA: {first}\nB: {second}\n", {"A": "first", "B": "second"})
-LABELS = ("negative", "positive")
 ALIGNED: tuple[AspectName, ...] = (
     "consistency",
     "relevance",
@@ -136,7 +128,7 @@ POINTWISE: Mapping[str, Callable[..., Scorer]] = {
     "Similarity": lambda f, **o: Similarity(f["encoder"], **o),
     "Alignment embedding": lambda f, **o: Alignment(f["encoder"], ALIGNED, **o),
     "Alignment discriminative": lambda f, **o: Alignment(
-        f["tokens"], ALIGNED, "discriminative", **o
+        f["aligner"], ALIGNED, "discriminative", **o
     ),
     "Alignment regression": lambda f, **o: Alignment(f["regression"], ALIGNED, "regression", **o),
     "Accuracy": lambda f, **o: Accuracy(f["classifier"], **o),
@@ -165,29 +157,18 @@ def folders(
     tiny_t5: str,
 ) -> Folders:
     """Tiny models by kind, with weights large enough for texts to differ clearly."""
-    new = partial(tmp_path_factory.mktemp, "invariance")
-    large: dict[str, Any] = {"initializer_range": 0.4}
+    folder = tmp_path_factory.mktemp("invariance")
     words = tuple(sorted({word.lower() for text in TEXTS for word in text.split()}))
-    text_cnn, vectors = new(), new() / "vectors"
-    torch.manual_seed(0)
-    save_text_cnn(TextCNN(TextCNNConfig(words, LABELS, 8)), text_cnn)
+    vectors = folder / "vectors"
     draw = np.random.default_rng(0).normal
     WordVectors({word.strip(".,"): draw(size=5) for word in words}).save(vectors)
     return {
+        **save_judges(folder, words, initializer_range=0.4),
         "llama": tiny_llama(ascii_letters + " .,!?;:"),
         "gpt2": tiny_causal("gpt2"),
         "mamba": tiny_causal("mamba"),
         "bart": tiny_bart,
         "t5": tiny_t5,
-        "encoder": save_bert(new(), BertModel, **large),
-        "classifier": save_bert(
-            new(), BertForSequenceClassification, id2label=dict(enumerate(LABELS)), **large
-        ),
-        "tokens": save_bert(
-            new(), BertForTokenClassification, id2label={0: "aligned", 1: "not"}, **large
-        ),
-        "regression": save_bert(new(), BertForSequenceClassification, num_labels=1, **large),
-        "text_cnn": str(text_cnn),
         "vectors": str(vectors),
     }
 

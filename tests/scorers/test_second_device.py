@@ -6,23 +6,16 @@ import gc
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from device_cases import ALIGNED, CASES, CAUSAL, LABELS, SAMPLES, samples_of
+from device_cases import CASES, CAUSAL, SAMPLES, samples_of
 from second_device import Refused, Stream, memory, on_second_device
-from tiny_models import save_bert
-from transformers import (
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-)
+from tiny_models import save_judges
 
 from ctrlreward import Reward, scorers
 from ctrlreward.engine.batching import token_budget
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 
@@ -45,22 +38,10 @@ def folders(
     tiny_bart: str,
 ) -> dict[str, str]:
     """Tiny models of all kinds."""
-    folder = tmp_path_factory.mktemp("models")
-    heads: dict[str, tuple[Any, dict[str, Any]]] = {
-        "encoder": (BertModel, {}),
-        "classifier": (BertForSequenceClassification, {"id2label": LABELS}),
-        "aligner": (BertForTokenClassification, {"id2label": ALIGNED}),
-        "regression": (BertForSequenceClassification, {"num_labels": 1}),
-    }
     words = tuple("the soup was good bread old tea cold long walk lake".split())
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        text_cnn = TextCNN(TextCNNConfig(words, tuple(LABELS.values()), 8))
-    save_text_cnn(text_cnn, folder / "text_cnn")
     return {
-        **{name: save_bert(folder / name, head, **kw) for name, (head, kw) in heads.items()},
+        **save_judges(tmp_path_factory.mktemp("models"), words),
         **{name: tiny_causal(name) for name in CAUSAL},
-        "text_cnn": str(folder / "text_cnn"),
         "pegasus": pegasus,
         "t5": tiny_t5,
         "bart": tiny_bart,

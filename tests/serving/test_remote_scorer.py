@@ -67,11 +67,9 @@ class Writer(Counting):
         return [f" was soup {'broth ' * round(self.weight.item())}" for _ in prompts]
 
 
-def validated(
-    scores: Any, folder: Path, overlap: bool
-) -> tuple[list[dict[str, float]], dict[str, Scores]]:
+def validated(scores: Any, folder: Path) -> tuple[list[dict[str, float]], dict[str, Scores]]:
     """Metrics of each validation of a short run, and the last scores by prompt."""
-    scorer = GenerationScorer(scores, PROMPTS, overlap=overlap)
+    scorer = GenerationScorer(scores, PROMPTS, overlap=True)
     history = HistoryLogger(str(folder))
     trainer = quiet_trainer(
         max_epochs=3, callbacks=[scorer], logger=history, num_sanity_val_steps=0
@@ -82,15 +80,14 @@ def validated(
     return [row for row in rows if row], scorer.evidence
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 def test_a_monitored_run_logs_what_it_logs_in_process(
-    quality: TransferQuality, live_server: Callable[..., Any], tmp_path: Path, overlap: bool
+    quality: TransferQuality, live_server: Callable[..., Any], tmp_path: Path
 ) -> None:
     names = ("gm", "perplexity", "accuracy")
     local = Reward({**{name: quality[name] for name in names}, "variety": Distinct()["distinct_2"]})
-    here, by_prompt = validated(local.components, tmp_path / "here", overlap)
+    here, by_prompt = validated(local.components, tmp_path / "here")
     remote = RemoteReward(live_server(local).url)
-    there, theirs_by_prompt = validated(remote.components, tmp_path / "there", overlap)
+    there, theirs_by_prompt = validated(remote.components, tmp_path / "there")
     assert len(set(by_prompt["score/variety"])) > 1  # a jackknife value each, not the group's
     assert theirs_by_prompt.keys() == by_prompt.keys()
     for key, values in by_prompt.items():
