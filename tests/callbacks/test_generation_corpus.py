@@ -16,6 +16,7 @@ from lightning_choice import (
     RewardEarlyStopping,
     pl,
 )
+from word_classifiers import FirstWord
 
 from ctrlreward import (
     Accuracy,
@@ -40,16 +41,6 @@ COMPLETIONS = {
 SOURCES = ["bad food", "bad slow food", "bad"]
 WORDS = ("good", "bad", "slow", "food", "odd")
 THRESHOLDS = (40.0, 10.0, 200.0, -200.0)
-
-
-class FirstWord:
-    """Classifier that only reads the first word."""
-
-    labels = ("negative", "positive")
-
-    def probabilities(self, texts: Sequence[str]) -> Scores:
-        rows = [[0.1, 0.9] if text.startswith("good") else [0.8, 0.2] for text in texts]
-        return np.array(rows).reshape(-1, 2)
 
 
 def chances(text: str) -> list[float]:

@@ -1,64 +1,33 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from word_classifiers import CountingWords, ScorerAsClassifier
 
 from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import accuracy as module
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import CTRLEval
 
-
-class CountingWords:
-    """Classifier that counts words: the share of good words among good and bad ones."""
-
-    labels = ("negative", "positive")
-
-    def probabilities(self, texts: Sequence[str]) -> Scores:
-        assert all(text.strip() for text in texts)
-        counts = [[text.split().count(word) + 0.5 for word in ("bad", "good")] for text in texts]
-        table = np.array(counts).reshape(-1, 2)
-        return table / table.sum(axis=1, keepdims=True)
-
-
-class ScorerAsClassifier(CountingWords, Scorer):
-    """Scorer that is also a classifier, like CTRLEval."""
-
-    device = "cpu"
-    released = 0
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        return {}
-
-    def to(self, device: str) -> None:
-        self.device = device
-
-    def release(self) -> None:
-        self.released += 1
-
-
+JUDGE = CountingWords(negative="bad", positive="good")
 TEXTS = ["good good bad", "bad", "", "good"]
 LABELS = ["positive", "positive", "negative", "positive"]
 
 
 def test_decision_and_probability_of_the_target_label() -> None:
-    scores = Accuracy(CountingWords()).score(Samples(TEXTS, labels=LABELS))
+    scores = Accuracy(JUDGE).score(Samples(TEXTS, labels=LABELS))
     np.testing.assert_array_equal(scores["accuracy"], [1, 0, np.nan, 1])
     np.testing.assert_allclose(scores["label_probability"], [2.5 / 4, 0.25, np.nan, 0.75])
 
 
 def test_the_other_label_gets_the_rest() -> None:
     flipped = ["negative" if label == "positive" else "positive" for label in LABELS]
-    scores = Accuracy(CountingWords()).score(Samples(TEXTS, labels=flipped))
+    scores = Accuracy(JUDGE).score(Samples(TEXTS, labels=flipped))
     np.testing.assert_array_equal(scores["accuracy"], [0, 1, np.nan, 0])
     np.testing.assert_allclose(scores["label_probability"], [1.5 / 4, 0.75, np.nan, 0.25])
 
@@ -69,20 +38,20 @@ def test_a_classifier_that_fails_on_a_text_gives_nan_not_zero() -> None:
             return np.array([[0.2, 0.8], [np.nan, np.nan]])
 
     samples = Samples(["a", "b"], labels=["positive", "negative"])
-    scores = Accuracy(Failing()).score(samples)
+    scores = Accuracy(Failing(negative="bad", positive="good")).score(samples)
     np.testing.assert_array_equal(scores["accuracy"], [1, np.nan])
     np.testing.assert_array_equal(scores["label_probability"], [0.8, np.nan])
 
 
 def test_a_target_of_all_texts_needs_no_labels() -> None:
-    scorer = Accuracy(CountingWords(), target="positive")
+    scorer = Accuracy(JUDGE, target="positive")
     assert scorer.required_columns() == {}
-    expected = Accuracy(CountingWords()).score(Samples(TEXTS, labels=["positive"] * len(TEXTS)))
+    expected = Accuracy(JUDGE).score(Samples(TEXTS, labels=["positive"] * len(TEXTS)))
     for samples in (Samples(TEXTS), Samples(TEXTS, labels=["of another task"] * len(TEXTS))):
         for name, values in scorer.score(samples).items():
             np.testing.assert_array_equal(values, expected[name])
     with pytest.raises(ValueError, match=r"target must be one of negative, positive, got 'sound'"):
-        Accuracy(CountingWords(), target="sound").score(TEXTS)
+        Accuracy(JUDGE, target="sound").score(TEXTS)
 
 
 def test_ctrleval_serves_as_classifier(pegasus: str) -> None:
@@ -95,7 +64,7 @@ def test_ctrleval_serves_as_classifier(pegasus: str) -> None:
 
 
 def test_a_scorer_serves_as_classifier_and_is_moved_and_released() -> None:
-    classifier = ScorerAsClassifier()
+    classifier = ScorerAsClassifier(negative="bad", positive="good")
     scorer = Accuracy(classifier)
     assert scorer.score(Samples(["good"], labels=["positive"]))["accuracy"] == [1]
     scorer.to("cuda:1")
@@ -109,7 +78,7 @@ def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPat
 
     def build(*arguments: object) -> CountingWords:
         built.append(arguments)
-        return CountingWords()
+        return JUDGE
 
     monkeypatch.setattr(module, "load_classifier", build)
     scorer = Accuracy("some/folder", dtype="bfloat16", batch_tokens=64)

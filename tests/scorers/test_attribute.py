@@ -12,45 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import save_bert
 from transformers import AutoTokenizer, BertForSequenceClassification
+from word_classifiers import CountingWords, ScorerAsClassifier
 
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-
-
-class CountingWords:
-    """Classifier that counts words: each label's share of all label words."""
-
-    def __init__(self, **words: str) -> None:
-        self.words = words
-        self.labels = tuple(words)
-
-    def probabilities(self, texts: Sequence[str]) -> Scores:
-        assert all(text.strip() for text in texts)
-        counts = [[t.split().count(word) + 0.5 for word in self.words.values()] for t in texts]
-        table = np.array(counts).reshape(-1, len(self.labels))
-        return table / table.sum(axis=1, keepdims=True)
-
-
-class ScorerAsClassifier(CountingWords, Scorer):
-    released = 0
-    device = "cpu"
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        return {}
-
-    def to(self, device: str) -> None:
-        self.device = device
-
-    def release(self) -> None:
-        self.released += 1
-
+from ctrlreward.scorers.base import Scores
 
 SENTIMENT = CountingWords(negative="bad", positive="good")
 TOPIC = CountingWords(world="peace", sports="ball", business="money")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from word_classifiers import FirstWord
 
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.tasks import Continuation, TokenScores
@@ -18,16 +19,6 @@ from ctrlreward.scorers.transfer import TransferQuality
 TEXTS = ["good food", "bad food", "", "good and fine food"]
 SOURCES = ["bad food", "bad food", "bad", "slow food"]
 SAMPLES = Samples(TEXTS, labels=["positive"] * 4, sources=SOURCES)
-
-
-class FirstWord:
-    """Classifier that only reads the first word."""
-
-    labels = ("negative", "positive")
-
-    def probabilities(self, texts: Sequence[str]) -> Scores:
-        rows = [[0.1, 0.9] if text.startswith("good") else [0.8, 0.2] for text in texts]
-        return np.array(rows).reshape(-1, 2)
 
 
 class EvenModel:
