@@ -46,8 +46,8 @@ for name in ("pytorch_lightning", "lightning_fabric"):
 settings.register_profile("ctrlreward", deadline=None, max_examples=30)
 settings.load_profile("ctrlreward")
 
-# Tiny models with seeded random weights.
-pytest_plugins = ["tiny_models"]
+# Command lines that fail, and tiny models with seeded random weights.
+pytest_plugins = ["command_lines", "tiny_models"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_errors_name_the_fix(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.json").write_text('{"x": 1}')
@@ -207,10 +208,7 @@ def test_errors_name_the_fix(
     Path("twice.csv").write_text("x,x\n1,2\n")
     Path("logged").mkdir()
     Path("logged", "metrics.csv").write_text("x\n1\n")
-    with pytest.raises(SystemExit) as exit:
-        main(["compare", *arguments])
-    assert exit.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in fails("compare", *arguments)
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 import pytorch_lightning as pl
 import yaml
 
-from ctrlreward.cli import main
 from ctrlreward.commands.command_parser import CommandParser
 from ctrlreward.commands.config_files import (
     check_names,
@@ -292,16 +291,14 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
     mistake: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     content, key, suggestion = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     monkeypatch.setattr(pl.Trainer, "fit", lambda *_, **__: pytest.fail("it trains"))
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "job.yaml"])
-    assert ended.value.code == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Seed")]
+    said = fails("train", "job.yaml").splitlines()
+    (line,) = [line for line in said if not line.startswith("Seed")]
     assert line.startswith("error: ")
     if mistake not in ("value", "range"):
         assert re.search(r"job\.yaml:\d+: ", line)
@@ -313,25 +310,21 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
     assert suggestion in line
 
 
-def test_bad_yaml_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_yaml_has_its_line(tmp_path: Path, fails: Callable[..., str]) -> None:
     (tmp_path / "job.yaml").write_text("trainer:\n  max_steps: [1, 2\nmodel: x\n")
-    with pytest.raises(SystemExit):
-        main(["train", str(tmp_path / "job.yaml")])
-    assert re.match(r"error: .*job\.yaml:3: is not YAML: .+\n$", capsys.readouterr().err)
+    said = fails("train", tmp_path / "job.yaml")
+    assert re.match(r"error: .*job\.yaml:3: is not YAML: .+\n$", said)
 
 
 @pytest.mark.parametrize("read", ["when it is built", "when training starts"])
 def test_missing_data_is_one_line_with_its_key(
-    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = {"when it is built": "tense_warm_up", "when training starts": "text_cnn_tense"}[read]
     text = (CONFIGS / "style_transfer" / f"{name}.yaml").read_text()
     Path("job.yaml").write_text(text.replace(" tense/", " my/"))
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "job.yaml", "--trainer.accelerator=cpu"])
-    assert ended.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = fails("train", "job.yaml", "--trainer.accelerator=cpu").splitlines()[-1]
     assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+txt: there is no such file", line)
 
 

@@ -516,14 +516,12 @@ def test_a_mistake_is_named_before_anything_is_generated(
 def test_labels_and_classifiers_are_checked(
     models: dict[str, str],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
     arguments: list[str],
     message: str,
 ) -> None:
     rest = ["--template", "{mood} {prefix}", "--output", str(tmp_path / "a")]
-    with pytest.raises(SystemExit):
-        main(["evaluate", models["generator"], *arguments, *rest])
-    assert message in capsys.readouterr().err
+    assert message in fails("evaluate", models["generator"], *arguments, *rest)
 
 
 @pytest.mark.parametrize(
@@ -544,13 +542,12 @@ def test_labels_and_classifiers_are_checked(
     ],
 )
 def test_a_mistake_in_a_classifier_of_a_file_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], classifier: object, message: str
+    tmp_path: Path, fails: Callable[..., str], classifier: object, message: str
 ) -> None:
     file = tmp_path / "evaluation.yaml"
     file.write_text(json.dumps({"classifiers": {"sentiment": classifier}}))
-    with pytest.raises(SystemExit):
-        main(["evaluate", "gpt2", "--config", str(file), "--output", str(tmp_path / "a")])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    said = fails("evaluate", "gpt2", "--config", file, "--output", tmp_path / "a")
+    (line,) = [line for line in said.splitlines() if "error: " in line]
     assert line.endswith(message)
 
 

@@ -364,7 +364,7 @@ def test_the_tables_have_each_phase_and_each_model(
     ],
 )
 def test_mistakes_are_one_line(
-    job: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    job: Path, arguments: list[str], message: str, fails: Callable[..., str]
 ) -> None:
     Path("reward.yaml").write_text("components: {a: Distinct}\n")
     Path("classifier.yaml").write_text("""
@@ -372,10 +372,7 @@ model:
   class_path: ctrlreward.recipes.scoring_models.text_cnn.TextCNNTrainer
   init_args: {folder: model}
 """)
-    with pytest.raises(SystemExit) as exited:
-        main(["plan", *arguments])
-    assert exited.value.code == 2
-    said = capsys.readouterr().err
+    said = fails("plan", *arguments)
     assert message in said
     assert "Traceback" not in said
 

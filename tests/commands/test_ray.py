@@ -26,7 +26,6 @@ from shard_scorers import Length, Threads
 from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
-from ctrlreward.cli import main
 from ctrlreward.commands.ray_serve import RewardReplica, _check_resources
 from ctrlreward.commands.serve import RayServeOptions
 from ctrlreward.commands.served_reward import ServedReward
@@ -380,16 +379,14 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
 def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     ray_cluster: Any,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     path = tmp_path / "reward.yaml"
     path.write_text("class_path: letter_scorers.unloadable_reward\n")
     address = f"--ray.address={ray_cluster.address}"
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(path), "--engine=ray", f"--port={free_port()}", address])
-    assert ended.value.code == 1
     error = "the reward can't be served: OSError: there is no folder models/rater"
-    assert error in capsys.readouterr().err.splitlines()
+    said = fails("serve", path, "--engine=ray", f"--port={free_port()}", address, code=1)
+    assert error in said.splitlines()
     check_that_nothing_is_left()
 
 
@@ -414,14 +411,11 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     ],
 )
 def test_wrong_options_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    tmp_path: Path, fails: Callable[..., str], options: list[str], message: str
 ) -> None:
     path = tmp_path / "reward.yaml"
     path.write_text("class_path: letter_scorers.letters_reward\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(path), "--port=0", *options])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in fails("serve", str(path), "--port=0", *options)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,30 +104,22 @@ def test_a_copy_trains_from_another_folder(
 
 
 def test_a_second_copy_replaces_nothing_that_was_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     folder = tmp_path / "mine"
     main(["recipes", "copy", "m2", str(folder)])
     main(["recipes", "copy", "m3", str(folder)])  # shares four files with it
     (folder / "yelp.yaml").write_text("seed_everything: 1\n")
-    with pytest.raises(SystemExit):
-        main(["recipes", "copy", "m4", str(folder)])
-    assert f"{folder / 'yelp.yaml'} would be replaced" in capsys.readouterr().err
+    assert f"{folder / 'yelp.yaml'} would be replaced" in fails("recipes", "copy", "m4", folder)
     assert not (folder / "m4.yaml").exists()
 
 
 @pytest.mark.parametrize("action", [["show"], ["copy", "folder"]])
-def test_a_wrong_name_gets_the_right_one(
-    action: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main(["recipes", action[0], "sentiment_smolm2", *action[1:]])
-    assert exited.value.code == 2
-    assert "(did you mean sentiment_smollm2?)" in capsys.readouterr().err
+def test_a_wrong_name_gets_the_right_one(action: list[str], fails: Callable[..., str]) -> None:
+    said = fails("recipes", action[0], "sentiment_smolm2", *action[1:])
+    assert "(did you mean sentiment_smollm2?)" in said
 
 
-def test_training_a_name_says_how_to_copy_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "topic_smollm2", "--smoke"])
+def test_training_a_name_says_how_to_copy_the_recipe(fails: Callable[..., str]) -> None:
     expected = "there is no file topic_smollm2 (ctrlreward recipes copy topic_smollm2 FOLDER)"
-    assert expected in capsys.readouterr().err
+    assert expected in fails("train", "topic_smollm2", "--smoke")

@@ -113,12 +113,10 @@ def expected() -> list[float | None]:
     return [record["text"].count("e") / 3 if record["text"] else None for record in RECORDS]
 
 
-def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that fails, and return its error as one line."""
-    with pytest.raises(SystemExit) as ended:
-        main(["score", *arguments])
-    assert ended.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
+@pytest.fixture
+def fails(fails: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that runs a command that fails, and returns its error as one line."""
+    return lambda *arguments: " ".join(fails("score", *arguments).split())
 
 
 # Input and output
@@ -188,7 +186,7 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     assert Letters.calls == [1]  # equal texts are scored once
 
 
-def test_transfer_quality_is_read_from_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transfer_quality_is_read_from_yaml(fails: Callable[..., str]) -> None:
     parts = {
         "accuracy": {"class_path": "Accuracy", "init_args": {"model": "some/folder"}},
         "similarity": {"class_path": "Similarity"},
@@ -197,7 +195,7 @@ def test_transfer_quality_is_read_from_yaml(capsys: pytest.CaptureFixture[str]) 
     config = {"scorers": [{"class_path": "TransferQuality", "init_args": parts}]}
     Path("scorers.yaml").write_text(yaml.safe_dump(config))
     write_jsonl("in.jsonl", [{"text": "good", "label": "a", "source": "b", "gm": 1}])
-    error = fails("in.jsonl", "out.jsonl", "--config=scorers.yaml", capsys=capsys)
+    error = fails("in.jsonl", "out.jsonl", "--config=scorers.yaml")
     assert "in.jsonl already has columns with the names of scores (gm). Pass --names" in error
 
 
@@ -275,13 +273,13 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("out.csv").exists()
 
 
-def test_a_killed_run_resumes(stopped: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_resumes(stopped: None, fails: Callable[..., str]) -> None:
     partial = Path("out.csv.partial")
     assert len(list(partial.iterdir())) == 1 + 3 + 1  # three shards, then one
     options = ["--scorers+=stubs.Letters", "--scorers.letter=t", *STOPPED[1:]]
-    error = fails("in.jsonl", "out.csv", *options, capsys=capsys)
+    error = fails("in.jsonl", "out.csv", *options)
     assert "out.csv.partial was started with a different scorers" in error
-    error = fails("in.jsonl", "out.csv", *STOPPED, "--columns.label=text", capsys=capsys)
+    error = fails("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
     assert "out.csv.partial was started with a different columns" in error
     (partial / ".00000001-1.json.unfinished").write_text('{"len')
     options = ["--scorers+=stubs.Letters", "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
@@ -298,14 +296,14 @@ def test_a_killed_run_resumes(stopped: None, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_full_disk_keeps_the_shards_and_is_named(
-    stopped: None, capsys: pytest.CaptureFixture[str]
+    stopped: None, fails: Callable[..., str]
 ) -> None:
     partial = Path("out.csv.partial")
     before = {file.name: file.read_bytes() for file in partial.iterdir()}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
     try:
-        error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+        error = fails("in.jsonl", "out.csv", *STOPPED)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert re.search(r"File too large: '\S*out.csv.partial/\S+.json'", error), error
@@ -356,11 +354,11 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
 
 @pytest.mark.parametrize("content", ["", '{"letters": [1', "[1]"])
 def test_a_shard_that_was_cut_off_is_named_and_scored_again(
-    stopped: None, content: str, capsys: pytest.CaptureFixture[str]
+    stopped: None, content: str, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard, *_ = sorted(Path("out.csv.partial").glob("0*.json"))
     shard.write_text(content)
-    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    error = fails("in.jsonl", "out.csv", *STOPPED)
     assert f"{shard} is damaged or was cut off (" in error
     assert "Delete it and repeat the command, which scores its rows again" in error
     shard.unlink()
@@ -370,22 +368,24 @@ def test_a_shard_that_was_cut_off_is_named_and_scored_again(
 
 
 def test_an_unfinished_run_of_another_version_is_refused(
-    stopped: None, capsys: pytest.CaptureFixture[str]
+    stopped: None, fails: Callable[..., str]
 ) -> None:
     manifest = Path("out.csv.partial/manifest.json")
     content = json.loads(manifest.read_text())
     content["settings"]["version"] = "0.3.0"
     manifest.write_text(json.dumps(content))
-    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    error = fails("in.jsonl", "out.csv", *STOPPED)
     assert 'out.csv.partial was started with a different version: ["0.3.0"], not' in error
     assert "delete the folder to start over" in error
     manifest.write_text(manifest.read_text()[:-9])
-    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    error = fails("in.jsonl", "out.csv", *STOPPED)
     assert "manifest.json is not a manifest of shards" in error
     assert (Letters.calls, Interrupted.calls) == ([], [])
 
 
-def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_output_is_not_scored_again(
+    fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     write_jsonl("in.jsonl", RECORDS)
     command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
     main(["score", *command])
@@ -395,16 +395,16 @@ def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str
     assert "out.jsonl is already complete. Delete it to score in.jsonl again" in printed
     assert Path("out.jsonl").read_bytes() == content
     assert Letters.calls == [10]
-    error = fails(*command[:2], "--scorers+=stubs.Rank", capsys=capsys)
+    error = fails(*command[:2], "--scorers+=stubs.Rank")
     assert "out.jsonl exists but is not a complete output of this command: it has no rank" in error
     write_jsonl("in.jsonl", RECORDS[:-1])
-    error = fails(*command, capsys=capsys)
+    error = fails(*command)
     assert "it has 10 rows instead of 9. Use another output, or delete it" in error
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
 def test_a_complete_output_of_other_texts_is_refused(
-    output: str, capsys: pytest.CaptureFixture[str]
+    output: str, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["in.jsonl", output, "--scorers+=stubs.Letters"]
     write_jsonl("in.jsonl", [record | {"none": None} for record in RECORDS])
@@ -414,17 +414,17 @@ def test_a_complete_output_of_other_texts_is_refused(
     changed = [record | {"none": None} for record in RECORDS]
     changed[3]["text"] = "a new text"
     write_jsonl("in.jsonl", changed)
-    error = fails(*command, capsys=capsys)
+    error = fails(*command)
     assert f"{output} exists but was made from other rows: text[3] is 'text number 3, eee'" in error
     assert "not 'a new text'. Use another output" in error
 
 
-def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_process_is_refused(fails: Callable[..., str]) -> None:
     write_jsonl("in.jsonl", RECORDS)
     command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
     with open(".out.jsonl.lock", "w") as held:  # as another process would
         fcntl.flock(held, fcntl.LOCK_EX)
-        error = fails(*command, capsys=capsys)
+        error = fails(*command)
         assert "out.jsonl is in use by another process. Wait for it" in error
         assert Letters.calls == []
     main(["score", *command])
@@ -502,7 +502,7 @@ def with_letters(given: str) -> str:
     ],
 )
 def test_first_tries_say_what_to_type(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, fails: Callable[..., str]
 ) -> None:
     write_jsonl("in.jsonl", RECORDS)
     write_csv("body.csv", [{"id": 1, "body": "a text"}])
@@ -510,7 +510,7 @@ def test_first_tries_say_what_to_type(
     Path("bad.yaml").write_text("scorers: [Similrity]")
     Path("key.yaml").write_text("columns: {txt: id}")
     before = sorted(Path().iterdir())
-    error = fails(*arguments.split(), capsys=capsys)
+    error = fails(*arguments.split())
     assert message in error
     assert error.startswith("usage: ctrlreward score INPUT OUTPUT --scorers NAME [NAME ...]")
     assert sorted(Path().iterdir()) == before
@@ -518,12 +518,12 @@ def test_first_tries_say_what_to_type(
 
 @pytest.mark.parametrize("names", [("in.parquet", "out.csv"), ("in.csv", "out.parquet")])
 def test_parquet_names_its_extra(
-    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     write_csv("in.csv", RECORDS)
     Path("in.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    error = fails(*names, "--scorers", "stubs.Letters", capsys=capsys)
+    error = fails(*names, "--scorers", "stubs.Letters")
     assert "needs pyarrow: pip install 'ctrlreward[parquet]'" in error
     assert Letters.calls == []

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,10 @@ def write(records: list[dict[str, Any]], name: str = "in.jsonl") -> None:
     Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["score", *arguments])
-    assert ended.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
+@pytest.fixture
+def fails(fails: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that runs a command that fails, and returns its error as one line."""
+    return lambda *arguments: " ".join(fails("score", *arguments).split())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_row_is_named_before_anything_is_scored(
-    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     for folder, labels in (("cnn", ("negative", "positive")), ("cnn2", ("x", "z"))):
         save_text_cnn(TextCNN(TextCNNConfig(("good",), labels, 4)), Path(folder))
@@ -131,7 +131,7 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
     write(records)
     monkeypatch.setattr(ShardStore, "start", lambda *_: pytest.fail("scoring was started"))
     options = ["--scorers", *scorers.split(), "--chunk=4"]
-    assert f"error: {message}" in fails("in.jsonl", "out.jsonl", *options, capsys=capsys)
+    assert f"error: {message}" in fails("in.jsonl", "out.jsonl", *options)
 
 
 TABLES = {
@@ -147,11 +147,11 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_as_programs_write_them(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_as_programs_write_them(name: str, fails: Callable[..., str]) -> None:
     content, message = TABLES[name]
     Path(name).write_text(content)
     if message:
-        assert f"error: {message}" in fails(name, "out.jsonl", *LENGTH, capsys=capsys)
+        assert f"error: {message}" in fails(name, "out.jsonl", *LENGTH)
     else:
         main(["score", name, "out.jsonl", *LENGTH])
         assert all(row["length"] for row in read_rows(Path("out.jsonl")))
@@ -190,6 +190,7 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     killed: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls = tmp_path / "calls"
@@ -197,7 +198,7 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     scorers = ["--scorers", "shard_scorers.Rank", "shard_scorers.Length"]
     command = ["in.jsonl", "out.jsonl", *scorers, f"--scorers.folder={calls}", "--chunk=4"]
     write(rows(22, row_17={"text": "bad"}))
-    assert "in.jsonl:18: text = 'bad'" in fails(*command, capsys=capsys)
+    assert "in.jsonl:18: text = 'bad'" in fails(*command)
     assert scored_texts(calls) == ["text 1", "text 12", "text 4", "text 8"]
     write(corrected := rows(23, row_5={"text": "a longer text"}, row_17={"text": "good"}))
     if killed:  # after the old scores are gone, before the manifest is new

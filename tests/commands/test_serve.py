@@ -127,17 +127,14 @@ def test_a_device_moves_all_scorers(tmp_path: Path) -> None:
 )
 def test_a_wrong_input_is_an_error_of_a_few_lines(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
     content: str,
     options: list[str],
     message: str,
 ) -> None:
     path = tmp_path / "reward.yaml"
     path.write_text(content)
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(path), "--port", "0", *options])
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
+    printed = fails("serve", str(path), "--port", "0", *options)
     assert printed.startswith("error: ")
     assert message in printed
     assert printed.count("\n") == 1
@@ -221,29 +218,24 @@ penalty: 0.5
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_component_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+    tmp_path: Path, fails: Callable[..., str], old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "reward.yaml"
     content = SHORT % ("gpt2", "gpt2")
     assert old in content
     path.write_text(content.replace(old, new))
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(path), "--port", "0"])
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
+    printed = fails("serve", str(path), "--port", "0")
     assert printed.startswith("error: ")
     assert message in printed
     assert printed.count("\n") == 1
 
 
-def test_a_taken_port_is_an_error(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(SystemExit):
-            main(["serve", str(bare), "--port", str(port)])
-    assert f"can't listen at 127.0.0.1:{port}" in capsys.readouterr().err
+        assert f"can't listen at 127.0.0.1:{port}" in fails("serve", bare, "--port", port)
 
 
 def test_a_reward_that_can_not_be_loaded_ends_the_server(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -251,7 +251,11 @@ def test_paths_stay_paths(texts: DataFile, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_command_lists_gets_and_finds(
-    site: Site, texts: DataFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    site: Site,
+    texts: DataFile,
+    fails: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ctrlreward.commands.data.DATA_SETS", catalogue.DATA_SETS)
 
@@ -273,10 +277,7 @@ def test_the_command_lists_gets_and_finds(
         (["get", "set/text.txt"], "has no file 'text.txt' (did you mean 'texts.txt'?)"),
         (["get"], "the following arguments are required: NAME"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(["data", *arguments])
-        assert ended.value.code == 2
-        assert error in capsys.readouterr().err
+        assert error in fails("data", *arguments)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +118,16 @@ def test_folders_of_files() -> None:
     assert b"".join(map(Path.read_bytes, parts)) == Path("whole.jsonl").read_bytes()
 
 
-def test_a_finished_folder_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_folder_is_recognised(
+    fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(2):
         write(f"in/part-{number}.csv.jsonl", number * 5, 5 + number * 5)
     main(["score", "in", "out", *SCORER])
     main(["score", "in", "out", *SCORER])
     assert "out is already complete" in capsys.readouterr().out
     Path("out/part-1.csv.jsonl").unlink()
-    with pytest.raises(SystemExit):
-        main(["score", "in", "out", *SCORER])
-    assert "no file or folder out/part-1.csv.jsonl" in capsys.readouterr().err
+    assert "no file or folder out/part-1.csv.jsonl" in fails("score", "in", "out", *SCORER)
 
 
 def test_urls() -> None:
@@ -141,29 +142,24 @@ def test_urls() -> None:
     assert [row["id"] for row in RowStream(Location("memory://scored/all"))] == list(range(30))
 
 
-def test_files_of_a_folder_have_the_same_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_a_folder_have_the_same_columns(fails: Callable[..., str]) -> None:
     Path("in").mkdir()
     Path("in/a.csv").write_text("text,id\na,1\n")
     Path("in/b.csv").write_text("text,nr\na,1\n")
-    with pytest.raises(SystemExit):
-        main(["score", "in", "out.csv", *SCORER])
-    error = " ".join(capsys.readouterr().err.split())
+    error = " ".join(fails("score", "in", "out.csv", *SCORER).split())
     assert (
         "in/b.csv has the columns text, nr, but in/a.csv has text, id. All files must have the"
         in error
     )
 
 
-def test_errors_far_down_name_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_far_down_name_the_row(fails: Callable[..., str]) -> None:
     lines = [json.dumps({"text": "good"})] * 9 + [json.dumps({"text": 3})]
     Path("in.jsonl").write_text("\n".join(lines))
-    with pytest.raises(SystemExit):
-        main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4"])
-    assert "in.jsonl:10: text must be a string, got 3, a int" in capsys.readouterr().err
+    command = ["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4"]
+    assert "in.jsonl:10: text must be a string, got 3, a int" in fails(*command)
     Path("in.jsonl").write_text("\n".join([*lines[:9], json.dumps({"text": "bad"})]))
-    with pytest.raises(SystemExit):
-        main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4", "--workers=2"])
-    error = " ".join(capsys.readouterr().err.split())
+    error = " ".join(fails(*command, "--workers=2").split())
     assert "error: in.jsonl:10: text = 'bad': give a good one" in error
     assert not Path("out.csv").exists()
     assert list(Path("out.csv.partial").glob("*-*.json"))  # what was scored is kept

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_errors_name_the_fix(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(Path("run"), FIRST)
@@ -162,7 +163,4 @@ def test_errors_name_the_fix(
     header = "step,score/accuracy,score/similarity,score/perplexity\n"
     Path("apart.csv").write_text(f"{header}1,0.8,,30\n2,,0.8,\n")
     Path("cent.csv").write_text(f"{header}1,81.8,0.7,30\n")
-    with pytest.raises(SystemExit) as exit:
-        main(["trajectories", *arguments])
-    assert exit.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in fails("trajectories", *arguments)

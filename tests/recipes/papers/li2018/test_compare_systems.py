@@ -396,7 +396,7 @@ def test_a_gm_that_may_be_no_better_is_missed() -> None:
 
 
 def test_a_command_line_writes_four_files(
-    setting: Setting, capsys: pytest.CaptureFixture[str]
+    setting: Setting, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = JsonLog(setting.folder / "run" / "metrics.jsonl")
     for step in (5, 10):
@@ -442,9 +442,9 @@ def test_a_command_line_writes_four_files(
     main(["papers", "compare-systems", *arguments, "--against", "copying"])
     found = json.loads((folder / "systems.json").read_text())
     assert list(found["differences"]) == ["copying"]
-    with pytest.raises(SystemExit):
-        main(["papers", "compare-systems", *arguments, "--against", "nobody"])
-    assert "nobody is not a system" in capsys.readouterr().err
+    assert "nobody is not a system" in fails(
+        "papers", "compare-systems", *arguments, "--against", "nobody"
+    )
 
 
 def test_forty_rewritings_are_evenly_spaced() -> None:

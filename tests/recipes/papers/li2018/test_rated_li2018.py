@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -142,11 +142,12 @@ def run(*options: str) -> dict[str, Any]:
     return content
 
 
-def fails(*options: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["meta-eval", "li2018", "rated.csv", *options])
-    assert ended.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
+@pytest.fixture
+def fails(fails: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that runs a command that fails, and returns its error as one line."""
+    return lambda *arguments: " ".join(
+        fails("meta-eval", "li2018", "rated.csv", *arguments).split()
+    )
 
 
 def correlation(record: dict[str, Any], score: str, rating: str, level: str = "sample") -> Any:
@@ -304,9 +305,9 @@ def test_thresholds_that_reward_a_baseline_are_reported(
 
 
 def test_every_style_needs_a_constant_sentence(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    rated: list[dict[str, Any]], fails: Callable[..., str]
 ) -> None:
-    error = fails('--constants={"positive": "0.9 0.1 20"}', capsys=capsys)
+    error = fails('--constants={"positive": "0.9 0.1 20"}')
     assert "constants has no sentence for negative, must have one per target style" in error
 
 
@@ -416,16 +417,16 @@ def far(score_samples: Any) -> Any:
 
 @pytest.mark.parametrize("option", ["--fit-gm", "--thresholds=[63,71,97,-37]"])
 def test_gm_needs_a_classifier(
-    rated: list[dict[str, Any]], option: str, capsys: pytest.CaptureFixture[str]
+    rated: list[dict[str, Any]], option: str, fails: Callable[..., str]
 ) -> None:
     name = option.partition("=")[0]
-    assert f"{name} needs GM. Pass a --classifier" in fails(option, capsys=capsys)
+    assert f"{name} needs GM. Pass a --classifier" in fails(option)
 
 
 def test_correlations_are_kept_when_the_fit_fails(
     rated: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     seeds: list[int] = []
 
@@ -436,7 +437,7 @@ def test_correlations_are_kept_when_the_fit_fails(
     monkeypatch.setattr("ctrlreward.recipes.papers.li2018.gm_fits.fit_gm", failing)
     options = ["--classifier=folder", "--output=found.json", "--resamples=20", "--seed=7"]
     constants = f"--constants={json.dumps(CONSTANTS)}"
-    assert "no fit" in fails(*options, constants, "--fit-gm", capsys=capsys)
+    assert "no fit" in fails(*options, constants, "--fit-gm")
     assert seeds == [7]
     record = json.loads(Path("found.json").read_text())
     assert correlation(record, "gm", "mean")["n"] == 96

@@ -64,12 +64,10 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stub, "built", [], raising=False)
 
 
-def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that fails, and return its error as one line."""
-    with pytest.raises(SystemExit) as ended:
-        main(["meta-eval", *arguments])
-    assert ended.value.code == 2
-    return " ".join(capsys.readouterr().err.split())
+@pytest.fixture
+def fails(fails: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that runs a command that fails, and returns its error as one line."""
+    return lambda *arguments: " ".join(fails("meta-eval", *arguments).split())
 
 
 def rows_of(path: str) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -181,19 +179,19 @@ def test_the_plot_shows_the_ratings_and_scores(
         assert sorted(map(tuple, points[~np.isnan(points).any(axis=1)])) == expected
 
 
-def test_existing_metrics_need_no_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_metrics_need_no_texts(fails: Callable[..., str]) -> None:
     Path("mine.csv").write_text("m,good\n1,2\n2,1\n3,5\n5,6\n")
     command = ["rated", "--data=mine.csv", "--ratings=[good]", "--metrics=[m]"]
     main(["meta-eval", *command, "--output=found.json"])
     row = rows_of("found.json")["m", "good", "sample"]
     assert row["kendall"]["value"] == pytest.approx(stats.kendalltau([1, 2, 3, 5], [2, 1, 5, 6])[0])
-    error = fails(*command, "--scores=rows.csv", capsys=capsys)
+    error = fails(*command, "--scores=rows.csv")
     assert "--scores needs --scorers: the file already has its --metrics" in error
 
 
 @pytest.mark.parametrize("nothing", [None, "", "absent"])
 def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
-    nothing: str | None, capsys: pytest.CaptureFixture[str]
+    nothing: str | None, fails: Callable[..., str]
 ) -> None:
     rows: list[dict[str, Any]] = [dict(row, by="abcd"[i % 4]) for i, row in enumerate(MINE)]
     for row in rows[3::4]:
@@ -203,7 +201,7 @@ def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     main([*COMMAND, "--scorers+=stubs.Length", "--output=found.json"])
     assert rows_of("found.json")["length", "good", "system"]["n"] == 3
-    error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by", capsys=capsys)
+    error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by")
     assert "by[3] is empty, must be the cluster of the row" in error
 
 
@@ -365,10 +363,10 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
     ],
 )
 def test_first_tries_say_what_to_type(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, fails: Callable[..., str]
 ) -> None:
     Path("good.csv").write_text("text,good\na,1\n")
-    assert message in fails(*arguments.split(), capsys=capsys)
+    assert message in fails(*arguments.split())
 
 
 @pytest.mark.parametrize(
@@ -409,7 +407,7 @@ def test_bad_arguments(
     arguments: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     stub_scorers(monkeypatch)
     Path("bad.txt").write_text("\npositive\tThe sea\n")
@@ -423,4 +421,4 @@ def test_bad_arguments(
     Path("bad.json").write_text('[{"text": "a"}]')
     Path("empty.json").write_text("[]")
     Path("bad.csv").write_text("text\na\n")
-    assert message in fails(*arguments, capsys=capsys)
+    assert message in fails(*arguments)

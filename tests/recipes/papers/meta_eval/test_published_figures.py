@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,5 @@ def test_the_best_or_all_models_are_printed(
         assert [figure["value"] for figure in row["published"]] == [f.value for f in figures]
 
 
-def test_an_unknown_choice_names_the_known(
-    chat: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*chat, "--published=most"])
-    assert "best" in capsys.readouterr().err
+def test_an_unknown_choice_names_the_known(chat: list[str], fails: Callable[..., str]) -> None:
+    assert "best" in fails(*chat, "--published=most")

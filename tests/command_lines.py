@@ -1,0 +1,22 @@
+"""Command lines that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ctrlreward.cli import main
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs a command that fails, and returns what it says."""
+
+    def run(*arguments: object, code: int = 2) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        assert ended.value.code == code
+        return capsys.readouterr().err
+
+    return run
