@@ -223,6 +223,16 @@ def test_every_module_imports_without_extras(last_lines: dict[str, str]) -> None
     assert int(last_lines["modules"]) > 100
 
 
+def command(line: str, file: str, content: str = "") -> str:
+    """Return code that writes a file and runs a command line."""
+    return f"""
+from pathlib import Path
+from ctrlreward.cli import main
+Path({file!r}).parent.mkdir(exist_ok=True)
+Path({file!r}).write_text({content!r})
+main({line.split()})"""
+
+
 MISSING = {
     "plots": ("from ctrlreward.plots.style import new_figure; new_figure(1, 1)", "a figure"),
     "gguf": ("from ctrlreward import Perplexity; Perplexity().load()", "model = 'smollm2-135m' is"),
@@ -236,27 +246,15 @@ MISSING = {
         "Fleiss' κ needs statsmodels",
     ),
     "parquet": (
-        "import pathlib; pathlib.Path('a.parquet').touch();"
-        "from ctrlreward.cli import main;"
-        "main('score a.parquet b.csv --scorers Distinct'.split())",
+        command("score a.parquet b.csv --scorers Distinct", "a.parquet"),
         "a.parquet needs pyarrow",
     ),
-    "wandb": (
-        "import pathlib; pathlib.Path('w').mkdir();"
-        "pathlib.Path('w/run.wandb').write_bytes(b':W&B123');"
-        "from ctrlreward.cli import main; main(['compare', 'w', 'w'])",
-        "run.wandb needs wandb",
-    ),
+    "wandb": (command("compare w w", "w/run.wandb", ":W&B123"), "run.wandb needs wandb"),
     "tensorboard": (
-        "import pathlib; pathlib.Path('t').mkdir();"
-        "pathlib.Path('t/events.out.tfevents.1').write_text('scalars');"
-        "from ctrlreward.cli import main; main(['select', 't', '--maximise', 'acc'])",
+        command("select t --maximise acc", "t/events.out.tfevents.1", "scalars"),
         "t needs tensorboard",
     ),
-    "trl": (
-        "from ctrlreward.recipes.controlled_generation.dpo import main; main([])",
-        "DPO needs trl",
-    ),
+    "trl": ("from ctrlreward.recipes.controlled_generation.dpo import main; main([])", "DPO needs"),
     "quantization": (
         "from ctrlreward.policy.model import load_base; load_base('m', None, 'nf4', 'cpu')",
         "lora.quantization = 'nf4' needs bitsandbytes",
@@ -272,14 +270,11 @@ MISSING = {
     ),
     "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
     "serve": (
-        "import pathlib; pathlib.Path('reward.yaml').write_text('components: {d: Distinct}');"
-        "from ctrlreward.cli import main; main('serve reward.yaml'.split())",
+        command("serve reward.yaml", "reward.yaml", "components: {d: Distinct}"),
         "ctrlreward serve needs fastapi",
     ),
     "ray": (
-        "import pathlib; pathlib.Path('a.jsonl').write_text('{\"text\": \"a\"}');"
-        "from ctrlreward.cli import main;"
-        "main('score a.jsonl b.csv --scorers Distinct --engine ray'.split())",
+        command("score a.jsonl b.csv --scorers Distinct --engine ray", "a.jsonl", '{"text": "a"}'),
         "--engine ray needs ray",
     ),
 }

@@ -60,35 +60,14 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
     ("prompts", "verbalizers", "message"),
     [
         ([], WORDS, "prompts is empty, must be patterns with <gen_result> and <mask_token>"),
-        (
-            [PROMPT, "It was <mask_token>."],
-            WORDS,
-            "prompts[1] = 'It was <mask_token>.' contains <gen_result> 0 times. Write it once",
-        ),
-        (
-            ["<gen_result> <mask_token> <mask_token>"],
-            WORDS,
-            "prompts[0] = '<gen_result> <mask_token> <mask_token>' contains <mask_token> 2 times",
-        ),
-        (
-            [PROMPT],
-            {"negative": ["bad", "poor"], "positive": ["good"]},
-            "verbalizers have {'negative': 2, 'positive': 1} words, must be two or more labels "
-            "with the same number of words each",
-        ),
+        ([PROMPT, "It was <mask_token>."], WORDS, "contains <gen_result> 0 times. Write it once"),
+        (["<gen_result> <mask_token> <mask_token>"], WORDS, "contains <mask_token> 2 times"),
+        ([PROMPT], {"no": ["bad", "poor"], "yes": ["good"]}, "have {'no': 2, 'yes': 1} words"),
         ([PROMPT], {"positive": ["good"]}, "verbalizers have {'positive': 1} words"),
         ([PROMPT], {"a": [], "b": []}, "verbalizers have {'a': 0, 'b': 0} words"),
         ([PROMPT], {}, "verbalizers have {} words"),
-        (
-            [PROMPT],
-            {"bad": "bad", "good": ["good"]},
-            "verbalizers['bad'] must be a list of strings, got 'bad'",
-        ),
-        (
-            [PROMPT],
-            {"no": [False], "yes": ["yes"]},
-            "verbalizers['no'][0] = False is not text. Write a word or a phrase, in quotes",
-        ),
+        ([PROMPT], {"bad": "bad", "good": ["x"]}, "['bad'] must be a list of strings, got 'bad'"),
+        ([PROMPT], {"no": [False], "yes": ["yes"]}, "verbalizers['no'][0] = False is not text"),
         ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is not text"),
         ([PROMPT], {1984: ["a"], "b": ["b"]}, "labels[0] = 1984 is not text"),
         ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] must be a list of strings, got None"),

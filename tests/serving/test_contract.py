@@ -117,49 +117,31 @@ def test_scores_and_folds_survive_the_wire(values: list[float], value: float) ->
     np.testing.assert_equal(folded.value, value)
 
 
+A, LABELLED, PREFIXED = ({"text": "a"} | more for more in ({}, {"label": "c"}, {"prefix": "a"}))
+BODIES = [
+    ([], (), "model_type", "valid dictionary"),
+    (None, (), "model_type", "valid dictionary"),
+    ({}, ("samples",), "missing", "Field required"),
+    ({"sample": [], "samples": []}, ("sample",), "extra_forbidden", "did you mean samples"),
+    ({"samples": [], "strict": 1}, ("strict",), "bool_type", "valid boolean"),
+]
+# The samples of a body, and the place below.
+SAMPLES = [
+    ({}, (), "list_type", "valid list"),
+    (["soup"], (0,), "model_type", "valid dictionary"),
+    ([{"text": 3}], (0, "text"), "string_type", "valid string"),
+    ([A, {"label": "b"}], (1, "text"), "missing", "Field required"),
+    ([{"text": "a", "lable": "b"}], (0, "lable"), "extra_forbidden", "did you mean label"),
+    ([A, LABELLED], (), "value_error", r"samples\[1\] has 'label', but samples\[0\] does not"),
+    ([LABELLED, A], (), "value_error", r"samples\[0\] has 'label', but samples\[1\] does not"),
+    ([{"text": "a", "label": None}], (0, "label"), "string_type", ""),
+    ([PREFIXED, PREFIXED | {"text": "b"}], (1, "prefix"), "value_error", "not the beginning of"),
+]
+
+
 @pytest.mark.parametrize(
     ("body", "place", "kind", "message"),
-    [
-        ([], (), "model_type", "valid dictionary"),
-        (None, (), "model_type", "valid dictionary"),
-        ({}, ("samples",), "missing", "Field required"),
-        ({"sample": [], "samples": []}, ("sample",), "extra_forbidden", "did you mean samples"),
-        ({"samples": {}}, ("samples",), "list_type", "valid list"),
-        ({"samples": ["soup"]}, ("samples", 0), "model_type", "valid dictionary"),
-        ({"samples": [{"text": 3}]}, ("samples", 0, "text"), "string_type", "valid string"),
-        (
-            {"samples": [{"text": "a"}, {"label": "b"}]},
-            ("samples", 1, "text"),
-            "missing",
-            "Field required",
-        ),
-        (
-            {"samples": [{"text": "a", "lable": "b"}]},
-            ("samples", 0, "lable"),
-            "extra_forbidden",
-            "did you mean label",
-        ),
-        (
-            {"samples": [{"text": "a"}, {"text": "b", "label": "c"}]},
-            ("samples",),
-            "value_error",
-            r"samples\[1\] has 'label', but samples\[0\] does not\. All samples must",
-        ),
-        (
-            {"samples": [{"text": "a", "label": "c"}, {"text": "b"}]},
-            ("samples",),
-            "value_error",
-            r"samples\[0\] has 'label', but samples\[1\] does not\. All samples must",
-        ),
-        ({"samples": [{"text": "a", "label": None}]}, ("samples", 0, "label"), "string_type", ""),
-        (
-            {"samples": [{"text": "a", "prefix": "a"}, {"text": "b", "prefix": "a"}]},
-            ("samples", 1, "prefix"),
-            "value_error",
-            "prefix is not the beginning of text. A text",
-        ),
-        ({"samples": [], "strict": 1}, ("strict",), "bool_type", "valid boolean"),
-    ],
+    [*BODIES, *(({"samples": s}, ("samples", *place), *why) for s, place, *why in SAMPLES)],
 )
 def test_a_wrong_body_is_named(body: Any, place: Any, kind: str, message: str) -> None:
     with pytest.raises(ValidationError) as raised:
