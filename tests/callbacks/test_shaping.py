@@ -26,10 +26,7 @@ from module_files import load
 from torch.utils.data import DataLoader
 
 from ctrlreward import Distinct, Reward, Samples
-from ctrlreward.callbacks.ranges import RangeMultipliers
-from ctrlreward.functional.shaping import Moments
 from ctrlreward.policy import learner
-from ctrlreward.reward import RewardBatch
 from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scorer, ScoreSpec
 
@@ -186,6 +183,10 @@ def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
         assert logged["reward/total"] == pytest.approx(np.nanmean(scored.total), abs=1e-6)
         assert logged["reward/shaped"] == pytest.approx(np.nanmean(shaped), abs=1e-5)
         assert logged["reward/shaped_std"] == pytest.approx(np.nanstd(shaped), abs=1e-5)
+    for name in watch.logged[0]:  # each is documented
+        start, _, end = name.partition("/")
+        if start == "shaping":
+            assert ("weight/<component>" if "weight/" in end else end) in RewardShaping.__doc__
     assert max(log["shaping/clipped"] for log in watch.logged) > 0
     assert any(np.isnan(call[0][3]).any() for call in watch.calls)  # failed samples stay failed
 
@@ -197,19 +198,6 @@ def test_only_active_transformations_are_applied_and_logged(tuner, fit) -> None:
     names = {name for name in watch.logged[0] if name.startswith("shaping/")}
     assert names == {"shaping/clipped", "shaping/after_clip", "shaping/fail_rate"}
     assert watch.logged[0]["shaping/clipped"] == 0
-
-
-def test_every_logged_name_is_documented(tuner, reward, fit) -> None:
-    for name in fit(tuner(reward=reward), everything(), 1).logged[0]:
-        start, _, end = name.partition("/")
-        if start == "shaping":
-            assert ("weight/<component>" if "weight/" in end else end) in RewardShaping.__doc__
-
-
-def test_a_constant_schedule_of_the_given_weight_changes_nothing(tuner, reward, fit) -> None:
-    watch = fit(tuner(reward=reward), RewardShaping(weights={"length": [(0, -0.05)]}), 2)
-    for ((_, scored, _, shaped),) in watch.calls:
-        np.testing.assert_array_equal(shaped, scored.total)
 
 
 def test_a_start_that_the_potential_cannot_score_fails_its_samples(tuner, fit) -> None:
@@ -231,18 +219,6 @@ def test_the_default_start_of_the_potential_is_the_prefix(tuner, fit) -> None:
 
 
 # Training
-
-
-def test_the_policy_learns_from_the_shaped_reward(tuner, share, fit) -> None:
-    """The reward favours the letter a, the shaping short texts."""
-    lengths = {}
-    for cost in (0.0, 1.0):
-        module = tuner(learning_rate=0.03, num_generations=8, beta=0.0)
-        shaping = RewardShaping({"share": [(0, 0.0)]}, window=LengthWindow(0, 2, cost))
-        logged = fit(module, shaping, 15).logged
-        lengths[cost] = [log["rollout/length"] for log in logged]
-        assert logged[-1]["reward/share"] < 0.6
-    assert lengths[1.0][-1] < 2.5 < lengths[0.0][-1]
 
 
 def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monkeypatch) -> None:
@@ -584,21 +560,14 @@ def test_multipliers_and_rewards_are_those_of_a_loop(tuner, share, fit) -> None:
         assert max(log[f"shaping/multiplier/{side}"] for log in watch.logged) > 0.3
 
 
-def test_a_bound_that_holds_changes_nothing(tuner, fit) -> None:
-    for ((_, scored, _, shaped),) in fit(
-        tuner(), RewardShaping(ranges={"share": UsefulRange(low=-1.0, high=2.0)}), 3
-    ).calls:
-        np.testing.assert_array_equal(shaped, scored.total)
-
-
 def test_a_range_holds_where_the_reward_alone_leaves_it(tuner, share, fit) -> None:
     """The reward wants nothing but a; the range keeps the share of b."""
     last = {}
     for name, low in (("free", -1.0), ("held", 0.2)):
         module = tuner(reward=bounded(share), learning_rate=0.015, num_generations=16, scale="none")
         shaping = RewardShaping(ranges={"b": UsefulRange(low=low)}, range_rate=0.1)
-        logged = fit(module, shaping, 40).logged
-        means = [[log["reward/share"], log["reward/b"]] for log in logged[-20:]]
+        logged = fit(module, shaping, 30).logged
+        means = [[log["reward/share"], log["reward/b"]] for log in logged[-15:]]
         last[name] = np.mean(means, axis=0)
     assert last["free"][0] > 0.8
     assert last["free"][1] < 0.05
@@ -754,22 +723,3 @@ def test_ranges_that_do_not_fit_the_reward(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fit(tuner(), RewardShaping(ranges=ranges), 1)
-
-
-def test_statistics_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks' samples in one call are one rank's samples in the same order."""
-    values, rewards = np.array([0.1, 0.5, np.nan, 0.9]), np.array([1.0, 2.0, 3.0, 4.0])
-    whole = RangeMultipliers({"a": UsefulRange(high=0.2)}, 0.1)
-    whole.observe(rewards, {"a": values})
-    halves = RangeMultipliers({"a": UsefulRange(high=0.2)}, 0.1)
-    parts = [
-        {"": Moments.of(rewards[s]), "a": Moments.of(values[s])} for s in (slice(2), slice(2, 4))
-    ]
-    monkeypatch.setattr("ctrlreward.callbacks.ranges.on_every_rank", lambda work: parts)
-    halves.observe(rewards[:2], {"a": values[:2]})
-    for each in (whole, halves):
-        each.end_step()
-    assert halves.multipliers == {"a_high": pytest.approx(whole.multipliers["a_high"])}
-    assert whole.multipliers["a_high"] > 0
-    batch = RewardBatch(rewards, {"a": values}, np.isnan(values), 0.0)
-    assert list(whole.values(Samples(["x"] * 4), batch)) == ["a"]
