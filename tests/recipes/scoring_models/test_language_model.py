@@ -275,23 +275,6 @@ def test_nonsense_is_less_likely_than_any_sentence(
     np.testing.assert_allclose(values[False][:-1], values[True][:-1], rtol=0.5)
 
 
-def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
-    files: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    trained(files, folder)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} < set(before)
-    trained(files, folder, fast_dev_run=True)
-    with monkeypatch.context() as broken:
-        broken.setattr(Perplexity, "corpus", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            trained(files, folder, {"width": 8})
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    trained(files, folder, {"width": 8})
-    assert json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"] == 8
-
-
 def test_a_folder_that_holds_something_else_is_refused(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:

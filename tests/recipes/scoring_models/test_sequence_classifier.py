@@ -202,25 +202,6 @@ def test_a_single_label_is_refused(tmp_path: Path, encoder: str) -> None:
 # The folder
 
 
-def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
-    files: Files, tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "model"
-    fitted(files, folder, encoder)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "evaluation.json"} <= set(before)
-    fitted(files, folder, encoder, {"fast_dev_run": True})
-    with monkeypatch.context() as broken:
-        broken.setattr(Accuracy, "score", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            fitted(files, folder, encoder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"model"}
-    weights = fitted(files, folder, encoder, learning_rate=0.01).network.state_dict()
-    loaded = BertForSequenceClassification.from_pretrained(folder).state_dict()
-    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items())
-
-
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
