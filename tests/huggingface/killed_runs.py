@@ -66,11 +66,10 @@ def length(texts: list[str]) -> list[float]:
     return [float(len(text)) for text in texts]
 
 
-def causal(folder: Path) -> Trainer:
+def grpo(folder: Path) -> Trainer:
     tokenizer = AutoTokenizer.from_pretrained(LLAMA)
     tokenizer.pad_token = tokenizer.eos_token
     settings = {**SETTINGS, "output_dir": str(folder), "bf16": False}
-
     settings |= {"num_generations": 2, "max_completion_length": 6}
     return trl.GRPOTrainer(
         LLAMA,
@@ -103,7 +102,7 @@ def run(kind: str, folder: Path, kill: str = "") -> None:
     """Train, from the last whole checkpoint if there is one, and write what was decided."""
     torch.manual_seed(0)
     seq2seq = kind == "Seq2Seq"
-    trainer = encoder_decoder(folder) if seq2seq else causal(folder)
+    trainer = encoder_decoder(folder) if seq2seq else grpo(folder)
     prompts = (
         ["the soup", "the dog", "the bus", "the lake"] if seq2seq else ["ab", "cd", "ef", "fa"]
     )
