@@ -55,6 +55,18 @@ class Case:
     steps: int = 8
     resume: int | None = None  # the run is interrupted after this step and resumed
 
+    @property
+    def stopping(self) -> dict[str, Any]:
+        """Arguments of the rule that stops the run, without the mode."""
+        return {
+            "patience": self.patience,
+            "min_delta": self.min_delta / 8,
+            "min_steps": self.min_steps,
+            "stopping_threshold": eighths(self.threshold),
+            "divergence_threshold": eighths(self.divergence),
+            "check_finite": self.finite,
+        }
+
 
 TABLE = {
     # values and patience
@@ -251,16 +263,7 @@ class HandDriven:
 
     def __post_init__(self) -> None:
         case = self.case
-        self.stop_rule = StopRule(
-            "score/a",
-            mode=case.mode,
-            patience=case.patience,
-            min_delta=case.min_delta / 8,
-            min_steps=case.min_steps,
-            stopping_threshold=eighths(case.threshold),
-            divergence_threshold=eighths(case.divergence),
-            check_finite=case.finite,
-        )
+        self.stop_rule = StopRule("score/a", mode=case.mode, **case.stopping)
         low, high = case.constraint or (None, None)
         constraints = {"score/b": (eighths(low), eighths(high))} if case.constraint else {}
         self.best_rule = BestRule("score/a", case.mode, case.top_k, constraints)

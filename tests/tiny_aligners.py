@@ -15,6 +15,17 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, process
 from tokenizers.models import BPE, WordPiece
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
+SENTENCES = [
+    "the soup was cold and nobody said sorry .",
+    "we loved the view , but the room was small !",
+    "our guide knew every stone of the old town .",
+    "the bus came late again , so we walked home .",
+    "her second novel is better than the first .",
+    "a quiet place with good coffee and kind people .",
+    "they never answered the phone all day .",
+    "the garden smelled of rain and cut grass .",
+]
+
 _WORDS = """
     the and was we to a of is with they in an hour left cold warm rude kind soup waiter best worst
     hotel town dogs garden cello music pool council old new sea farm school roof leak park smoke

@@ -97,15 +97,7 @@ def run_by_means(case: Case, make: Callable[..., Trainer]) -> dict[str, Any]:
     def ready(trainer: Trainer) -> None:
         low, high = case.constraint or (None, None)
         bounds = {"eval_score/b": (eighths(low), eighths(high))} if case.constraint else {}
-        used["stop"] = RewardEarlyStopping(
-            "score/a",
-            patience=case.patience,
-            min_delta=case.min_delta / 8,
-            min_steps=case.min_steps,
-            stopping_threshold=eighths(case.threshold),
-            divergence_threshold=eighths(case.divergence),
-            check_finite=case.finite,
-        )
+        used["stop"] = RewardEarlyStopping("score/a", **case.stopping)
         used["best"] = RewardCheckpoint("score/a", constraints=bounds)
         used["front"] = ParetoCheckpoint(["score/a", "score/b"])
         scorer = Scripted(scripted, trainer, case.mode)

@@ -64,15 +64,7 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
         lower = case.mode == "min"
         first = curve([1 - value for value in values(case.a)] if lower else values(case.a))
         scores = {"a": first["loss" if lower else "value"], "b": curve(values(case.b))["value"]}
-        stopper = RewardEarlyStopping(
-            "score/a",
-            patience=case.patience,
-            min_delta=case.min_delta / 8,
-            min_steps=case.min_steps,
-            stopping_threshold=eighths(case.threshold),
-            divergence_threshold=eighths(case.divergence),
-            check_finite=case.finite,
-        )
+        stopper = RewardEarlyStopping("score/a", **case.stopping)
         bounds = None if case.constraint is None else tuple(map(eighths, case.constraint))
         best = RewardCheckpoint(
             "score/a",

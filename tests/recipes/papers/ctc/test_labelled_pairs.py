@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_aligners import SENTENCES
 
 from ctrlreward.recipes.papers.ctc.labelled_pairs import (
     as_template,
@@ -16,15 +17,7 @@ from ctrlreward.recipes.papers.ctc.labelled_pairs import (
     refill,
 )
 
-TEXTS = [
-    "the soup was cold and nobody said sorry .",
-    "we loved the view , but the room was small !",
-    "our guide knew every stone of the old town .",
-    "the bus came late again , so we walked home .",
-    "her second novel is better than the first .",
-    "a quiet place with good coffee and kind people .",
-    "they never answered the phone all day .",
-]
+TEXTS = SENTENCES[:7]
 
 
 @given(

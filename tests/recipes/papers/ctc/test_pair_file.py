@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
+from tiny_aligners import SENTENCES
 
 from ctrlreward import progress
 from ctrlreward.recipes.papers.ctc import pair_file
@@ -15,15 +16,7 @@ from ctrlreward.recipes.papers.ctc.pair_file import PairFile, read_pair_file
 from ctrlreward.recipes.papers.ctc.span_filling import Fillings, Template
 from ctrlreward.recipes.text_files import sample_texts
 
-TEXTS = [
-    "the soup was cold and nobody said sorry .",
-    "we loved the view , but the room was small !",
-    "our guide knew every stone of the old town .",
-    "the bus came late again , so we walked home .",
-    "her second novel is better than the first .",
-    "a quiet place with good coffee and kind people .",
-    "they never answered the phone all day .",
-]
+TEXTS = SENTENCES[:7]
 
 
 class FakeFiller:

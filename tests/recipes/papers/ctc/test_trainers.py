@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tiny_aligners import SENTENCES
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -39,16 +40,7 @@ from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.weights.sources import TRAINED_NAMES
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"
-TEXTS = [
-    "the soup was cold and nobody said sorry .",
-    "we loved the view , but the room was small !",
-    "our guide knew every stone of the old town .",
-    "the bus came late again , so we walked home .",
-    "her second novel is better than the first .",
-    "a quiet place with good coffee and kind people .",
-    "they never answered the phone all day .",
-    "the garden smelled of rain and cut grass .",
-]
+TEXTS = SENTENCES
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,!"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
