@@ -107,8 +107,8 @@ def run_by_means(case: Case, make: Callable[..., Trainer]) -> dict[str, Any]:
     return outcome(trainer, used)
 
 
-def run_by_prompt(case: ByPrompt, make: Callable[..., Trainer], cut: int = 0) -> dict[str, Any]:
-    """Run a case by prompt, interrupted at `cut` unless it is 0, and return what was decided."""
+def run_by_prompt(case: ByPrompt, make: Callable[..., Trainer]) -> dict[str, Any]:
+    """Run a case by prompt, interrupted after step 2, and return what was decided."""
     used: dict[str, Any] = {}
 
     def ready(trainer: Trainer) -> None:
@@ -117,7 +117,7 @@ def run_by_prompt(case: ByPrompt, make: Callable[..., Trainer], cut: int = 0) ->
         used["alarm"] = ProxyGuard(**{"proxy": "score/b", "held_out": "score/a", **case.guarding})
         add(trainer, Scripted(case.scores, trainer, "max"), 12, *used.values())
 
-    trainer = resumed(lambda **more: make(max_steps=len(case.a), **more), cut, ready)
+    trainer = resumed(lambda **more: make(max_steps=len(case.a), **more), 2, ready)
     return outcome(trainer, used)
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from decision_cases import (
     BY_PROMPT,
-    CASES,
     TABLE,
     ByPrompt,
     Case,
@@ -91,11 +90,9 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
     return run
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
 def test_stops_and_keeps_as_the_table_says(case: Case, play) -> None:
-    if case.resume is not None:
-        play(case, case.resume)
-    outcome = play(case, case.steps, resume=case.resume is not None)
+    outcome = play(case, case.steps)
     stop = case.stop if case.reason else -1
     assert (outcome.stopper.stopped_step, outcome.stopper.stopped_by) == (stop, case.reason)
     assert outcome.kept("best") == case.best

@@ -12,6 +12,7 @@ import pytest
 from decision_cases import (
     BY_PROMPT,
     CASES,
+    TABLE,
     Case,
     HandDriven,
     HandDrivenByPrompt,
@@ -23,8 +24,6 @@ from trainer_runs import ON_TWO_RANKS, run_by_means, run_by_prompt
 from transformers import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CUTS = {f"{name}, cut at {cut}": (name, cut) for name in BY_PROMPT for cut in (0, 2)}
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +80,15 @@ def check_prompts(name: str, found: dict[str, Any]) -> None:
     assert found["selected"] == found["best_global_step"] == case.selected
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", list(TABLE))
 def test_a_case_by_means(make_trainer: Callable[..., Trainer], name: str) -> None:
-    check_means(CASES[name], run_by_means(CASES[name], make_trainer))
+    """Interrupted cases run on two ranks."""
+    check_means(TABLE[name], run_by_means(TABLE[name], make_trainer))
 
 
-@pytest.mark.parametrize("name", list(CUTS))
+@pytest.mark.parametrize("name", list(BY_PROMPT))
 def test_a_case_by_prompt(make_trainer: Callable[..., Trainer], name: str) -> None:
-    case, cut = CUTS[name]
-    check_prompts(case, run_by_prompt(BY_PROMPT[case], make_trainer, cut))
+    check_prompts(name, run_by_prompt(BY_PROMPT[name], make_trainer))
 
 
 @pytest.mark.parametrize("name", cases_on_two_ranks(ON_TWO_RANKS))

@@ -110,7 +110,7 @@ def run_all(rank: int) -> None:
         seen["means"][name] = trainer_runs.run_by_means(CASES[name], maker("run"))
         finish("run")
     for name in filter(BY_PROMPT.__contains__, NAMES):
-        seen["prompts"][name] = trainer_runs.run_by_prompt(BY_PROMPT[name], maker("run"), cut=2)
+        seen["prompts"][name] = trainer_runs.run_by_prompt(BY_PROMPT[name], maker("run"))
         finish("run")
     seen["loop"] = plain_loop(rank)
     (FOLDER / f"rank{rank}.json").write_text(json.dumps(seen))
