@@ -14,7 +14,6 @@ from ctrlreward import progress
 from ctrlreward.cli import main
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.recipes.scoring_models.iwf import read_sentences, run
-from ctrlreward.text.sentences import split_sentences
 
 LINES = [
     "The food was good. We will come back!",
@@ -68,17 +67,6 @@ def test_the_table_equals_a_plain_count(
         == f"{output}: {len(expected)} tokens, {seen} of them in the corpus\n"
     )
     assert 10 < seen < len(expected)
-
-
-def test_the_written_table_can_be_read(model: str, corpus: Path) -> None:
-    output = corpus.with_name("iwf.txt")
-    run([str(corpus), str(output), "--model", model])
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    sentences = [sentence for line in LINES for sentence in split_sentences(line)]
-    expected = InverseFrequency.from_corpus(sentences, tokenizer)
-    table = InverseFrequency.from_file(output)
-    np.testing.assert_array_equal(table.weights, expected.weights)
-    table.require(len(tokenizer))
 
 
 def test_a_pattern_matches_several_files(model: str, tmp_path: Path) -> None:

@@ -86,15 +86,15 @@ def test_ablation_is_ctrleval_with_other_weights(
     assert rows["max", "attribute_relevance"]["published"] == 0.517
 
 
-def test_counts_are_ctrleval_with_fewer_evaluators(model: str) -> None:
-    found = report(model, "--evaluator-counts=e.png", "--draws=2", "--seed=5")["evaluator_counts"]
+def test_counts_are_ctrleval_with_fewer_evaluators(pegasus: str) -> None:
+    found = report(pegasus, "--evaluator-counts=e.png", "--draws=2", "--seed=5")["evaluator_counts"]
     assert found["draws"] == 2
     evaluators = len(Task.load("task.yaml").evaluators)
     assert [row["evaluators"] for row in found["rows"]] == [*range(1, evaluators + 1)]
     for row in found["rows"][::3]:
         drawn = [
             CTRLEval(
-                *(model, "task.yaml", "attribute_relevance"),
+                *(pegasus, "task.yaml", "attribute_relevance"),
                 evaluators=row["evaluators"],
                 seed=seed,
             ).score(SAMPLES)["attribute_relevance"]
@@ -108,7 +108,10 @@ def test_counts_are_ctrleval_with_fewer_evaluators(model: str) -> None:
     assert found["rows"][-1]["pearson"]["deviation"] == pytest.approx(0, abs=1e-12)
 
 
-def test_a_pattern_function_alone(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_function_alone(
+    tiny_causal: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_causal("llama")
     rows = {row["pattern"]: row for row in report(model, "--ablation=true")["patterns"]}
     printed = capsys.readouterr().out
     after, before = (
