@@ -114,7 +114,7 @@ class _ComputeScore:
     """Functions of a reward: bound methods, since closures don't pickle.
 
     `caller` is the function that makes them if they get one sample at a time. Concurrent samples
-    are scored with those of the next `wait` seconds.
+    are scored with all that arrive in the next `wait` seconds.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ def figures(
 ) -> list[Figure]:
     """Return the figures of each combination, then the figures over all n texts.
 
-    `scores`, each of shape (n,), include those of `AttributeClassifier`, and perplexity with
+    `scores`, each of shape (n,), include `AttributeClassifier`'s, and perplexity with
     log-likelihood and tokens; `ended` says whether an end token ended a text.
     """
     names = [attribute_label(prompt.targets) for prompt in prompts]

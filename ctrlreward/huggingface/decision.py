@@ -31,7 +31,7 @@ class DecisionCallback(TrainerCallback):
     training are ignored. The rule's state is restored with a checkpoint.
 
     Attributes:
-        rule: The rule; its directions are those of the trainer's scorers from the first evaluation.
+        rule: The rule; from the first evaluation on, with the directions of the trainer's scorers.
         state: State of the rule; None before the first evaluation.
         previous: State before the last evaluation.
     """

@@ -46,7 +46,7 @@ def read_validation(
 ) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
     """Return metrics, keys that this evaluation did not score, and the values of the prompts.
 
-    The metrics are those of rank 0, on all ranks. `eval_score/sim` is also `score/sim`; a key of
+    The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`; a key of
     training keeps its last value.
     """
     logged = {**_last_logged(state), **metrics}
