@@ -110,7 +110,7 @@ def placed(device: str) -> dict[str, Any]:
 
     accelerator = Second()
     strategy = pl.strategies.SingleDeviceStrategy(torch.device(device), accelerator)
-    return {"strategy": strategy, "devices": 1}
+    return {"strategy": strategy, "accelerator": "auto", "devices": 1}
 
 
 if __name__ == "__main__":
