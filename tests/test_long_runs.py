@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from string import ascii_letters
+from typing import Any
 
 import numpy as np
 import psutil
@@ -127,7 +128,9 @@ def test_ten_thousand_scoring_calls(name: str, tiny_llama: Callable[[str], str])
 
 def test_clients_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps each line
-    app = create_app(letters_reward())
+    reward = letters_reward()
+    letters: Any = reward["letters"].scorer
+    app = create_app(reward)
     with running(app) as server:
         samples = Samples(["soup", "noon"], labels=["o", "n"])
         expected = letters_reward()(samples).total
@@ -138,6 +141,7 @@ def test_clients_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
             remote = RemoteReward(server.url)
             np.testing.assert_array_equal(remote(samples).total, expected)
             remote.release()
+            letters.calls.clear()  # which the test's scorer keeps
 
         assert slope_of(work, 5000, "serving") < MOST_KIB
         assert app.state.requests.held_characters == 0
