@@ -40,7 +40,7 @@ from ctrlreward.models.seq2seq import Filling, Seq2SeqInfiller
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import encode_texts
 from ctrlreward.policy import packing
-from ctrlreward.policy.adapted_module import _PROMPTS_PER_BATCH
+from ctrlreward.policy.adapted_module import PROMPTS_PER_BATCH
 from ctrlreward.policy.cuda_graph import has_fixed_steps
 from ctrlreward.policy.model import (
     LoRA,
@@ -572,7 +572,7 @@ class StepPlan:
             each = callback.generations_per_prompt
             samples = self._completed(callback.prompts, each)
             texts = [str(text) for text in samples.require("prompts", "the callback")]
-            width, rows = self._tokens(texts), min(len(texts), _PROMPTS_PER_BATCH)
+            width, rows = self._tokens(texts), min(len(texts), PROMPTS_PER_BATCH)
             sampled = self._sampling(min(len(set(texts)), rows), rows, width)
             components = getattr(callback, "_components", callback.components)
             self.held_out_peak = max(self.held_out_peak, sampled.peak)

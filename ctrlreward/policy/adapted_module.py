@@ -23,7 +23,7 @@ from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import load_tokenizer
 
-_PROMPTS_PER_BATCH = 128  # in `complete`
+PROMPTS_PER_BATCH = 128  # in `complete`
 
 
 class AdaptedModuleMixin(LightningModule):
@@ -115,10 +115,10 @@ class AdaptedModuleMixin(LightningModule):
         prompts = [prompts] if isinstance(prompts, str) else prompts
         temperature = self.generation.eval_temperature
         completions: list[str] = []
-        several = len(prompts) > _PROMPTS_PER_BATCH
+        several = len(prompts) > PROMPTS_PER_BATCH
         with part("generating", len(prompts)) if several else nullcontext() as advance:
-            for start in range(0, len(prompts), _PROMPTS_PER_BATCH):
-                batch = prompts[start : start + _PROMPTS_PER_BATCH]
+            for start in range(0, len(prompts), PROMPTS_PER_BATCH):
+                batch = prompts[start : start + PROMPTS_PER_BATCH]
                 completions += self._sample(batch, temperature).completions
                 if advance:
                     advance(len(batch))

@@ -157,7 +157,7 @@ def test_operations_are_those_of_the_real_passes(
     assert said["log-probabilities"].flops == pytest.approx(reference.get_total_flops(), rel=0.01)
     # The kernel computes the first product of attention again in the backward pass.
     again = reference.get_flop_counts()["Global"][torch.ops.aten.bmm] / 2
-    again *= has_kernel  # not that of Gemma 2, whose attention has a soft cap
+    again *= has_kernel  # no kernel has the soft cap of Gemma 2
     assert said["update"].flops == pytest.approx(update.get_total_flops() + again, rel=0.02)
 
 
