@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ctrlreward.callbacks.lightning_internals import log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
@@ -24,6 +26,13 @@ class CallbackMixin(Callback):
     validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
     `trainer.test` are appended to the file of a `HistoryLogger`.
     """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a setting that is assigned later also changes the callback's rule."""
+        rule, option = self.__dict__.get("rule"), "top_k" if name == "save_top_k" else name
+        if rule is not None and option in rule.__dataclass_fields__:
+            super().__setattr__("rule", replace(rule, **{option: value}))
+        super().__setattr__(name, value)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the packages of trainer and callback, and the strategy."""
@@ -58,6 +67,16 @@ class CallbackMixin(Callback):
         if note is not None and note not in getattr(exception, "__notes__", []):
             exception.add_note(note)
         self.release()
+
+    def needs_validation(self, trainer: Trainer, stage: str) -> None:
+        """Raise if a run of this callback, which acts at validation, has none."""
+        if stage == "fit" and not trainer.enable_validation:
+            raise misconfigured(
+                trainer,
+                f"{type(self).__name__} acts at validation, but this run has no validation. Define "
+                "validation_step, pass val_dataloaders (one item is enough) to the trainer, and "
+                "keep limit_val_batches above 0.",
+            )
 
     def refuse(self, error: str) -> None:
         """Raise the error of `mismatch` or `unclear_input`, if any.

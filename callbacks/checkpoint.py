@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +26,8 @@ from ctrlreward.selection.best import ConstraintTest, Ties
     **OTHER_NAMES,
     top_k="save_top_k",
     save_total_limit="save_top_k",
+    every_n_epochs="Trainer(check_val_every_n_epoch=...)",
+    every_n_train_steps="Trainer(val_check_interval=...)",
     load_best_model_at_end='trainer.test(ckpt_path="best"), or BeforeAfter, which loads the best',
 )
 class RewardCheckpointMixin(SelectingCheckpointMixin):
@@ -104,8 +105,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         constraint_test: ConstraintTest = "point",
         level: float = 0.05,
     ) -> None:
-        self.constraints = dict(constraints or {})
-        leaf = monitor.rsplit("/", 1)[-1]
+        leaf = str(monitor).rsplit("/", 1)[-1]
         super().__init__(
             dirpath=dirpath,
             filename=filename or f"step={{step:06d}}-{leaf}={{{monitor}:.3f}}",
@@ -118,9 +118,10 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             save_on_train_epoch_end=False,
         )
         self._given_mode = mode
-        settings = (save_top_k, self.constraints, ties_by, constraint_test, level)
+        settings = (save_top_k, constraints or {}, ties_by, constraint_test, level)
         with rule_errors(self):
             self.rule = BestRule(monitor, mode or "max", *settings)
+        self.constraints = dict(self.rule.constraints)
         self.state = self.rule.start()
         self._paths: dict[int, str] = {}
 
@@ -153,8 +154,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the mode to the score's direction, and check that no score comes late."""
         super().setup(trainer, pl_module, stage)
-        mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
-        self.mode, self.rule = mode, replace(self.rule, mode=mode)
+        self.mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
         ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
         check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
 

@@ -177,8 +177,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             return
         self._loaded_step = None
         self.refuse(mismatch(pl_module, self.samples))
-        if stage == "fit":
-            self._check_fit(trainer)
+        self.needs_validation(trainer, stage)
+        if stage == "fit" and self.overlap:
+            self._check_timely(trainer)
         devices = {
             f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
             for key, component in self.components.items()
@@ -266,15 +267,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         for scorer in self.scorers:
             scorer.release()
 
-    def _check_fit(self, trainer: Trainer) -> None:
-        if not trainer.enable_validation:
-            raise misconfigured(
-                trainer,
-                "GenerationScorer scores at validation, but this run has no validation. Define "
-                "validation_step, pass val_dataloaders (one item is enough) to the trainer, and "
-                "keep limit_val_batches above 0.",
-            )
-        for callback in trainer.checkpoint_callbacks if self.overlap else ():
+    def _check_timely(self, trainer: Trainer) -> None:
+        for callback in trainer.checkpoint_callbacks:
             is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
             key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
             if key is not None and key in self.specs:

@@ -142,6 +142,7 @@ class ProxyGuardMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the modes to the scores' directions, and check the order of callbacks."""
         super().setup(trainer, pl_module, stage)
+        self.needs_validation(trainer, stage)
         proxy_mode, held_out_mode = self._given_modes
         given = self.rule.held_out if isinstance(self.rule.held_out, Mapping) else {}
         modes = {

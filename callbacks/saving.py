@@ -92,6 +92,7 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write local checkpoints atomically; check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
+        self.needs_validation(trainer, stage)
         package, default_io = package_of(trainer), "plugins.TorchCheckpointIO"
         if type(trainer.strategy.checkpoint_io) is package.load(default_io):
             trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()

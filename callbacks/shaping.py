@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ctrlreward.arguments import check_type, checked_keywords
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.monitoring import is_fitting, read_metrics
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
@@ -42,6 +43,7 @@ from ctrlreward.scorers.base import Scores
 KL = "policy/kl"
 
 
+@checked_keywords(normalize="normalise")
 class RewardShapingMixin(CallbackMixin):
     """Transforms the rewards that a policy learns from; the raw rewards are logged unchanged.
 
@@ -132,6 +134,15 @@ class RewardShapingMixin(CallbackMixin):
             raise ValueError(
                 "nothing to shape, must have at least one of weights, clip, normalise, …"
             )
+        for name, kind, option in (
+            ("potential", Potential, potential),
+            ("window", LengthWindow, window),
+            ("overlong", SoftOverlong, overlong),
+            ("reference", ReferenceReward, reference),
+            *((f"ranges[{key!r}]", UsefulRange, each) for key, each in (ranges or {}).items()),
+        ):
+            if option is not None:
+                check_type(name, kind, option)
         if kl_target is not None and not kl_target > 0:
             raise ValueError(f"kl_target must be positive (nats per token), got {kl_target}")
         if not kl_horizon >= 1:
@@ -140,7 +151,7 @@ class RewardShapingMixin(CallbackMixin):
             raise ValueError(f"length_alpha must be positive, got {length_alpha}")
         self.schedules = WeightSchedules(weights) if weights else None
         self.potential = potential
-        self.bounds = None if clip is None else _bounds(*clip)
+        self.bounds = None if clip is None else _bounds(clip)
         self.window = window
         self.overlong = overlong
         self.normalise = normalise
@@ -381,9 +392,10 @@ def _total(reward: Reward, scored: RewardBatch, weights: Mapping[str, float]) ->
     return np.where(scored.failed, np.nan, total)
 
 
-def _bounds(low: float | None, high: float | None) -> tuple[float, float]:
-    bounds = (-math.inf if low is None else low, math.inf if high is None else high)
-    if not bounds[0] < bounds[1]:
-        clip = (low, high)
+def _bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]:
+    if not isinstance(clip, Sequence) or len(clip) != 2:
+        raise TypeError(f"clip must be (lower, upper), None for no bound, got {clip!r}")
+    low, high = -math.inf if clip[0] is None else clip[0], math.inf if clip[1] is None else clip[1]
+    if not low < high:
         raise ValueError(f"clip must have the smaller bound first, None for no bound, got {clip}")
-    return bounds
+    return low, high

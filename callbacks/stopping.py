@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -108,7 +107,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         level: float = 0.05,
     ) -> None:
         with rule_errors(self):
-            self.rule = StopRule(
+            rule = StopRule(
                 monitor,
                 mode or "max",
                 patience,
@@ -133,7 +132,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             # Scores are logged at validation, and an epoch may never end.
             check_on_train_epoch_end=False,
         )
-        self._given_mode = mode
+        self._given_mode, self.rule = mode, rule
         self.state = self.rule.start()
 
     @property
@@ -159,10 +158,10 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the mode to the score's direction."""
         super().setup(trainer, pl_module, stage)
+        self.needs_validation(trainer, stage)
         mode = resolve_mode(trainer, self.monitor, self._given_mode)
         if mode != self.mode:
-            self.mode, self.min_delta = mode, -self.min_delta
-            self.rule = replace(self.rule, mode=mode)
+            self.mode = mode
             self._take(self.rule.start())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -66,7 +66,10 @@ class WeightSchedules:
 
     def __post_init__(self) -> None:
         for name, points in self.points.items():
-            steps = [step for step, _ in points]
+            try:
+                steps = [step for step, _ in points]
+            except (TypeError, ValueError):
+                steps = []
             if not steps or any(after <= step for step, after in pairwise(steps)):
                 raise ValueError(
                     f"weights[{name!r}] must be pairs of step and weight, by increasing step, got "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, signature
+from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
@@ -105,13 +106,41 @@ def positive(argument: str, given: Number) -> Number:
 def inner_path(argument: str, given: str) -> str:
     """Return a name that becomes a path in a folder; raise a ValueError if that is outside it."""
     path = PurePath(given)
-    if path.is_absolute() or ".." in path.parts:
+    if not given or path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{argument} must be a name of a folder's content, got {given!r}")
     return given
 
 
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (bool, "True or False"),
+    "int": (Integral, "an integer"),
+    "float": (Real, "a number"),
+}
+
+
+def check_kind(argument: str, annotation: object, given: object) -> None:
+    """Raise a TypeError if an annotated `int`, `float` or `bool`, perhaps `| None`, is another."""
+    expected, _, optional = str(annotation).partition(" | ")
+    if expected not in _KINDS or optional not in ("", "None") or (given is None and optional):
+        return
+    kind, name = _KINDS[expected]
+    if not isinstance(given, kind) or isinstance(given, bool) != (kind is bool):
+        or_none = " or None" if optional else ""
+        raise TypeError(f"{argument} must be {name}{or_none}, got {given!r}")
+
+
+def check_type(argument: str, kind: type, given: object) -> None:
+    """Raise a TypeError unless an argument is an object of a class of options."""
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"{argument} must be {kind.__name__}(...), got {given!r:.80}, a {type(given).__name__}"
+        )
+
+
 def checked_keywords(**instead: str) -> Callable[[Target], Target]:
     """Decorate a class or function, so that its errors suggest the right keyword for a wrong one.
+
+    A number or flag of another type than annotated is a TypeError that names the argument.
 
     `instead` maps old keywords and keywords of other libraries to their replacements: the name of
     an argument, or else written out. The target may take `**options: Unpack[SomeTypedDict]`.
@@ -124,6 +153,8 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         named = [p.name for p in parameters if p.kind not in variable]
         options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
+        annotations = {p.name: p.annotation for p in parameters if p.kind not in variable}
+        build.__qualname__ = build.__qualname__.replace("Mixin.", ".")  # in Python's own errors
 
         @wraps(build)
         def checked(*arguments: Any, **keywords: Any) -> Any:
@@ -139,6 +170,9 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                     raise TypeError(f"{problem}. Use {instead[name]}.")
                 names = ", ".join(known)
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
+            for name, given in (*zip(named, arguments[is_class:], strict=False), *keywords.items()):
+                if name in annotations:
+                    check_kind(name, annotations[name], given)
             return build(*arguments, **keywords)
 
         checked.instead = instead  # type: ignore[attr-defined]  # for mistakes in YAML

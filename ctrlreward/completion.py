@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
-from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_samples
+from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_samples, shortened
 
 
 @runtime_checkable
@@ -99,6 +100,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         the prompt) and the other columns.
 
     Raises:
+        TypeError: The module returns no list.
         ValueError: The module has neither method, or does not return one string per prompt; or a
             `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
             without prefixes and prompts, so that it is unknown whether the texts are beginnings.
@@ -128,10 +130,23 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
             caller, completions = f"{name}.complete", module.complete(rows.require("prompts", name))
         else:
             caller, completions = name, module(rows.require("prompts", name))
+    if not isinstance(completions, Sized) or isinstance(completions, str):
+        raise TypeError(
+            f"{caller} returned {shortened(completions)}, a {type(completions).__name__}. Return a "
+            "list of one string per prompt."
+        )
     if len(completions) != len(rows) or not all(isinstance(c, str) for c in completions):
         raise ValueError(
             f"{caller} returned {len(completions)} items for {len(rows)} prompts, first "
             f"{completions[:1]!r}. Return one string per prompt."
+        )
+    pairs = zip(rows.require("prompts", name), completions, strict=True)
+    # With sources it may be a copy of the input, which some models begin with.
+    if rows.sources is None and all(p and text.startswith(p) for p, text in pairs):
+        warnings.warn(
+            f"all completions of {caller} begin with their prompt, which is then twice in the text. "
+            "Return only what follows the prompt, tokens ids[:, input_ids.shape[1]:].",
+            stacklevel=2,
         )
     return rows.completed(completions)
 

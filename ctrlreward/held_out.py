@@ -308,6 +308,8 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
             "scores is empty, must have at least one, {'coherence': ctrleval['coherence']}"
         )
     for key in scores:
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of scores must be names, got {key!r}")
         if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith((f"{CORPUS}/", f"{CV}/")):
             raise ValueError(
                 f"scores has the key {key!r}, which the callback logs itself. Rename it."

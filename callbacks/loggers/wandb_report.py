@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
@@ -27,8 +28,10 @@ from ctrlreward.lightning_package import (
     Trainer,
     WandbLogger,
     callbacks_of,
+    is_instance,
     misconfigured,
 )
+from ctrlreward.samples import shortened
 
 if TYPE_CHECKING:  # users pass the logger of their package
     from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
@@ -40,6 +43,7 @@ else:
 Summary: TypeAlias = dict[str, Any]
 
 
+@checked_keywords(project="logger=WandbLogger(project=...)", name="logger=WandbLogger(name=...)")
 class WandbReportMixin(CallbackMixin):
     """Reports decisions and results of a training to its Weights & Biases run.
 
@@ -94,6 +98,8 @@ class WandbReportMixin(CallbackMixin):
 
     def __init__(self, logger: AnyWandbLogger | None = None, log_adapter: bool = True) -> None:
         super().__init__()
+        if logger is not None and not is_instance(logger, "loggers.WandbLogger"):
+            raise TypeError(f"logger must be a WandbLogger, got {shortened(logger)}")
         self.logger = cast("WandbLogger | None", logger)
         self.log_adapter = log_adapter
         self.run_id = ""

@@ -13,9 +13,9 @@ The scorer is not a submodule of its metric: it is neither moved nor copied with
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,7 +27,7 @@ from torchmetrics.utilities import dim_zero_cat
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, score
-from ctrlreward.scorers.components import ComponentLike, as_component
+from ctrlreward.scorers.components import ComponentLike, FunctionScorer, as_component
 
 
 class _ComponentRef:
@@ -41,14 +41,25 @@ class _ComponentRef:
 
 
 class _ScoreMetric(Metric):
-    """Base class of metrics over one component: a score, or a scorer with a single score."""
+    """Base class of metrics over one component: a score, or a scorer with a single score.
+
+    Keywords are those of `torchmetrics.Metric`, such as `sync_on_compute`.
+    """
 
     is_differentiable = False
     full_state_update = False
 
-    def __init__(self, component: ComponentLike) -> None:
-        super().__init__()
+    def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self._component_ref = _ComponentRef(as_component("component", component))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
+        """Move the states but keep their dtype: in a bfloat16 module a sum would stop growing."""
+        return super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), exclude_state)
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Plot one or several values, as other torchmetrics; figure and axes."""
+        return self._plot(val, ax)
 
     @property
     def component(self) -> Component:
@@ -71,7 +82,8 @@ class _ScoreSums(_ScoreMetric):
     """Base class of metrics computed from sums over the samples.
 
     The states are the sums of all scores of the scorer. Metrics of one scorer therefore have equal
-    states, and a `MetricCollection` scores each batch once for all of them.
+    states, and a `MetricCollection` scores each batch once for all of them. A score whose columns
+    the samples lack is left out, unless it is the metric's own.
     """
 
     totals: Tensor
@@ -79,9 +91,14 @@ class _ScoreSums(_ScoreMetric):
     seen: Tensor
     scorer_id: Tensor
 
-    def __init__(self, component: ComponentLike) -> None:
-        super().__init__(component)
+    def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
+        super().__init__(component, **kwargs)
         scorer, name = self.component.scorer, self.component.name
+        if isinstance(scorer, FunctionScorer) and not scorer.pointwise:
+            raise ValueError(
+                f"the function {name} may compare samples, and a mean over batches would differ. "
+                "Use FunctionScorer(function, pointwise=True) if it does not, else ScoreOfAll."
+            )
         if not scorer.pointwise:
             raise ValueError(
                 f"{name} is computed over several samples at once, and a mean over "
@@ -92,7 +109,7 @@ class _ScoreSums(_ScoreMetric):
         k = len(self._names)
         self.add_state("totals", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(k, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(k, dtype=torch.int64), dist_reduce_fx="sum")
         if scorer not in _scorer_ids:
             _scorer_ids[scorer] = next(_next_id)
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
@@ -102,16 +119,30 @@ class _ScoreSums(_ScoreMetric):
     ) -> None:
         """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         samples = as_samples(data, **columns)
-        scorer = self.component.scorer
-        scores = score({name: scorer[name] for name in self._names}, samples)
-        table = torch.from_numpy(np.stack([scores[name] for name in self._names]))
+        scorer, own = self.component.scorer, self.component.name
+        # The scores of other metrics only if the samples have their columns.
+        given = samples.columns()
+        wanted = [
+            n for n in self._names if n == own or given.keys() >= {*scorer.required_columns([n])}
+        ]
+        scores = score({name: scorer[name] for name in wanted}, samples)
+        rows = [self._names.index(name) for name in wanted]
+        table = torch.from_numpy(np.stack([scores[name] for name in wanted]))
         failed = table.isnan()
-        self.totals += table.masked_fill(failed, 0.0).sum(dim=1).to(self.totals)
-        self.counts += (~failed).sum(dim=1).to(self.counts.device)
-        self.seen += len(samples)
+        self.totals[rows] += table.masked_fill(failed, 0.0).sum(dim=1).to(self.totals)
+        self.counts[rows] += (~failed).sum(dim=1).to(self.counts.device)
+        self.seen[rows] += len(samples)
 
     def _index(self) -> int:
-        return self._names.index(self.component.name)
+        index = self._names.index(self.component.name)
+        if self.seen[index] < self.seen.max():  # updated by another metric of a collection
+            raise ValueError(
+                f"{self.component.name} was computed for {int(self.seen[index])} of "
+                f"{int(self.seen.max())} samples. Pass the columns "
+                f"{', '.join(self.component.scorer.required_columns([self.component.name]))} in "
+                "every update."
+            )
+        return index
 
 
 class ScoreMean(_ScoreSums):
@@ -158,7 +189,8 @@ class FailRate(_ScoreSums):
 
     def compute(self) -> Tensor:
         """Return the rate, float64."""
-        return 1.0 - self.counts[self._index()].double() / self.seen
+        index = self._index()
+        return 1.0 - self.counts[index].double() / self.seen[index]
 
 
 class ScoreOfAll(_ScoreMetric):
@@ -181,8 +213,8 @@ class ScoreOfAll(_ScoreMetric):
 
     records: list[Tensor] | Tensor
 
-    def __init__(self, component: ComponentLike) -> None:
-        super().__init__(component)
+    def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
+        super().__init__(component, **kwargs)
         # JSON lines in UTF-8, because torchmetrics gathers only tensors.
         self.add_state("records", [], dist_reduce_fx="cat")
 

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ctrlreward.arguments import checked_keywords
+from ctrlreward.arguments import check_type, checked_keywords
 from ctrlreward.completion import unclear_input
 from ctrlreward.credit import token_credit
 from ctrlreward.functional.advantages import decoupled_rewards
@@ -204,11 +204,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         for (name, kind), value in zip(GROUPS.items(), given, strict=True):
             if isinstance(value, LoraConfig) and kind is LoRA:
                 check_config(value)
-            elif not isinstance(value, kind):
-                raise TypeError(
-                    f"{name} must be {kind.__name__}(...), got {shortened(value)}, a "
-                    f"{type(value).__name__}"
-                )
+            else:
+                check_type(name, kind, value)
         check_sampling(objective, generation.num_generations, optimizer)
         super().__init__(model, generation, optimizer, lora)
         self.reward = as_reward(reward)

@@ -16,6 +16,7 @@ from ctrlreward.selection.metrics import (
     Evidence,
     State,
     Validation,
+    check_key,
     chosen_level,
     describe,
     no_new_value,
@@ -159,6 +160,7 @@ class AlarmRule:
     margin: float | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        check_key("proxy", self.proxy)
         check_direction("proxy_mode", self.proxy_mode)
         check_held_out_mode("held_out_mode", self.held_out_mode)
         if not self.modes:

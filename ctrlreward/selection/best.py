@@ -17,7 +17,15 @@ from ctrlreward.functional.sequential import (
     mean_interval,
     selection_optimism,
 )
-from ctrlreward.selection.metrics import Evidence, State, Validation, describe, no_new_value, read
+from ctrlreward.selection.metrics import (
+    Evidence,
+    State,
+    Validation,
+    check_key,
+    describe,
+    no_new_value,
+    read,
+)
 
 Bounds: TypeAlias = tuple[float | None, float | None]
 ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
@@ -114,7 +122,8 @@ class BestRule:
         level: Probability that any interval of the run misses its value, in (0, 1).
 
     Raises:
-        ValueError: Unknown mode, choice or test, `top_k` below -1, or `level` out of range.
+        ValueError: Unknown mode, choice or test, `top_k` below -1, `level` out of range, or a
+            constraint that is not a range.
 
     Examples:
         >>> rule = BestRule("score/sim", top_k=2, constraints={"repetition": (None, 0.2)})
@@ -150,7 +159,24 @@ class BestRule:
     level: float = 0.05
 
     def __post_init__(self) -> None:
+        check_key("monitor", self.monitor)
         check_direction("mode", self.mode)
+        if not isinstance(self.constraints, Mapping):
+            raise TypeError(
+                "constraints must map keys to (smallest, largest), {'score/fail_rate': (None, "
+                f"0.05)}}, got {self.constraints!r}"
+            )
+        for key, bounds in self.constraints.items():
+            try:
+                low, high = bounds
+                is_range = low is None or high is None or low <= high
+            except (TypeError, ValueError):
+                is_range = False
+            if not is_range:
+                raise ValueError(
+                    f"constraints[{key!r}] must be (smallest, largest), None for no bound, got "
+                    f"{bounds!r}"
+                )
         if self.top_k < -1:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))

@@ -79,6 +79,12 @@ class Validation(State):
         return paired_difference(before, after, level)
 
 
+def check_key(argument: str, given: object) -> None:
+    """Raise a TypeError unless the argument is a string, as the keys of logged metrics are."""
+    if not isinstance(given, str):
+        raise TypeError(f"{argument} must be the key of a logged metric, got {given!r}")
+
+
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
     """Return the reason why no decision is made; "" if all keys have a new value.
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ctrlreward.arguments import check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.selection.best import KeepDecision
-from ctrlreward.selection.metrics import Evidence, State, no_new_value, read
+from ctrlreward.selection.metrics import Evidence, State, check_key, no_new_value, read
 
 Points: TypeAlias = Mapping[int, tuple[float, ...]]
 """Step of a checkpoint → its value of each metric."""
@@ -81,6 +81,7 @@ class ParetoRule:
                 "checkpoint of one metric use BestRule."
             )
         for key, direction in self.metrics.items():
+            check_key("each of metrics", key)
             check_direction(f"metrics[{key!r}]", direction)
 
     def start(self) -> ParetoState:

@@ -13,6 +13,7 @@ from ctrlreward.selection.metrics import (
     Evidence,
     State,
     Validation,
+    check_key,
     chosen_level,
     describe,
     no_new_value,
@@ -145,8 +146,11 @@ class StopRule:
     level: float = 0.05
 
     def __post_init__(self) -> None:
+        check_key("monitor", self.monitor)
         check_direction("mode", self.mode)
         check_level(self.level)
+        if not self.patience >= 0:
+            raise ValueError(f"patience must be 0 or more, got {self.patience}")
         if isinstance(self.min_delta, str) and self.min_delta != "noise":
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 
