@@ -108,7 +108,7 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
     if len(groups) < 2:
         raise ValueError(
             f"BeforeAfter draws whole groups of samples for its intervals, but the samples are of "
-            f"{len(groups)} group. Use prompts of two or more groups."
+            f"{len(groups)} group{'s' * (len(groups) != 1)}. Use prompts of two or more groups."
         )
     for judge in judges:
         if isinstance(judge, AUC):

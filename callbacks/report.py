@@ -123,7 +123,7 @@ class BeforeAfterMixin(CallbackMixin):
         samples: SamplesLike,
         generations_per_prompt: int = 4,
         seed: int = 1,
-        others: Mapping[str, Samples] | None = None,
+        others: Mapping[str, SamplesLike] | None = None,
         judges: Mapping[str, ComponentLike | AUC] | None = None,
     ) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class BeforeAfterMixin(CallbackMixin):
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.components)
         self._components = with_judges(self.components, self.judges)
-        self.others = dict(others or {})
+        self.others = {name: as_samples(texts) for name, texts in (others or {}).items()}
         for name, texts in self.others.items():
             inner_path("the key of others", name)
             if name in ("before", "after"):

@@ -144,7 +144,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     # With sources it may be a copy of the input, which some models begin with.
     if rows.sources is None and all(p and text.startswith(p) for p, text in pairs):
         warnings.warn(
-            f"all completions of {caller} begin with their prompt, which is then twice in the text. "
+            f"all completions of {caller} begin with their prompt, which is in the text twice. "
             "Return only what follows the prompt, tokens ids[:, input_ids.shape[1]:].",
             stacklevel=2,
         )

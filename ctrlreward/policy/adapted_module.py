@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.lightning_package import LightningModule
+from ctrlreward.lightning_package import LightningModule, misconfigured
 from ctrlreward.placement import reserve_core
 from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, reference_policy
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
@@ -64,6 +64,13 @@ class AdaptedModuleMixin(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Remember the device: `configure_model` runs before Lightning moves the module there."""
+        precision = str(self.trainer.precision)
+        if precision.endswith("-true") and precision != "32-true":
+            raise misconfigured(
+                self.trainer,
+                f"Trainer(precision={precision!r}) would also convert the adapter, which is trained "
+                "in float32. Use 'bf16-mixed', or lora=LoRA(dtype='bfloat16') for the base weights.",
+            )
         self._training_device = self.trainer.strategy.root_device
 
     def configure_model(self) -> None:

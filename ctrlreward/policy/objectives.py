@@ -83,11 +83,14 @@ class Choices:
                 f"{self.baseline!r}, where it may divide by nearly 0, must be one of "
                 f"{', '.join(_SCALES[self.baseline])}"
             )
-        lower, upper = self.clip
+        try:
+            lower, upper = self.clip
+        except TypeError:
+            lower = upper = math.nan
         if not (0 < lower <= 1 and upper > 0):
             raise ValueError(
                 "objective.clip must be how far the ratio may go below 1, in (0, 1], and above 1, "
-                f"greater than 0, got ({lower}, {upper})"
+                f"greater than 0, got {self.clip}"
             )
         if self.ratio == "none" and tuple(self.clip) != NO_CLIP:
             raise ValueError(
@@ -211,6 +214,8 @@ class Objective:
         for name, options in _OPTIONS.items():
             one_of(f"objective.{name}", getattr(self, name), get_args(options))
         positive("objective.max_refills", self.max_refills)
+        if not self.beta >= 0:
+            raise ValueError(f"objective.beta must be 0 or more, got {self.beta}")
         for name, names in _NAMES.items():
             choice = getattr(self, name)
             if choice is not None:

@@ -203,3 +203,63 @@ def test_error_messages(letters, kinds) -> None:
     metric.update(Samples(["a"], labels=["x"]))
     with pytest.raises(ValueError, match="has the columns texts, labels, but parts"):
         metric.compute()
+
+
+class Labelled(Scorer):
+    """`length`, and `right`, which needs a label."""
+
+    pointwise = True
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"length": ScoreSpec(True, (0, np.inf)), "right": ScoreSpec(True, (0, 1))}
+
+    def required_columns(self, names=None):
+        return {"labels": "Labelled right"} if "right" in (names or self.specs) else {}
+
+    def score_samples(self, samples, names=None):
+        scores = {"length": np.array([float(len(text)) for text in samples.texts])}
+        if "right" in names:
+            pairs = zip(samples.texts, samples.require("labels", "Labelled"), strict=True)
+            scores["right"] = np.array([float(text == label) for text, label in pairs])
+        return scores
+
+
+def test_a_score_needs_no_columns_of_other_scores() -> None:
+    scorer = Labelled()
+    metric = ScoreMean(scorer["length"])
+    metric.update(["ab", "a"])
+    assert metric.compute() == 1.5
+    with pytest.raises(ValueError, match="needs the column 'labels'"):
+        ScoreMean(scorer["right"]).update(["ab"])
+    both = MetricCollection(
+        {"length": ScoreMean(scorer["length"]), "right": ScoreMean(scorer["right"])}
+    )
+    both.update(["ab", "a"], labels=["ab", "b"])
+    both.update(["a"], labels=["a"])
+    assert both.compute() == {"length": 4 / 3, "right": 2 / 3}
+    both.update(["abc"])  # the state is shared by now
+    with pytest.raises(ValueError, match=r"right was computed for 3 of 4 samples\. .*labels"):
+        both.compute()
+
+
+def test_sums_stay_exact_in_a_bfloat16_module(letters) -> None:
+    module = torch.nn.Module()
+    module.metric = ScoreMean(letters["length"])
+    module.to(torch.bfloat16)  # Lightning's precision="bf16-true"
+    for _ in range(600):  # a bfloat16 sum of ones ends at 256
+        module.metric.update(Samples(["a"]))
+    assert module.metric.compute() == 1.0
+    assert module.metric.to("meta").totals.device.type == "meta"
+
+
+def test_keywords_of_torchmetrics_and_plot(letters) -> None:
+    metric = ScoreMean(letters["length"], sync_on_compute=False)
+    with pytest.raises(ValueError, match="Unexpected keyword arguments: `nan_strategy`"):
+        ScoreMean(letters["length"], nan_strategy="ignore")
+    metric.update(Samples(["ab"]))
+    pytest.importorskip("matplotlib")
+    _, axes = metric.plot()
+    assert list(axes.lines[0].get_ydata()) == [2.0]
+    with pytest.raises(ValueError, match=r"Use FunctionScorer\(function, pointwise=True\)"):
+        ScoreMean(lambda texts: [0.0])

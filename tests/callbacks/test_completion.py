@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,3 +159,26 @@ def test_texts_of_a_data_set_are_no_beginnings() -> None:
 def test_a_module_needs_one_of_the_methods() -> None:
     with pytest.raises(ValueError, match=r"object has neither. Define complete\(.*_samples\("):
         generate(object(), ["a"])
+
+
+@pytest.mark.parametrize("returned", [None, "one", (word for word in "ab")])
+def test_what_is_not_a_list_of_strings_is_named(returned: object) -> None:
+    def write(prompts: Sequence[str]) -> Any:
+        return returned
+
+    with pytest.raises(TypeError, match=r"write returned .*Return a list of one string per prompt"):
+        generate(write, ["The soup", "The view"])
+
+
+def test_completions_that_repeat_their_prompts_are_a_warning() -> None:
+    def decoded(prompts: Sequence[str]) -> list[str]:
+        return [f"{prompt} was good" for prompt in prompts]  # of all ids, not only of the new ones
+
+    with pytest.warns(UserWarning, match="all completions of decoded begin with their prompt"):
+        generate(decoded, ["The soup", "The view"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(lambda prompts: ["The soup was good", " was fine"], ["The soup", "The view"])
+        generate(
+            decoded, Samples(["", ""], prompts=["a", "b"], sources=["a", "b"], prefixes=["", ""])
+        )

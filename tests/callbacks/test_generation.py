@@ -282,7 +282,7 @@ def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) ->
 
 
 def test_a_run_without_validation_is_rejected(fit, counter, curve, held_out) -> None:
-    with pytest.raises(MisconfigurationException, match="scores at validation, but this run has"):
+    with pytest.raises(MisconfigurationException, match="acts at validation, but this run has"):
         fit(
             counter(),
             [GenerationScorer({"v": curve([0.0])["value"]}, held_out)],

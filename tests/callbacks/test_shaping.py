@@ -723,3 +723,17 @@ def test_ranges_that_do_not_fit_the_reward(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fit(tuner(), RewardShaping(ranges=ranges), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": {"low": 4}}, r"window must be LengthWindow\(...\), got {'low': 4}, a dict"),
+        ({"ranges": {"a": (None, 1)}}, r"ranges\['a'\] must be UsefulRange\(...\), got \(None, 1"),
+        ({"clip": 1}, r"clip must be \(lower, upper\), None for no bound, got 1"),
+        ({"weights": {"a": 0.5}}, r"weights\['a'\] must be pairs of step and weight, .*got 0.5"),
+    ],
+)
+def test_an_option_of_another_type_is_named(options, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        RewardShaping(**options)

@@ -14,6 +14,8 @@ from lightning_choice import (
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
+    RewardShaping,
+    WandbReport,
     pl,
 )
 from torch.utils.data import DataLoader, IterableDataset
@@ -149,6 +151,9 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
         (GenerationScorer, "num_generations", "generations_per_prompt"),
         (BeforeAfter, "eval_dataset", "samples"),
         (HistoryLogger, "save_dir", "folder"),
+        (RewardCheckpoint, "every_n_epochs", r"Trainer\(check_val_every_n_epoch"),
+        (RewardShaping, "normalize", "normalise"),
+        (WandbReport, "project", r"logger=WandbLogger\(project"),
     ],
 )
 def test_a_keyword_of_another_library_names_ours(callback: type, wrong: str, right: str) -> None:
@@ -218,3 +223,62 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
     again = run(4, "last")
     assert again.patience == 4
     assert again.stopped_step == 7
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: RewardEarlyStopping("v", patience="3"), "patience must be an integer, got '3'"),
+        (lambda: RewardEarlyStopping("v", patience=-1), "patience must be 0 or more, got -1"),
+        (
+            lambda: RewardEarlyStopping("v", stopping_threshold="1"),
+            "stopping_threshold must be a n",
+        ),
+        (lambda: RewardEarlyStopping(None), "monitor must be the key of a logged metric, got None"),
+        (lambda: RewardCheckpoint(["v"]), r"monitor must be the key of a logged metric, got \['v'"),
+        (lambda: RewardCheckpoint("v", save_last="link"), "save_last must be True or False"),
+        (lambda: RewardCheckpoint("v", save_top_k=1.5), "save_top_k must be an integer, got 1.5"),
+        (
+            lambda: RewardCheckpoint("v", constraints={"l": 0.1}),
+            r"constraints\['l'\] must be \(smallest, largest\), None for no bound, got 0.1",
+        ),
+        (
+            lambda: RewardCheckpoint("v", constraints={"l": (0.5, 0.1)}),
+            r"constraints\['l'\] must be \(smallest, largest\), .*, got \(0.5, 0.1\)",
+        ),
+        (lambda: RewardCheckpoint("v", constraints=["l", 1]), "constraints must map keys to"),
+        (lambda: ParetoCheckpoint(["v", 1]), "each of metrics must be the key of a logged metric"),
+        (lambda: ProxyGuard(["v"], "l"), r"proxy must be the key of a logged metric, got \['v'\]"),
+        (lambda: WandbReport("reviews"), "logger must be a WandbLogger, got 'reviews'"),
+    ],
+)
+def test_wrong_types_are_named_before_training(build: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, MisconfigurationException), match=message):
+        build()
+
+
+def test_settings_assigned_later_take_effect(fit, counter, curve, held_out) -> None:
+    stopper, keeper = RewardEarlyStopping("score/l", "min", 100, 0.01), RewardCheckpoint("score/v")
+    guard = ProxyGuard("score/v", "score/l")
+    stopper.patience, keeper.save_top_k, guard.level = 2, 3, 0.01
+    assert (stopper.rule.min_delta, guard.rule.level) == (0.01, 0.01)
+    trainer = fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), stopper, keeper, guard])
+    assert trainer.global_step == stopper.stopped_step == 5
+    assert len(keeper.best_k_models) == 3
+    with pytest.raises(ValueError, match="level must be between 0 and 1, got 5"):
+        guard.level = 5
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        RewardEarlyStopping("train_loss", "min"),
+        RewardCheckpoint("train_loss", "min"),
+        ParetoCheckpoint({"train_loss": "min", "a": "min"}),
+        ProxyGuard("train_loss", "a", "min", "min"),
+    ],
+)
+def test_a_run_without_validation_is_an_error(callback: pl.Callback, fit, counter) -> None:
+    message = f"{type(callback).__name__} acts at validation, but this run has no validation"
+    with pytest.raises(MisconfigurationException, match=message):
+        fit(counter(), [callback], limit_val_batches=0)

@@ -275,6 +275,8 @@ def test_a_given_choice_replaces_the_algorithms_own() -> None:
             r"objective.clip must be how far the ratio may go below 1, .*, got \(1.5, 0.2\)",
         ),
         ({"clip": (0.2, 0.0)}, r"objective.clip must be how far .*, got \(0.2, 0.0\)"),
+        ({"clip": 0.2}, r"objective.clip must be how far .*, got 0.2"),
+        ({"beta": -0.1}, r"objective.beta must be 0 or more, got -0.1"),
         ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, but objective.ratio = 'none'"),
     ],
 )

@@ -56,3 +56,12 @@ def test_lightning_itself_runs_fsdp_on_gpus_only() -> None:
     """If this fails, FSDP can be tried with two CPU processes."""
     with pytest.raises(ValueError, match="The strategy `fsdp` requires a GPU accelerator"):
         pl.Trainer(accelerator="cpu", devices=2, strategy="fsdp")
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_refuses_a_trainer_that_converts_the_adapter(tuner, tmp_path: Path, precision) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", barebones=True, default_root_dir=tmp_path, precision=precision
+    )
+    with pytest.raises(MisconfigurationException, match=r"convert the adapter, .*'bf16-mixed'"):
+        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))  # type: ignore[arg-type]
