@@ -68,8 +68,8 @@ class AdaptedModuleMixin(LightningModule):
         if precision.endswith("-true") and precision != "32-true":
             raise misconfigured(
                 self.trainer,
-                f"Trainer(precision={precision!r}) would also convert the adapter, which is trained "
-                "in float32. Use 'bf16-mixed', or lora=LoRA(dtype='bfloat16') for the base weights.",
+                f"Trainer(precision={precision!r}) also converts the adapter, which is trained in "
+                "float32. Use 'bf16-mixed', or lora=LoRA(dtype='bfloat16') for the base weights.",
             )
         self._training_device = self.trainer.strategy.root_device
 

@@ -63,5 +63,5 @@ def test_refuses_a_trainer_that_converts_the_adapter(tuner, tmp_path: Path, prec
     trainer = pl.Trainer(
         accelerator="cpu", barebones=True, default_root_dir=tmp_path, precision=precision
     )
-    with pytest.raises(MisconfigurationException, match=r"convert the adapter, .*'bf16-mixed'"):
+    with pytest.raises(MisconfigurationException, match=r"converts the adapter, .*'bf16-mixed'"):
         trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))  # type: ignore[arg-type]
