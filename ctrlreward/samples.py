@@ -282,6 +282,10 @@ class Samples:
         given = {name: column for name, column in vars(self).items() if column is not None}
         return Samples(**{name: [column[i] for i in indices] for name, column in given.items()})
 
+    def to(self, *_: Any, **__: Any) -> Samples:
+        """Return the samples: text needs no device. Lightning and Accelerate move batches by it."""
+        return self
+
     def columns(self) -> dict[str, tuple[Any, ...]]:
         """Return the columns that are present by name, in declaration order.
 

@@ -206,6 +206,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "error: the configuration is missing: ctrlreward train "),
         (["none.yaml"], "error: there is no file none.yaml\n"),
+        (
+            ["fit", "--config", "x.yaml"],
+            "error: ctrlreward train has no subcommand 'fit'. Leave it",
+        ),
         (["--max_steps=3"], "error: --max_steps is not an option\n"),
     ],
 )

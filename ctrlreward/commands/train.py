@@ -26,6 +26,10 @@ def checked_job(command: str, arguments: list[str]) -> list[str]:
         example = f"ctrlreward {command} {EXAMPLE}"
         print(f"error: the configuration is missing: {example}", file=sys.stderr)
         raise SystemExit(2)
+    if arguments[0] in ("fit", "validate", "test", "predict"):  # as in a LightningCLI
+        error = f"ctrlreward {command} has no subcommand {arguments[0]!r}. Leave it out."
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2)
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from typing import Any
@@ -153,6 +153,15 @@ class AdaptedModuleMixin(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the seed of the run."""
         self._resumed_seed = checkpoint.get("ctrlreward_seed")
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing."""
+        found = super().load_state_dict(state_dict, strict, assign)
+        trained = {name for name, p in self.named_parameters() if p.requires_grad}
+        found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
+        return found
 
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:
         self.configure_model()

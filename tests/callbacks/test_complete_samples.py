@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting_module import Counting
 from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
@@ -19,6 +20,7 @@ from lightning_choice import (
     RewardCheckpoint,
     RewardEarlyStopping,
     pl,
+    quiet_trainer,
 )
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
@@ -199,3 +201,16 @@ def test_the_source_is_no_part_of_what_is_scored(fit, counter, curve, kind, late
     decoder = Rewriter(GPT2LMHeadModel(GPT2()))
     decoder.judge = module.models[0]  # not all of its models are encoder-decoders
     fit(decoder, callbacks(Samples(SOURCES)), max_steps=1)
+
+
+@pytest.mark.lightning
+def test_samples_are_a_batch_of_any_module(tmp_path: Path) -> None:
+    class Reader(Counting):
+        def training_step(self, batch: Samples, batch_idx: int) -> torch.Tensor:
+            assert batch.texts == ("a", "b")
+            return super().training_step(batch, batch_idx)
+
+    loader = DataLoader([Samples(["a", "b"])], batch_size=None)  # type: ignore[arg-type]
+    trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=1)
+    trainer.fit(Reader(), loader)
+    assert trainer.global_step == 1

@@ -346,7 +346,7 @@ def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
 
 
 @pytest.mark.lightning
-def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path) -> None:
+def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path, recwarn) -> None:
     module = tuner(learning_rate=0.03)
     trainer = fit(module, 3)
     path = str(tmp_path / "at3.ckpt")
@@ -367,8 +367,12 @@ def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path) -> Non
     again.on_train_batch_end = lambda *_: steps.append(again.trainer.global_step)
     fit(again, 5, ckpt_path=path)
     assert steps == [4, 5]
+    options = {"model": module.base_model, "reward": module.reward, "lora": module.lora}
+    alone = type(module).load_from_checkpoint(path, **options)
+    assert not [w for w in recwarn if "not in the checkpoint" in str(w.message)]
     for name, parameter in adapter.items():
         torch.testing.assert_close(loaded[name], parameter.detach())
+        torch.testing.assert_close(alone.get_parameter(name), parameter.detach())
 
 
 @pytest.mark.lightning
