@@ -94,9 +94,9 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     higher, `reward/disagreement` when lower.
     """
     scored = _scored_modes(trainer)
-    declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)
+    declared = scored | _reward_modes(trainer.lightning_module) | scored
     try:
-        return better_direction(key, mode, declared, scored, argument)
+        return better_direction(key, mode, declared.get(key), declared, argument)
     except ValueError as error:
         raise misconfigured(trainer, str(error)) from None
 
@@ -122,17 +122,14 @@ def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
     return {key: spec.mode for scorer in scorers for key, spec in scorer.specs.items()}
 
 
-def _reward_mode(module: object, key: str) -> Mode | None:
-    """Return the better direction of a key that a policy logs of its rewards, None for others."""
-    if isinstance(module, ShapedModule) and key.startswith("reward/"):
-        name = key.removeprefix("reward/")
-        if name in ("total", "shaped"):
-            return "max"
-        if name in module.reward.components:
-            return module.reward.components[name].spec.mode
-        if name in module.reward.derived:  # the deviation of an ensemble's members
-            return "min"
-    return None
+def _reward_modes(module: object) -> dict[str, Mode]:
+    """Return the better direction of each key that a policy logs of its rewards."""
+    if not isinstance(module, ShapedModule):
+        return {}
+    modes: dict[str, Mode] = {name: c.spec.mode for name, c in module.reward.components.items()}
+    # Derived are the deviations of an ensemble's members.
+    modes |= {**dict.fromkeys(module.reward.derived, "min"), "total": "max", "shaped": "max"}
+    return {f"reward/{name}": mode for name, mode in modes.items()}
 
 
 def check_timely(trainer: Trainer, callback: Callback, keys: Iterable[str]) -> None:

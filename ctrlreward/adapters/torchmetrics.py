@@ -94,16 +94,13 @@ class _ScoreSums(_ScoreMetric):
     def __init__(self, component: ComponentLike, **kwargs: Any) -> None:
         super().__init__(component, **kwargs)
         scorer, name = self.component.scorer, self.component.name
-        if isinstance(scorer, FunctionScorer) and not scorer.pointwise:
-            raise ValueError(
-                f"the function {name} may compare samples, and a mean over batches would differ. "
-                "Use FunctionScorer(function, pointwise=True) if it does not, else ScoreOfAll."
-            )
         if not scorer.pointwise:
+            use = f"ScoreOfAll({type(scorer).__name__}(...)[{name!r}])"
+            if isinstance(scorer, FunctionScorer):
+                use += ", or FunctionScorer(function, pointwise=True) if it scores each text alone"
             raise ValueError(
-                f"{name} is computed over several samples at once, and a mean over "
-                f"batches would differ. Use ScoreOfAll({type(scorer).__name__}(...)"
-                f"[{name!r}])."
+                f"{name} is computed over several samples at once, and a mean over batches would "
+                f"differ. Use {use}."
             )
         self._names = list(scorer.specs)
         k = len(self._names)
@@ -119,27 +116,27 @@ class _ScoreSums(_ScoreMetric):
     ) -> None:
         """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         samples = as_samples(data, **columns)
-        scorer, own = self.component.scorer, self.component.name
-        # The scores of other metrics only if the samples have their columns.
-        given = samples.columns()
-        wanted = [
-            n for n in self._names if n == own or given.keys() >= {*scorer.required_columns([n])}
+        scorer, own, given = self.component.scorer, self.component.name, samples.columns().keys()
+        # Scores of other metrics only if the samples have their columns.
+        rows = [
+            row
+            for row, name in enumerate(self._names)
+            if name == own or given >= {*scorer.required_columns([name])}
         ]
-        scores = score({name: scorer[name] for name in wanted}, samples)
-        rows = [self._names.index(name) for name in wanted]
-        table = torch.from_numpy(np.stack([scores[name] for name in wanted]))
+        scores = score({self._names[row]: scorer[self._names[row]] for row in rows}, samples)
+        table = torch.from_numpy(np.stack(list(scores.values())))
         failed = table.isnan()
         self.totals[rows] += table.masked_fill(failed, 0.0).sum(dim=1).to(self.totals)
         self.counts[rows] += (~failed).sum(dim=1).to(self.counts.device)
         self.seen[rows] += len(samples)
 
     def _index(self) -> int:
-        index = self._names.index(self.component.name)
-        if self.seen[index] < self.seen.max():  # updated by another metric of a collection
+        name, seen = self.component.name, self.seen.tolist()
+        index = self._names.index(name)
+        if seen[index] < max(seen):  # another metric of a collection has updated the states
+            columns = ", ".join(self.component.scorer.required_columns([name]))
             raise ValueError(
-                f"{self.component.name} was computed for {int(self.seen[index])} of "
-                f"{int(self.seen.max())} samples. Pass the columns "
-                f"{', '.join(self.component.scorer.required_columns([self.component.name]))} in "
+                f"{name} was computed for {seen[index]} of {max(seen)} samples. Pass {columns} in "
                 "every update."
             )
         return index

@@ -261,5 +261,5 @@ def test_keywords_of_torchmetrics_and_plot(letters) -> None:
     pytest.importorskip("matplotlib")
     _, axes = metric.plot()
     assert list(axes.lines[0].get_ydata()) == [2.0]
-    with pytest.raises(ValueError, match=r"Use FunctionScorer\(function, pointwise=True\)"):
+    with pytest.raises(ValueError, match=r"or FunctionScorer\(function, pointwise=True\)"):
         ScoreMean(lambda texts: [0.0])

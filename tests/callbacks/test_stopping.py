@@ -132,6 +132,7 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
         (RewardEarlyStopping("val_loss"), "mode must be 'max' or 'min' for 'val_loss', which no"),
         (RewardCheckpoint("score/vv"), r"'score/vv'.* only score/v, .*did you mean 'score/v'\?"),
         (ParetoCheckpoint(["score/l", "b"]), r"metrics\['b'\] must be 'max' or 'min' for 'b'"),
+        (ProxyGuard("reward/totl", "score/v"), r"\(did you mean 'reward/total'\?\)"),
         (ProxyGuard("score/v", "b"), "held_out_mode must be 'max' or 'min' for 'b'"),
     ):
         with pytest.raises(MisconfigurationException, match=message):
