@@ -185,6 +185,8 @@ def _mark(node: yaml.Node, line: Any) -> None:
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
     """Return arguments in which a configuration follows the files it extends, and all files.
 
+    The options come last, so that they have priority over the files wherever they are.
+
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file in the same folder, becomes
     `--config yelp.yaml --config <the rest of m7.yaml>`. An extended file may extend others itself.
     `replace` in the same file, a mapping of strings, replaces each in all values of those
@@ -194,14 +196,15 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
     `config`, which names the YAML of a model that is trained first, may be relative to its file.
     """
-    result: list[str] = []
+    configs: list[str] = []
+    options: list[str] = []
     files: list[ConfigFile] = []
     rest = iter(arguments)
     for argument in rest:
         option, has_value, value = argument.partition("=")
         path = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
         if path is None:
-            result.append(argument)
+            options.append(argument)
             continue
         for file in extended_files(path):
             files.append(file)
@@ -209,8 +212,8 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             # The parser can't read a file that extends another.
             unchanged = file.as_written and len(own) == len(file.content)
             name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
-            result += ["--config", name] if own else []
-    return result, files
+            configs += ["--config", name] if own else []
+    return configs + options, files
 
 
 def extended_files(path: str) -> list[ConfigFile]:

@@ -32,6 +32,7 @@ _UNKNOWN = re.compile(
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
 _TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
+_BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$")
 _LITERAL = re.compile(r"Literal\[(.*)\]")
 
 
@@ -61,7 +62,11 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
     )
     if not keys:  # raised by a class
         return text
-    keys, problem = _described(keys, path, text)
+    kinds = [m[1] for line in message.splitlines() if (m := _BARE_TYPE.search(line))]
+    if _BARE_TYPE.match(text) and kinds:  # none of the types of a union
+        problem = f"must be {' or '.join(dict.fromkeys(kinds))}"
+    else:
+        keys, problem = _described(keys, path, text)
     dotted = ".".join(key for key in keys if not key.startswith("="))
     for argument in arguments:
         option = argument.partition("=")[0].rstrip("+")
@@ -151,7 +156,9 @@ def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
     """Return the suggestion: the new name, a similar one, or the list of all."""
     instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "instead", {})  # type: ignore[misc]
     if name in instead:
-        return f". Use {instead[name]}."
+        groups = "objective|generation|optimizer|critic|lora"  # of PolicyTuner: paths here
+        option = re.sub(rf"^({groups})=\w+\((\w+)=\.\.\.\)$", r"\1.\2", instead[name])
+        return f". Use {option}."
     return did_you_mean(name, known) or (f", only {', '.join(known)}" if known else "")
 
 

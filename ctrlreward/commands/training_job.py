@@ -32,7 +32,7 @@ from ctrlreward.commands.config_files import (
     fill_in_run_folder,
     with_extended,
 )
-from ctrlreward.commands.config_mistakes import one_line
+from ctrlreward.commands.config_mistakes import missing, one_line
 from ctrlreward.commands.last_run import run_folders
 from ctrlreward.commands.report import write_report
 from ctrlreward.commands.smoke import shrink, written
@@ -161,7 +161,11 @@ def run_job(arguments: Sequence[str]) -> None:
     _, files = with_extended(arguments)
     with one_line_errors(files):
         cli = build(arguments)
-    trainer, resumed = cli.trainer, cli.config.ckpt_path is not None
+    trainer, checkpoint = cli.trainer, cli.config.ckpt_path
+    resumed = checkpoint is not None
+    named = not resumed or checkpoint in ("best", "last", "hpc") or "://" in checkpoint
+    if not named and not Path(checkpoint).exists():  # before the models are loaded
+        _fail(missing(checkpoint, files))
     # Not for a trial run, which writes nothing, and not on other ranks.
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
     with ExitStack() as held:
@@ -172,9 +176,7 @@ def run_job(arguments: Sequence[str]) -> None:
                 _write_provenance(trainer, started)
         try:
             # Lightning would run what the checkpoint of an address has pickled.
-            trainer.fit(
-                cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path, weights_only=True
-            )
+            trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
         except SIGTERMException as error:
             raise SystemExit(128 + signal.SIGTERM) from error
         except FileNotFoundError as error:

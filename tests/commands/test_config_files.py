@@ -60,6 +60,8 @@ def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
     arguments, files = with_extended([f"--config={tmp_path / 'c.yaml'}", "--x=1"])
     assert arguments == ["--config", a, "--config", "c: 1\n", "--x=1"]
     assert [Path(file.path).name for file in files] == ["a.yaml", "b.yaml", "c.yaml"]
+    before, _ = with_extended(["--x=1", "--config", str(tmp_path / "c.yaml")])
+    assert before == arguments  # else the file would replace the option
 
 
 def test_replacements_are_of_the_extended_files_alone(tmp_path: Path) -> None:
@@ -308,6 +310,26 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
         assert Path("job.yaml").read_text().splitlines()[number - 1].strip("- ").startswith(name)
     assert key in line
     assert suggestion in line
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--model.lr=1", "--model.lr is not an option. Use optimizer.learning_rate."),
+        ("--seed_everything=x", "--seed_everything must be bool or int"),
+        ("--ckpt_path=nope.ckpt", "there is no file nope.ckpt"),
+    ],
+)
+def test_a_mistake_in_an_option_is_one_line(
+    option: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[..., str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pl.Trainer, "fit", lambda *_, **__: pytest.fail("it trains"))
+    assert fails("train", DEMO, option).splitlines()[-1] == f"error: {message}"
 
 
 def test_bad_yaml_has_its_line(tmp_path: Path, fails: Callable[..., str]) -> None:
