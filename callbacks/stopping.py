@@ -106,20 +106,10 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         futility: bool = False,
         level: float = 0.05,
     ) -> None:
+        settings = (patience, min_delta, min_steps, stopping_threshold, divergence_threshold)
+        evidence = (decline, futility, level)
         with rule_errors(self):
-            rule = StopRule(
-                monitor,
-                mode or "max",
-                patience,
-                min_delta,
-                min_steps,
-                stopping_threshold,
-                divergence_threshold,
-                check_finite,
-                decline,
-                futility,
-                level,
-            )
+            rule = StopRule(monitor, mode or "max", *settings, check_finite, *evidence)
         super().__init__(
             monitor=monitor,
             mode=mode or "max",

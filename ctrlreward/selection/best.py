@@ -167,16 +167,14 @@ class BestRule:
                 f"0.05)}}, got {self.constraints!r}"
             )
         for key, bounds in self.constraints.items():
-            try:
-                low, high = bounds
-                is_range = low is None or high is None or low <= high
-            except (TypeError, ValueError):
-                is_range = False
-            if not is_range:
-                raise ValueError(
-                    f"constraints[{key!r}] must be (smallest, largest), None for no bound, got "
-                    f"{bounds!r}"
-                )
+            match bounds:
+                case [low, high] if None in bounds or low <= high:
+                    pass
+                case _:
+                    raise ValueError(
+                        f"constraints[{key!r}] must be (smallest, largest), None for no bound, got "
+                        f"{bounds!r}"
+                    )
         if self.top_k < -1:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))
