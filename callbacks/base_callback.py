@@ -32,6 +32,8 @@ class CallbackMixin(Callback):
         rule, option = self.__dict__.get("rule"), "top_k" if name == "save_top_k" else name
         if rule is not None and option in rule.__dataclass_fields__:
             super().__setattr__("rule", replace(rule, **{option: value}))
+            if name == "mode":
+                super().__setattr__("_given_mode", value)
         super().__setattr__(name, value)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

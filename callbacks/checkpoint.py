@@ -154,7 +154,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the mode to the score's direction, and check that no score comes late."""
         super().setup(trainer, pl_module, stage)
-        self.mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
+        mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
+        self.mode, self._given_mode = mode, self._given_mode
         ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
         check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
 

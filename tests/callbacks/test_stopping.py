@@ -268,6 +268,12 @@ def test_settings_assigned_later_take_effect(fit, counter, curve, held_out) -> N
     assert len(keeper.best_k_models) == 3
     with pytest.raises(ValueError, match="level must be between 0 and 1, got 5"):
         guard.level = 5
+    for callback in (stopper, keeper):
+        callback.mode = "max" if callback is stopper else "min"
+        with pytest.raises(
+            MisconfigurationException, match=f"mode = '{callback.mode}' contradicts"
+        ):
+            fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), callback])
 
 
 @pytest.mark.parametrize(
