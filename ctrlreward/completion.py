@@ -6,7 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -123,6 +123,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
+    completions: Any  # what the module returns, not what it should
     with fixed_randomness(seed), phase(f"generating {len(rows)} texts"):
         if isinstance(module, SampleGenerator):
             caller, completions = f"{name}.complete_samples", module.complete_samples(rows)

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
@@ -53,7 +54,7 @@ class _ScoreMetric(Metric):
         super().__init__(**kwargs)
         self._component_ref = _ComponentRef(as_component("component", component))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
         """Move the states but keep their dtype: in a bfloat16 module a sum would stop growing."""
         return super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), exclude_state)
 
