@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -131,7 +131,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
             caller, completions = f"{name}.complete", module.complete(rows.require("prompts", name))
         else:
             caller, completions = name, module(rows.require("prompts", name))
-    if not isinstance(completions, Sized) or isinstance(completions, str):
+    if isinstance(completions, str) or not hasattr(completions, "__len__"):
         raise TypeError(
             f"{caller} returned {shortened(completions)}, a {type(completions).__name__}. Return a "
             "list of one string per prompt."

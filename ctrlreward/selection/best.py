@@ -168,7 +168,7 @@ class BestRule:
             )
         for key, bounds in self.constraints.items():
             match bounds:
-                case [low, high] if None in bounds or low <= high:
+                case [low, high] if low is None or high is None or low <= high:
                     pass
                 case _:
                     raise ValueError(
