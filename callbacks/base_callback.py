@@ -52,6 +52,16 @@ class CallbackMixin(Callback):
             if isinstance(logger, HistoryLoggerMixin):
                 logger.replaces_rows = stage == "fit"
 
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Raise a TypeError: Lightning does not call this, but a `transformers.Trainer` does."""
+        name = type(self).__name__
+        raise TypeError(
+            f"this {name} is a callback of Lightning; ctrlreward.huggingface has the callbacks for "
+            "Trainer and TRL"
+        )
+
+    on_init_end = on_train_begin
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the resources of the run."""
         super().teardown(trainer, pl_module, stage)

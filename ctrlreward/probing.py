@@ -189,7 +189,8 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
         level: Error rate of all verdicts together, in (0, 1).
 
     Raises:
-        ValueError: The texts are too few, or a column that the reward needs is absent.
+        ValueError: The texts are too few, none has a score, or a column that the reward needs is
+            absent.
 
     Examples:
         >>> from ctrlreward import Reward, Samples
@@ -204,6 +205,10 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
     draw = random.Random(seed)
     rows = _rows(samples, draw)
     before = _scores(reward, samples)
+    if not np.isfinite(before[TOTAL]).any():
+        raise ValueError(
+            f"none of the {len(samples)} texts has a score. Pass texts that it scores."
+        )
     clusters = samples.groups or samples.prompts or samples.prefixes or range(len(samples))
     findings = []
     for probe in PROBES:

@@ -397,7 +397,10 @@ def _split(components: Components) -> tuple[dict[str, Component], dict[str, floa
         if isinstance(component, tuple):
             raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
         if not isinstance(weight, Real | None):
-            raise TypeError(f"{place} has the weight {shortened(weight)}, which is not a number")
+            raise TypeError(
+                f"{place} has the weight {shortened(weight)}, which is not a number. Several "
+                "components are a list or a mapping."
+            )
         if isinstance(component, AnyReward):
             raise TypeError(f"{place} is a Reward. Pass its components, such as reward['name'].")
         component = as_component(place, component)

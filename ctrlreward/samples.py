@@ -609,7 +609,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         if plural is None:
             advice = f"must be one of {', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
             if name in _TEXTS_ELSEWHERE:
-                advice = "pass the texts as the first argument"
+                advice = "pass the texts as the first argument (in TRL, use as_reward_funcs)"
             raise TypeError(f"{name} = {shortened(given)} is not a column of Samples, {advice}")
         if plural in added:
             raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column. Leave one out.")

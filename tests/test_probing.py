@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
+from ctrlreward.commands.probe import load_reward
 from ctrlreward.probing import BestOfN, Examination, best_of_n_curve, examine, overoptimisation
 from ctrlreward.text.passages import passages
 
@@ -198,6 +200,17 @@ def test_wrong_arguments(
 def test_too_few_texts() -> None:
     with pytest.raises(ValueError, match="has 3 texts, must have 4 or more"):
         examine(Reward({"length": length}), SAMPLES[:3])
+    with pytest.raises(ValueError, match="none of the 20 texts has a score"):
+        examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)
+
+
+def test_a_module_is_found_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rewards.py").write_text("def words(texts):\n    return map(len, texts)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert load_reward("own_rewards:words")(["ab"]).total.tolist() == [2.0]
 
 
 def test_nothing_found_is_an_empty_list() -> None:

@@ -16,8 +16,13 @@ _TEXT = ("text", "input_text", "output_text")
 _FILLED_IN = ("texts", "prompts")
 
 
-def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the mapping from columns of `Samples` to the trainer's column names."""
+def check_columns(
+    columns: Mapping[str, str] | None, reward: AnyReward | None = None
+) -> dict[str, str]:
+    """Return the mapping from columns of `Samples` to the trainer's column names.
+
+    Raises a ValueError if it lacks a column that the reward needs.
+    """
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
             f"columns must be a mapping, {{column of Samples: column of the trainer}}, got "
@@ -37,6 +42,13 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
                 f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column. Leave one out."
             )
         mapping[plural] = source
+    for component in reward.components.values() if reward else ():
+        for name, reader in component.scorer.required_columns([component.name]).items():
+            if name not in (*mapping, *_FILLED_IN, "groups"):
+                raise ValueError(
+                    f"{reader} needs the column {name!r} of Samples. Map it to a column of the "
+                    f"trainer: columns={{{name!r}: ...}}."
+                )
     return mapping
 
 
@@ -109,7 +121,7 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
             )
     contents = []
     for message in chat:
-        if role is None or message["role"] == role:
+        if role is None or message.get("role") == role:
             content = message.get("content") or ""
             if not isinstance(content, str):
                 try:

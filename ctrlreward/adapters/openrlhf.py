@@ -70,7 +70,7 @@ def as_reward_func(
     check_pointwise(reward, "OpenRLHF's reward_func")
     check_failed_score(reward, failed_score, ["failed"])
     tokens = (special_tokens,) if isinstance(special_tokens, str) else tuple(special_tokens)
-    return _RewardFunc(reward, tokens, failed_score, check_columns(columns))
+    return _RewardFunc(reward, tokens, failed_score, check_columns(columns, reward))
 
 
 @dataclass(frozen=True, eq=False)

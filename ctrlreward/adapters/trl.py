@@ -70,8 +70,8 @@ def as_reward_funcs(
 
     Raises:
         TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
-            doesn't have.
+        ValueError: A column that `Samples` doesn't have, or that the reward needs and `columns`
+            lacks. When called: a column that the dataset doesn't have.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -80,7 +80,8 @@ def as_reward_funcs(
         >>> function(["Reword."] * 2, ["broth", ""], original=["soup", "soup"])  # as TRL calls it
         [0.6, None]
     """
-    return [_Total(as_reward(reward), check_columns(columns), name)]
+    reward = as_reward(reward)
+    return [_Total(reward, check_columns(columns, reward), name)]
 
 
 def as_async_reward_funcs(
@@ -96,7 +97,8 @@ def as_async_reward_funcs(
         >>> function.__name__
         'fluency'
     """
-    return [_AsyncTotal(as_reward(reward), check_columns(columns), name)]
+    reward = as_reward(reward)
+    return [_AsyncTotal(reward, check_columns(columns, reward), name)]
 
 
 def as_component_funcs(
@@ -126,7 +128,7 @@ def as_component_funcs(
             "the reward is not a weighted sum, and TRL can combine components in no other way. "
             "Use as_reward_funcs, which returns the total."
         )
-    cached, mapping = _CachedReward(reward), check_columns(columns)
+    cached, mapping = _CachedReward(reward), check_columns(columns, reward)
     functions: list[RewardFunc] = [_Component(cached, mapping, name) for name in reward.weights]
     return ComponentFuncs(functions, list(reward.weights.values()))
 

@@ -130,7 +130,7 @@ class _ComputeScore:
         if caller:
             check_pointwise(self.reward, caller)
         self.failed_score = failed_score
-        self.columns = check_columns(columns)
+        self.columns = check_columns(columns, self.reward)
         self.wait = wait
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None

@@ -92,6 +92,7 @@ def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
         module = importlib.import_module(place)
     found = getattr(module, name, None)
     if not callable(found):

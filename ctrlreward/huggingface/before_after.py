@@ -22,7 +22,12 @@ from ctrlreward.callbacks.report import scored_texts, write_comparison
 from ctrlreward.completion import generate_across_ranks
 from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
-from ctrlreward.huggingface.generation import GenerationScorer, TrainerGenerator, check_trainer
+from ctrlreward.huggingface.generation import (
+    GenerationScorer,
+    TrainerGenerator,
+    check_trainer,
+    prompts_as_texts,
+)
 from ctrlreward.huggingface.run_state import directions, history, plain_names
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
@@ -44,7 +49,7 @@ class BeforeAfter(TrainerCallback):
     Args:
         trainer: The trainer to which the callback is added.
         scores: Name → score. Differences are reported for the first one.
-        samples: Prompts that neither training nor selection uses.
+        samples: Prompts that neither training nor selection uses, as in `GenerationScorer`.
         generations_per_prompt: Completions per prompt.
         seed: Seed of both generations, so that they differ by the weights alone.
         judges: Name → a score that reward and selection do not use, compared by its mean, or an
@@ -74,6 +79,7 @@ class BeforeAfter(TrainerCallback):
     ) -> None:
         check_trainer(trainer, self)
         self.trainer = trainer
+        samples = prompts_as_texts(trainer, samples)
         self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, SaveStrategy
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAMES
 from ctrlreward.huggingface.generation import wandb_run
-from ctrlreward.huggingface.run_state import PREFIX, read_validation, resolve_mode, stored
+from ctrlreward.huggingface.run_state import (
+    PREFIX,
+    ForTrainer,
+    read_validation,
+    resolve_mode,
+    stored,
+)
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import WINDOW, AlarmDecision, HeldOutMode, Reference
 from ctrlreward.selection.best import Bounds, ConstraintTest, Ties
@@ -37,6 +43,7 @@ class DecisionCallback(TrainerCallback):
     """
 
     mode: Mode | None = None  # of the key that the rule monitors, as given
+    saves = False  # whether the decision is on a checkpoint
 
     def __init__(self, key: str, rule: Any) -> None:
         self.rule = rule
@@ -76,6 +83,11 @@ class DecisionCallback(TrainerCallback):
         The trainer checks for a stop after a step, so a resumed run that had stopped runs one
         step, which is neither evaluated nor saved.
         """
+        if args.eval_strategy == IntervalStrategy.NO:
+            raise ValueError(
+                f"{type(self).__name__} decides at evaluations, but eval_strategy is 'no'. Set "
+                "eval_strategy='steps' and eval_steps, or 'epoch'."
+            )
         self._training, self._decided, self._missing, self.state = True, -1, None, None
         before = stored(state).get(self._key)
         self._had_stopped = False
@@ -119,15 +131,16 @@ class DecisionCallback(TrainerCallback):
     ) -> None:
         """Decide."""
         metrics = {} if metrics is None else metrics
-        if self._training and state.global_step != self._decided:
+        saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
+        if self._training and saved and state.global_step != self._decided:
+            hint = ""
             try:
                 self.rule = self.directed(state)
+                hint = ". Add the callback that logs it before this one"
                 before, seen = self.state or self.rule.start(), read_validation(state, metrics)
                 after, decision = self.rule.update(before, state.global_step, *seen)
             except ValueError as error:  # unless another set has the keys
-                self._missing = ValueError(
-                    f"{type(self).__name__}: {error}. Add GenerationScorer before its users"
-                )
+                self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
                 return
             self.previous, self.state = before, after
             self._decided, self._missing = state.global_step, None
@@ -149,12 +162,14 @@ class RewardCheckpoint(DecisionCallback):
     `state.best_model_checkpoint` and `state.best_metric`: `save_total_limit` keeps the selected
     checkpoint, and `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says.
     If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
-    step remains. With `save_strategy="best"` the trainer writes no other checkpoint to resume from.
+    step remains. An evaluation before the first step (`eval_on_start`) has no checkpoint, and is
+    not a candidate. With `save_strategy="best"` the trainer writes no other checkpoint to resume
+    from.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
-            `GenerationScorer` declares, and to "min" for a loss.
+            `GenerationScorer` declares, to "min" for a loss, and to "max" for TRL's `reward`.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
         ties_by: Choice among checkpoints whose score is not distinguishable from the best:
             "earliest", or one key → its better direction, {"objective/kl": "min"}. Then every
@@ -177,6 +192,8 @@ class RewardCheckpoint(DecisionCallback):
         >>> checkpoint.selected_step is None
         True
     """
+
+    saves = True
 
     def __init__(
         self,
@@ -241,8 +258,11 @@ class RewardCheckpoint(DecisionCallback):
             value = worst
             if best == state.global_step and score is not None:
                 state.best_metric, value = None, score  # better than nothing
-            key = args.metric_for_best_model
-            metrics[key if key.startswith(PREFIX) else PREFIX + key] = value
+            key = PREFIX + args.metric_for_best_model.removeprefix(PREFIX)
+            measured = {name: each for name, each in metrics.items() if name == key}
+            measured = getattr(metrics.get(key), "measured", measured)  # of another such callback
+            metrics[key] = ForTrainer(value)
+            metrics[key].measured = measured
         if best != state.global_step or args.metric_for_best_model is None:
             state.best_metric, state.best_global_step = score, best
         self.on_save(args, state, control)
@@ -287,6 +307,8 @@ class ParetoCheckpoint(DecisionCallback):
         >>> ParetoCheckpoint({"score/sim": "max", "score/perplexity": "min"}).kept
         {}
     """
+
+    saves = True
 
     def __init__(self, metrics: Mapping[str, Mode] | Sequence[str]) -> None:
         self._given: dict[str, Mode | None] = (
@@ -341,7 +363,7 @@ class RewardEarlyStopping(DecisionCallback):
     Args:
         monitor: Key of the score, with or without `eval_`.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
-            `GenerationScorer` declares, and to "min" for a loss.
+            `GenerationScorer` declares, to "min" for a loss, and to "max" for TRL's `reward`.
         patience: Number of scores in a row without improvement that stops training.
         min_delta: An improvement must exceed this; "noise" counts one only if the scores of the
             prompts show it.
@@ -486,8 +508,7 @@ class ProxyGuard(DecisionCallback):
             else resolve_mode(state, key, mode, "held_out_mode")
             for key in self.rule.modes
         }
-        is_reward = self.proxy == "reward" or self.proxy.startswith("rewards/")
-        proxy_mode = self.proxy_mode or ("max" if is_reward else None)
+        proxy_mode = self.proxy_mode or ("max" if self.proxy.startswith("rewards/") else None)
         proxy_mode = resolve_mode(state, self.proxy, proxy_mode, "proxy_mode")
         return replace(self.rule, held_out=modes, proxy_mode=proxy_mode)
 

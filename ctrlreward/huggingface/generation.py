@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,15 +18,16 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import IntervalStrategy
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import checked_keywords, did_you_mean, positive
 from ctrlreward.completion import fixed_randomness, generate_across_ranks, unclear_input
 from ctrlreward.extras import import_extra
 from ctrlreward.held_out import SAMPLING_NAMES, TABLE, HeldOutScorer, without_corpus_parts
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, SamplesLike
+from ctrlreward.samples import Samples, SamplesLike, table_of
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
     freq="every_n_evaluations",
     num_samples="table_rows",
     prefix="name",
+    max_new_tokens="generation={'max_new_tokens': ...}",
+    generation_kwargs="generation",
 )
 class GenerationScorer(HeldOutScorer, TrainerCallback):
     """Generates from held-out prompts at evaluation, scores the texts and logs the mean scores.
@@ -57,8 +61,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         trainer: The trainer to which the callback is added, by `trainer.add_callback`.
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
             a scorer with a single score.
-        samples: The held-out prompts, as in the trainer's data set. For a model that answers
-            messages, the texts that its chat template produces.
+        samples: The held-out prompts: texts, `Samples`, or a data set of TRL, whose column `prompt`
+            has texts or messages, for the chat template of the tokenizer.
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
         generations_per_prompt: Completions per prompt.
         name: Prefix of each key. Two such callbacks in one trainer need different names.
@@ -98,6 +102,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         timeout: float | None = None,
     ) -> None:
         check_trainer(trainer, self)
+        samples = prompts_as_texts(trainer, samples)
         super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
@@ -113,7 +118,27 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Declare the directions of the scores, and continue the counters of a resumed run."""
+        """Declare the directions of the scores, and continue the counters of a resumed run.
+
+        Callbacks of `Trainer(callbacks=...)` precede this one, which is built after the trainer. It
+        moves ahead of them, since they decide on its scores.
+        """
+        callbacks = self.trainer.callback_handler.callbacks
+        names = [each.name for each in callbacks if isinstance(each, GenerationScorer)]
+        if self not in callbacks:
+            raise ValueError(
+                "this GenerationScorer was built with another trainer. Build a new one."
+            )
+        if names.count(self.name) > 1:
+            raise ValueError(
+                f"two GenerationScorers of this trainer have the name {self.name!r}, and would log "
+                "the same keys. Pass another name."
+            )
+        own = callbacks.index(self)
+        ahead = sum(isinstance(each, GenerationScorer) for each in callbacks[:own])
+        callbacks.insert(ahead, callbacks.pop(own))
+        if args.eval_strategy == IntervalStrategy.NO:
+            log.warning("GenerationScorer scores at evaluations, but eval_strategy is 'no'")
         entry = scorers(state).setdefault(
             self.name, {"step": -1, "evaluations": 0, "by_prompt": {}}
         )
@@ -200,6 +225,13 @@ class TrainerGenerator:
     ) -> None:
         self.trainer = trainer
         self.generation = generation
+        known = GenerationConfig().to_dict()
+        for key in generation if isinstance(generation, Mapping) else ():
+            if key not in known:
+                raise ValueError(
+                    f"generation has the key {key!r}, which is not a setting of GenerationConfig"
+                    f"{did_you_mean(key, known)}"
+                )
         error = unclear_input(trainer.model, samples)
         if error:
             raise ValueError(error)
@@ -220,9 +252,11 @@ class TrainerGenerator:
         """Complete each prompt."""
         trainer = self.trainer
         tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
+        # The text of a chat template has the first token.
+        special = not (tokenizer.bos_token and prompts[0].startswith(tokenizer.bos_token))
         if self._has_vllm:
             trainer.vllm_generation.sync_weights()
-            ids = tokenizer(text=list(prompts))["input_ids"]
+            ids = tokenizer(text=list(prompts), add_special_tokens=special)["input_ids"]
             _, new, *_ = trainer.vllm_generation.generate(
                 prompts=ids, images=None, num_generations=1
             )
@@ -238,6 +272,7 @@ class TrainerGenerator:
             for start in range(0, len(prompts), size):
                 batch = tokenizer(
                     text=list(prompts[start : start + size]),
+                    add_special_tokens=special,
                     padding=True,
                     padding_side="left",
                     return_tensors="pt",
@@ -261,6 +296,25 @@ class TrainerGenerator:
             return config
         own = {**model.generation_config.to_dict(), "max_length": None, "max_new_tokens": 64}
         return GenerationConfig.from_dict({**own, **(self.generation or {})})
+
+
+def prompts_as_texts(trainer: Trainer, samples: Any) -> SamplesLike:
+    """Return the samples of a data set with the column `prompt`; other samples unchanged.
+
+    Messages become the text of the chat template, which ends where the answer begins.
+    """
+    table = table_of(samples)
+    if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
+        table = {key: [row.get(key) for row in samples] for key in samples[0]}
+    if table is None or "prompt" not in table or "text" in table or "texts" in table:
+        return cast(SamplesLike, samples)
+    template = partial(
+        cast(Any, trainer.processing_class).apply_chat_template,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    texts = [each if isinstance(each, str) else template(each) for each in table["prompt"]]
+    return {"texts": texts, **{name: table[name] for name in table if name != "prompt"}}
 
 
 def check_trainer(trainer: object, callback: object) -> None:

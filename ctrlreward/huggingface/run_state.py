@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,15 @@ _FOLD = "_ctrlreward_last_logged"
 
 # Metric of rollouts in TRL's trainers → the same metric of `PolicyTuner`.
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
+
+
+class ForTrainer(float):
+    """The value of `metric_for_best_model` by which the trainer selects what a rule selected.
+
+    `measured` has the metric itself, for the other rules; empty if there is none.
+    """
+
+    measured: Mapping[str, float] = MappingProxyType({})
 
 
 def stored(state: TrainerState) -> dict[str, Any]:
@@ -50,6 +60,10 @@ def read_validation(
     training keeps its last value.
     """
     logged = {**_last_logged(state), **metrics}
+    for key, value in metrics.items():
+        if isinstance(value, ForTrainer):
+            del logged[key]
+            logged |= value.measured
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
     for key in [key for key in numbers if key.startswith(PREFIX)]:
@@ -114,11 +128,13 @@ def directions(state: TrainerState) -> dict[str, Mode]:
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
-    A `GenerationScorer` declares the directions of its scores; a loss is better when lower. A mode
+    A `GenerationScorer` declares the directions of its scores; a loss is better when lower, the
+    reward that TRL logs when higher. A mode
     that contradicts the score, or lacks for an undeclared key, is a ValueError.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)
     is_loss = name == "loss" or name.endswith("_loss")
-    declared: Mode | None = known.get(name) or ("min" if is_loss else None)
+    usual: Mode | None = "min" if is_loss else "max" if name == "reward" else None
+    declared = known.get(name) or usual
     return better_direction(key, mode, declared, known, argument)

@@ -443,7 +443,8 @@ def checked_scores(
                 )
             given = list(given)
             for i, (item, text) in enumerate(zip(given, texts, strict=False)):
-                if not isinstance(item, float | Real | np.bool_ | np.ndarray | torch.Tensor | None):
+                kinds = float | Real | np.bool_ | np.ndarray | torch.Tensor | None
+                if not isinstance(item, kinds) or getattr(item, "ndim", 0):
                     raise TypeError(
                         f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
                         f"{type(item).__name__}, must be a number, or None for a failed sample"
@@ -459,8 +460,8 @@ def checked_scores(
             what = "infinite" if np.isinf(values[too_large]).all() else "beyond float32"
             count, first = np.count_nonzero(too_large), int(too_large.argmax())
             log.warning(
-                "%s: %d scores %r are %s, and become NaN (the first of texts[%d])",
-                *(owner, count, name, what, first),
+                "%s: %r is %s for %d of %d texts, and becomes NaN (the first is texts[%d])",
+                *(owner, name, what, count, len(texts), first),
             )
             values[too_large] = np.nan
         low, high = specs[name].range if name in specs else (-np.inf, np.inf)

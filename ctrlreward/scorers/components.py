@@ -17,6 +17,9 @@ from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 # Types that a `Reward`, a callback or an adapter accepts as a component.
 ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 
+# First parameters that do not mean texts.
+_NOT_TEXTS = ["completion_ids", *(name for name, col in COLUMN_OF.items() if col != "texts")]
+
 
 @dataclass(frozen=True, eq=False)
 class FunctionScorer(Scorer):
@@ -28,7 +31,8 @@ class FunctionScorer(Scorer):
     - `completions` is one of them: in TRL's signature, by keywords, `f(prompts=...,
       completions=...)`, with strings. Prompts are the column `prompts`, or else `prefixes`;
       completions are the text after the prefix, or the whole text.
-    - `samples` is the first one: `f(samples)`, with the `Samples`.
+    - `samples` is the first one: `f(samples)`, with the `Samples`. A `Reward` is such a function;
+      its score is the total.
     - Otherwise `f(texts)`, with a list of strings.
 
     In the first and the third case, further parameters get the columns that they name, in the
@@ -44,7 +48,7 @@ class FunctionScorer(Scorer):
 
     Raises:
         TypeError: It is not a function, it is a coroutine function, or it needs an argument that
-            is not a column of `Samples`.
+            is not a column of `Samples`, such as TRL's `completion_ids`.
 
     Examples:
         >>> def overlap(completions, sources, **kwargs):
@@ -63,6 +67,13 @@ class FunctionScorer(Scorer):
             raise TypeError(f"function = {shortened(self.function)} is not a function")
         if iscoroutinefunction(self.function):
             raise TypeError(f"{self.name} is a coroutine function, must be a plain one")
+        parameters = self._parameters()
+        first = next(iter(parameters), "")
+        if "completions" not in parameters and first in _NOT_TEXTS:
+            raise TypeError(
+                f"{self.name} has the first parameter {first!r}, but a function gets the texts "
+                "first. Use texts or completions."
+            )
         for name, parameter in self._column_parameters().items():
             if name not in COLUMN_OF and _is_required(parameter):
                 raise TypeError(
@@ -93,7 +104,8 @@ class FunctionScorer(Scorer):
         """Return the result of the function, by its name."""
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
-            return {self.name: self.function(samples)}
+            result = self.function(samples)
+            return {self.name: getattr(result, "total", result)}  # of a `Reward`
         columns = {name: [*column] for name, column in samples.columns().items()}
         if samples.prefixes is not None:
             columns.setdefault("prompts", columns["prefixes"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
@@ -169,6 +170,24 @@ def test_error_messages(reward, kinds) -> None:
 def brevity(completions, prompts, labels, **kwargs):
     assert (prompts, labels) == (["p", "p"], ["1", "2"])
     return [-len(completion) or None for completion in completions]
+
+
+def test_mistakes_are_named_before_training(letters) -> None:
+    for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
+        with pytest.raises(ValueError, match="brevity needs the column 'labels' of Samples"):
+            build(brevity)
+    for name in ("completion_ids", "prompts", "label"):
+        function = eval(f"lambda {name}, **kwargs: [1.0]")
+        with pytest.raises(TypeError, match=f"the first parameter '{name}', but a function gets"):
+            as_reward_funcs(function)
+    with pytest.raises(TypeError, match=r"not a number\. Several components are a list"):
+        as_reward_funcs((letters["share"], letters["length"]))
+    with pytest.raises(TypeError, match="use as_reward_funcs"):
+        Reward(letters["share"])(prompts=["p"], completions=["a"])
+    (function,) = as_reward_funcs(lambda texts: [torch.tensor(1.0), torch.tensor([2.0])])
+    with pytest.raises(TypeError, match=r"for texts\[1\] = 'b', a Tensor, must be a number"):
+        function(prompts=["p", "p"], completions=["a", "b"])
+    assert function.samples(["p"], [[{"content": "a"}]], {}).texts == ("",)  # has no role
 
 
 def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:

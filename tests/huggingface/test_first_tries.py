@@ -1,0 +1,175 @@
+"""What users of `Trainer` and TRL write first: callbacks in any order, and common mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_scores import Scripted
+from tokenizers.processors import TemplateProcessing
+from trainer_runs import tiny_trainer
+from transformers import PreTrainedTokenizerFast, Trainer
+
+from ctrlreward import Reward
+from ctrlreward.callbacks import RewardEarlyStopping as OfLightning
+from ctrlreward.huggingface import (
+    GenerationScorer,
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+SHORT = {"max_new_tokens": 2}
+
+
+def falling(key: str, step: int) -> list[float]:
+    return [1.0 - step / 8] * 2
+
+
+def scorer_of(trainer: Trainer, **settings: Any) -> GenerationScorer:
+    scores = {"a": Scripted(falling, trainer, "max")["a"]}
+    return GenerationScorer(trainer, scores, ["ab", "cd"], generation=SHORT, **settings)
+
+
+def test_rules_decide_at_the_same_evaluation_in_any_order(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer(**SAVING, load_best_model_at_end=True)
+    best, stop = RewardCheckpoint("score/a"), RewardEarlyStopping("second/a", patience=2)
+    for callback in (best, stop, scorer_of(trainer), scorer_of(trainer, name="second")):
+        trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert best.selected_step == 1
+    assert trainer.state.best_model_checkpoint == f"{trainer.args.output_dir}/checkpoint-1"
+    scorers = [c for c in trainer.callback_handler.callbacks if isinstance(c, GenerationScorer)]
+    assert [each.name for each in scorers] == ["score", "second"]
+
+
+def test_an_evaluation_without_a_checkpoint_is_not_selected(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer(**SAVING, eval_on_start=True)
+    best, front = RewardCheckpoint("score/a"), ParetoCheckpoint(["score/a", "eval_loss"])
+    stop = RewardEarlyStopping("score/a", patience=9)
+    for callback in (scorer_of(trainer), best, front, stop):
+        trainer.add_callback(callback)
+    trainer.train()
+    assert best.selected_step == 1  # not 0, the best
+    assert 0 not in front.kept
+    assert stop.state.best == 1.0
+
+
+def test_other_rules_read_the_metric_that_the_trainer_compares(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer(**SAVING, load_best_model_at_end=True)  # compares eval_loss
+    loss, second = RewardEarlyStopping("eval_loss", patience=9), RewardCheckpoint("eval_loss")
+    for callback in (scorer_of(trainer), RewardCheckpoint("score/a"), second, loss):
+        trainer.add_callback(callback)
+    trainer.train()
+    logged = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert loss.state.best == min(logged)
+    assert second.state.kept == {logged.index(min(logged)) + 1: min(logged)}
+
+
+def test_a_reward_is_a_held_out_score_and_prompts_are_as_in_trl(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer(max_steps=1)
+    tokenizer: Any = trainer.processing_class
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}f"
+    chats = [[{"role": "user", "content": text}] for text in ("ab", "cd")]
+
+    def letters(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    for prompts in ({"prompt": chats}, [{"prompt": chat} for chat in chats], {"prompt": ["abf"]}):
+        scorer = GenerationScorer(trainer, {"total": Reward(letters)}, prompts, generation=SHORT)
+        assert scorer.prompts.texts[0] == "abf"
+    trainer.add_callback(scorer)
+    trainer.train()
+    (mean,) = [r["eval_score/total"] for r in trainer.state.log_history if "eval_score/total" in r]
+    assert 3 <= mean <= 5
+
+
+def test_the_first_token_of_a_template_is_not_doubled(
+    tiny_llama: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tiny_llama("abcdef"), tmp_path / "run")
+    tokenizer: PreTrainedTokenizerFast = trainer.processing_class  # type: ignore[assignment]
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    read: list[list[int]] = []
+    model: Any = trainer.model
+    generate = model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda **k: read.extend(k["input_ids"].tolist()) or generate(**k)
+    )
+    scorer = scorer_of(trainer)
+    for prompt in ("ab", "<|endoftext|>ab"):
+        scorer._generator.complete([prompt])
+    assert read == [[0, 2, 3], [0, 2, 3]]
+
+
+def train(trainer: Trainer, *callbacks: Any) -> None:
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [
+        (
+            lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
+            "RewardEarlyStopping decides at evaluations, but eval_strategy is 'no'. Set",
+        ),
+        (
+            lambda make: GenerationScorer(
+                make(), {"a": len}, ["ab"], generation={"max_new_token": 4}
+            ),
+            r"generation has the key 'max_new_token', .* \(did you mean 'max_new_tokens'\?\)",
+        ),
+        (
+            lambda make: train(make(), scorer_of(make())),
+            "this GenerationScorer was built with another trainer",
+        ),
+        (
+            lambda make: (lambda t: train(t, scorer_of(t), scorer_of(t)))(make()),
+            "two GenerationScorers of this trainer have the name 'score'",
+        ),
+        (
+            lambda make: (lambda t: train(t, scorer_of(t), RewardCheckpoint("score/a", "min")))(
+                make()
+            ),
+            "Use mode='max', or leave it out.$",
+        ),
+        (
+            lambda make: train(make(), OfLightning("score/a")),
+            "this RewardEarlyStopping is a callback of Lightning; ctrlreward.huggingface has",
+        ),
+    ],
+    ids=["no evaluation", "setting", "other trainer", "same name", "mode", "Lightning"],
+)
+def test_a_mistake_is_named(
+    make_trainer: Callable[..., Trainer], run: Callable[[Any], Any], error: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        run(make_trainer)
+
+
+def test_trl_logs_a_reward_that_is_better_when_higher(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(max_steps=1)
+    rules = [RewardEarlyStopping("eval_reward"), ProxyGuard("reward", {"eval_loss": "min"})]
+    for each in rules:
+        directed = each.directed(trainer.state)
+        assert "max" in (getattr(directed, "mode", ""), getattr(directed, "proxy_mode", ""))
