@@ -15,6 +15,7 @@ that pickle, since `AsyncGRPOTrainer` sends them to a spawned process, which loa
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ def as_component_funcs(
     Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
     for `AsyncGRPOTrainer`, which takes no weights, use `as_reward_funcs`. The functions score a
     batch once between them. A sample that fails in one component is None in all, because TRL would
-    sum the others.
+    sum the others; TRL logs `<component>/fail_rate`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
@@ -200,10 +201,17 @@ class _Component(_RewardFunc):
     """One component of a reward that several functions share."""
 
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], **dataset: Any
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_metric: LogMetric | None = None,
+        **dataset: Any,
     ) -> Rewards:
         batch = self.reward(self.samples(prompts, completions, dataset))
-        return _failed_as_none(batch.components[self.name], batch)
+        values = batch.components[self.name]
+        for value in values if log_metric is not None else ():
+            log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
+        return _failed_as_none(values, batch)
 
 
 class _CachedReward:

@@ -129,14 +129,23 @@ def _prompts(samples: Samples, places: Sequence[str]) -> tuple[str, ...]:
     """Return the prompt of each completion.
 
     Raises:
-        ValueError: The file has no prompts, or completions of one prompt have different targets:
-            the text chosen for one target would be rejected for the other.
+        ValueError: The file has no prompts, its texts contain them, or completions of one prompt
+            have different targets: the text chosen for one would be rejected for the other.
     """
     prompts = samples.prompts or samples.prefixes
     if prompts is None:
         raise ValueError(
             "the file has no column 'prompt' or 'prefix', which the pairs need. Name it with "
             "--columns.prompt=COLUMN."
+        )
+    if (
+        samples.prefixes is None
+        and all(map(str.startswith, samples.texts, prompts))
+        and all(prompts)
+    ):
+        raise ValueError(
+            "each text begins with its prompt, which TRL would repeat. If the texts contain their "
+            "prompts, add --columns.prefix=PROMPT, with the name of that column."
         )
     first: dict[str, int] = {}
     for name, column in samples.columns().items():

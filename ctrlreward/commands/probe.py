@@ -23,7 +23,7 @@ from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import json_text
 from ctrlreward.probing import TOTAL, Examination, best_of_n_curve, examine, overoptimisation
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.samples import Samples, as_samples
+from ctrlreward.samples import MissingColumn, Samples, as_samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import RowStream
@@ -53,7 +53,14 @@ def run(arguments: list[str]) -> None:
         positive("count", options.count)
         reward = load_reward(options.reward, options.device)
         samples = read_texts(options.texts, options.labels, options.count)
-        found = examine(reward, samples, options.seed)
+        try:
+            found = examine(reward, samples, options.seed)
+        except MissingColumn as error:
+            labels = " or --labels LABEL ..." if error.column == "labels" else ""
+            raise ValueError(
+                f"{error.reader} needs the column {error.column!r}. Pass --texts FILE with it"
+                f"{labels}."
+            ) from None
         judged = None
         if options.held_out:
             judge = load_reward(options.held_out, options.device)

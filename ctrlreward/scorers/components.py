@@ -120,7 +120,12 @@ class FunctionScorer(Scorer):
                 raise MissingColumn(COLUMN_OF[name], self.name, samples.columns())
         if "completions" not in parameters:
             return {self.name: self.function(columns["texts"], **keywords)}
-        return {self.name: self.function(completions=samples.completions, **keywords)}
+        try:
+            return {self.name: self.function(completions=samples.completions, **keywords)}
+        except TypeError as error:
+            if "string indices" in str(error):
+                error.add_note(f"{self.name} gets completions that are strings, not messages.")
+            raise
 
     def _parameters(self) -> dict[str, Parameter]:
         try:
@@ -153,6 +158,11 @@ def as_component(name: str, given: object) -> Component:
         TypeError: It is of another type, or a function that `FunctionScorer` rejects.
     """
     if isinstance(given, Component):
+        if not isinstance(given.scorer, Scorer):
+            raise TypeError(
+                f"{name} is a Component of {shortened(given.scorer)}, which is not a Scorer. Use "
+                "FunctionScorer(function)."
+            )
         return given
     if callable(given) and not isinstance(given, Scorer | type):
         given = FunctionScorer(given)

@@ -78,6 +78,8 @@ def test_weighted_components_add_up_to_the_total(train, reward) -> None:
     assert np.isnan(trainer._logs["rewards"]["length"]).tolist() == np.isnan(totals).tolist()
     *_, last = (row for row in trainer.state.log_history if "reward" in row)
     assert last["reward"] == pytest.approx(np.nanmean(totals))
+    assert last["share/fail_rate"] == np.isnan(totals).mean()
+    assert last["length/fail_rate"] == 0
 
 
 class Meeting(Scorer):

@@ -153,6 +153,7 @@ def test_one_prompt_with_two_targets_is_refused(capsys: pytest.CaptureFixture[st
     [
         (rows(text=["a", "b"]), [], "has no column 'prompt' or 'prefix', which the pairs need"),
         (COMPLETIONS, ["--score", "rating"], "must come from --reward or from --score, one of"),
+        (rows(prompt=["a", "a"], text=["ab", "ac"]), [], "add --columns.prefix=PROMPT"),
         (COMPLETIONS, ["--margin", "-1"], "margin must be 0 or more, got -1"),
         (COMPLETIONS, ["--per_promt", "2"], "did you mean --per_prompt"),
     ],
