@@ -122,15 +122,10 @@ class DecisionCallback(TrainerCallback):
             raise self._missing
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide."""
-        metrics = {} if metrics is None else metrics
+        metrics: dict[str, float] = kwargs.get("metrics", {})
         saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
         if self._training and saved and state.global_step != self._decided:
             hint = ""
@@ -239,30 +234,23 @@ class RewardCheckpoint(DecisionCallback):
             )
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide, and make the trainer agree, which compares the metric that it reads here next."""
-        metrics = {} if metrics is None else metrics
-        super().on_evaluate(args, state, control, metrics, **kwargs)
+        super().on_evaluate(args, state, control, **kwargs)
         if not self._training:
             return
         best = self.selected_step
         score = None if best is None else self.state.kept[best]
         if args.metric_for_best_model is not None:
-            worst = -math.inf if args.greater_is_better else math.inf
-            value = worst
+            chosen = ForTrainer(-math.inf if args.greater_is_better else math.inf)
             if best == state.global_step and score is not None:
-                state.best_metric, value = None, score  # better than nothing
+                state.best_metric, chosen = None, ForTrainer(score)  # better than nothing
             key = PREFIX + args.metric_for_best_model.removeprefix(PREFIX)
-            measured = {name: each for name, each in metrics.items() if name == key}
-            measured = getattr(metrics.get(key), "measured", measured)  # of another such callback
-            metrics[key] = ForTrainer(value)
-            metrics[key].measured = measured
+            metrics: dict[str, float] = kwargs.get("metrics", {})
+            measured = {name: value for name, value in metrics.items() if name == key}
+            chosen.measured = getattr(metrics.get(key), "measured", measured)
+            metrics[key] = chosen
         if best != state.global_step or args.metric_for_best_model is None:
             state.best_metric, state.best_global_step = score, best
         self.on_save(args, state, control)

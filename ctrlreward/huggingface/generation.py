@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -124,19 +123,15 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         moves ahead of them, since they decide on its scores.
         """
         callbacks = self.trainer.callback_handler.callbacks
-        names = [each.name for each in callbacks if isinstance(each, GenerationScorer)]
-        if self not in callbacks:
+        alike = [each for each in callbacks if isinstance(each, GenerationScorer)]
+        if [each for each in alike if each.name == self.name] != [self]:
             raise ValueError(
-                "this GenerationScorer was built with another trainer. Build a new one."
+                f"two GenerationScorers have the name {self.name!r}. Pass name='...'."
+                if self in alike
+                else "this GenerationScorer was built with another trainer. Build a new one."
             )
-        if names.count(self.name) > 1:
-            raise ValueError(
-                f"two GenerationScorers of this trainer have the name {self.name!r}, and would log "
-                "the same keys. Pass another name."
-            )
-        own = callbacks.index(self)
-        ahead = sum(isinstance(each, GenerationScorer) for each in callbacks[:own])
-        callbacks.insert(ahead, callbacks.pop(own))
+        callbacks.remove(self)
+        callbacks.insert(alike.index(self), self)
         if args.eval_strategy == IntervalStrategy.NO:
             log.warning("GenerationScorer scores at evaluations, but eval_strategy is 'no'")
         entry = scorers(state).setdefault(
@@ -156,12 +151,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             scorer.release()
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Generate, score and log, in training at every n-th evaluation and once per step."""
         step = state.global_step
@@ -174,8 +164,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
                 self._logged = self._evaluate(step)
                 entry["step"] = self.last_scored_step = step
                 entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
-        if metrics is not None:
-            metrics.update(self._logged)
+        kwargs.get("metrics", {}).update(self._logged)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
@@ -298,7 +287,7 @@ class TrainerGenerator:
         return GenerationConfig.from_dict({**own, **(self.generation or {})})
 
 
-def prompts_as_texts(trainer: Trainer, samples: Any) -> SamplesLike:
+def prompts_as_texts(trainer: Any, samples: Any) -> SamplesLike:
     """Return the samples of a data set with the column `prompt`; other samples unchanged.
 
     Messages become the text of the chat template, which ends where the answer begins.
@@ -308,12 +297,12 @@ def prompts_as_texts(trainer: Trainer, samples: Any) -> SamplesLike:
         table = {key: [row.get(key) for row in samples] for key in samples[0]}
     if table is None or "prompt" not in table or "text" in table or "texts" in table:
         return cast(SamplesLike, samples)
-    template = partial(
-        cast(Any, trainer.processing_class).apply_chat_template,
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    texts = [each if isinstance(each, str) else template(each) for each in table["prompt"]]
+    tokenizer = trainer.processing_class
+    settings = {"tokenize": False, "add_generation_prompt": True}
+    texts = [
+        each if isinstance(each, str) else tokenizer.apply_chat_template(each, **settings)
+        for each in table["prompt"]
+    ]
     return {"texts": texts, **{name: table[name] for name in table if name != "prompt"}}
 
 

@@ -145,7 +145,7 @@ def train(trainer: Trainer, *callbacks: Any) -> None:
         ),
         (
             lambda make: (lambda t: train(t, scorer_of(t), scorer_of(t)))(make()),
-            "two GenerationScorers of this trainer have the name 'score'",
+            "two GenerationScorers have the name 'score'",
         ),
         (
             lambda make: (lambda t: train(t, scorer_of(t), RewardCheckpoint("score/a", "min")))(
