@@ -209,8 +209,9 @@ class _Component(_RewardFunc):
     ) -> Rewards:
         batch = self.reward(self.samples(prompts, completions, dataset))
         values = batch.components[self.name]
-        for value in values if log_metric is not None else ():
-            log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
+        if log_metric is not None:
+            for value in values:
+                log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
         return _failed_as_none(values, batch)
 
 

@@ -444,7 +444,7 @@ def checked_scores(
             given = list(given)
             for i, (item, text) in enumerate(zip(given, texts, strict=False)):
                 kinds = float | Real | np.bool_ | np.ndarray | torch.Tensor | None
-                if not isinstance(item, kinds) or getattr(item, "ndim", 0):
+                if not isinstance(item, kinds) or getattr(item, "ndim", False):
                     raise TypeError(
                         f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
                         f"{type(item).__name__}, must be a number, or None for a failed sample"
