@@ -103,6 +103,7 @@ class Log:
     def __init__(self) -> None:
         self._works: list[Work] = []
         self._lines = 0
+        self._last = ""
         self._written = self._changed = time.monotonic()
         self._titles: tuple[str, ...] = ()
         self._lasted: dict[tuple[str, ...], float] = {}  # seconds of each phase's last time
@@ -115,7 +116,8 @@ class Log:
         try:
             yield
         finally:
-            if self._lines and self._works == [work] and isinstance(work, Count):
+            is_whole = self._works == [work] and isinstance(work, Count)
+            if self._lines and is_whole and self._line() != self._last:
                 self.announce()
             self._works.remove(work)
 
@@ -133,12 +135,16 @@ class Log:
 
     def announce(self) -> None:
         """Write a line now."""
+        self._last = self._line()
+        write_line(self._last)
+        self._written = time.monotonic()
+        self._lines += 1
+
+    def _line(self) -> str:
         first, *parts = self._works
         unfinished = [work for work in parts if work.share != 1.0]
         texts = [(work.title, work.text()) for work in (first, *unfinished)]
-        write_line(" | ".join(f"{title}: {text}" if text else title for title, text in texts))
-        self._written = time.monotonic()
-        self._lines += 1
+        return " | ".join(f"{title}: {text}" if text else title for title, text in texts)
 
 
 class Terminal(Log):
