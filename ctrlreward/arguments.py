@@ -45,7 +45,10 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
     """Return the hint of an error, with a space before it: the most similar known name, or ""."""
-    similar = get_close_matches(str(given), list(known), n=1)
+    names = list(known)
+    folded = get_close_matches(str(given).casefold(), [name.casefold() for name in names], n=1)
+    alike = [name for name in names if name.casefold() in folded]
+    similar = get_close_matches(str(given), alike, n=1, cutoff=0.0)
     return f" (did you mean {show(similar[0])}?)" if similar else ""
 
 

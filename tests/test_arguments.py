@@ -3,7 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctrlreward.arguments import check_kind, checked_keywords, one_of, positive, some_of
+from ctrlreward.arguments import (
+    check_kind,
+    checked_keywords,
+    did_you_mean,
+    one_of,
+    positive,
+    some_of,
+)
 
 KNOWN = ("mean", "sum")
 
@@ -19,6 +26,7 @@ def test_known_names_are_returned() -> None:
     ("given", "message"),
     [
         ("maen", r"^a must be one of mean, sum, got 'maen' \(did you mean 'mean'\?\)$"),
+        ("MEAN", r"got 'MEAN' \(did you mean 'mean'\?\)$"),
         ("x", r"^a must be one of mean, sum, got 'x'$"),
         (None, r"^a must be one of mean, sum, got None$"),
         (["mean"], r"^a must be one of mean, sum, got \['mean'\]"),
@@ -33,6 +41,11 @@ def test_an_unknown_name_is_listed(given: object, message: str) -> None:
 def test_several_names(given: object) -> None:
     with pytest.raises(ValueError, match=r"^a must be 'all' or one or more of mean, sum, got "):
         some_of("a", given, KNOWN)
+
+
+def test_the_case_of_a_name_counts_least() -> None:
+    assert did_you_mean("score/A", ["score/b", "score/a"]) == " (did you mean 'score/a'?)"
+    assert did_you_mean("CTRLEvl", ["ctrleval", "CTRLEval"]) == " (did you mean 'CTRLEval'?)"
 
 
 def test_positive_numbers() -> None:
