@@ -81,6 +81,12 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
     reader = csv.reader(lines, strict=True)
     records = _records(reader, path)
     header = [cell_text(cell) for cell in next(records, [])]
+    if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
+        start = header[0][:40]
+        raise ValueError(
+            f"{path}:{reader.line_num} = {start} has columns separated by {other[0]!r}, must be "
+            "separated by commas"
+        )
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise ValueError(

@@ -142,6 +142,15 @@ TABLES = {
         "twice.csv:1 has several columns 'text'. Rename",
     ),
     "short.csv": ("text,id\na,1\nb\n", "short.csv:3 has 1 cells, but the header has 2 columns"),
+    "semicolons.csv": (
+        '\ufefftext;id\n"good; bad";1\n',
+        "semicolons.csv:1 = text;id has columns separated by ';', must be separated by commas",
+    ),
+    "tabs.csv": ("text\tid\ngood\t1\n", "tabs.csv:1 = text id has columns separated by '\\t'"),
+    "array.jsonl": (
+        '[{"text": "a"},\n{"text": "b"}]\n',
+        "array.jsonl:1 is not JSON: Expecting value; a file has one object per line",
+    ),
     "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),
 }
 
