@@ -215,17 +215,20 @@ def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iter
 
     Raises:
         ValueError: Another process holds it: `what` is in use. Ends with `advice`.
+        OSError: The file can't be written.
     """
     from filelock import FileLock, Timeout  # imports asyncio
 
-    lock.parent.mkdir(parents=True, exist_ok=True)
     try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(lock).acquire(timeout=0)
+        lock.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
     except Timeout:
         holder = lock.read_text(encoding="utf-8") or "another process"
         raise ValueError(f"{what} is in use by {holder}. {advice}") from None
+    except OSError as error:
+        raise OSError(f"{what} can't be written: {error.strerror or error}") from None
     with held:
-        lock.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.files import JsonLog, whole_folder, write_whole
+from ctrlreward.files import JsonLog, hold, whole_folder, write_whole
 
 
 def test_a_file_and_its_folders(tmp_path: Path) -> None:
@@ -155,3 +155,13 @@ def test_a_disk_without_space_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/file'") as raised:
             write(tmp_path / "file")
         assert len(raised.value.__notes__) == 1
+
+
+def test_a_lock_that_can_not_be_written_names_what_it_protects(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lock = tmp_path / "file" / ".out.lock"
+    with (
+        pytest.raises(OSError, match=r"^out\.jsonl can't be written: "),
+        hold(lock, "out.jsonl", ""),
+    ):
+        pass
