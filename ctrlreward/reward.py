@@ -325,6 +325,9 @@ class Reward(AnyReward):
         self.time_limit = TimeLimit(timeout)
         self._worker = Worker()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self.components)}>"
+
     def load(self) -> None:
         """Load all models now, on this thread; without it, the first scoring loads them.
 

@@ -254,8 +254,10 @@ class Samples:
                     continue
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
+                    hint = ". Pass '' for a text that is missing." if name == "texts" else ""
                     raise TypeError(
                         f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
+                        f"{hint if item is None or isinstance(item, float) else ''}"
                     )
                 items[i] = str(int(item))
             object.__setattr__(self, name, tuple(items))

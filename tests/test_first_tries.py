@@ -209,6 +209,13 @@ def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptu
         assert "texts[1] is not valid Unicode: the scores of the sample are NaN" in caplog.messages
 
 
+def test_scorers_and_rewards_show_their_scores() -> None:
+    sentiment = cr.LexiconSentiment()
+    assert repr(sentiment) == "<LexiconSentiment: polarity, accuracy>"
+    assert "scorer=<LexiconSentiment: polarity, accuracy>, name=" in repr(sentiment["polarity"])
+    assert repr(Reward({"mood": sentiment["polarity"], "n": len})) == "<Reward: mood, n>"
+
+
 # Says what to type instead.
 
 # Attempts, given a similarity, with what their errors say.
@@ -218,6 +225,10 @@ TYPE_ERRORS = {
         "is a str, put it in a list",
     ),
     "a number": (lambda _: Perplexity().score(3), r"3 is a int\. Pass Samples, a list of texts"),
+    "a missing value of pandas": (
+        lambda _: Perplexity().score(["good", np.nan]),
+        r"texts\[1\] = nan is a float, not a str. Pass '' for a text that is missing\.$",
+    ),
     "an unknown column": (
         lambda _: Perplexity().score(["good"], lable="positive"),
         r"is not a column of Samples, must be one of texts, .* \(did you mean 'label",

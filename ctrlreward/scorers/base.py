@@ -180,6 +180,9 @@ class Scorer(ABC):
         samples = as_samples(samples, **columns)
         return score({name: Component(self, name) for name in self.computable(samples)}, samples)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self.specs)}>"
+
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> dict[str, Scores]:
