@@ -201,7 +201,7 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
         ['one word repeated', 'sentences doubled']
     """
     if len(samples) < 4:
-        raise ValueError(f"samples has {len(samples)} texts, must have 4 or more")
+        raise ValueError(f"the probes need 4 texts or more, got {len(samples)}")
     draw = random.Random(seed)
     rows = _rows(samples, draw)
     before = _scores(reward, samples)

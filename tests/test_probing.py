@@ -181,6 +181,20 @@ def test_the_command_probes_a_function_of_a_file(
     assert "gamed by: none of the probes" in printed
 
 
+def test_texts_have_the_columns_of_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "def ends(texts):\n    return [t[-1:] == '.' for t in texts]"
+    )
+    lines = ["output,id", *(f"The {noun} is old.,1" for noun in ("dog", "house", "bridge", "car"))]
+    (tmp_path / "texts.csv").write_text("\n".join(lines))
+    command = [f"{tmp_path}/rewards.py:ends", "--texts", f"{tmp_path}/texts.csv"]
+    assert run(*command) == 2
+    assert "no column 'text' for text, only output, id. Name it" in capsys.readouterr().err
+    assert run(*command, "--columns.text=output") == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -188,6 +202,7 @@ def test_the_command_probes_a_function_of_a_file(
         (["absent.py:f"], "there is no file absent.py"),
         (["json:dump_all"], "json has no function 'dump_all'"),
         (["json:dumps", "--count", "0"], "count"),
+        (["json:dumps", "--held_out", "absent.py:f"], "there is no file absent.py"),
     ],
 )
 def test_wrong_arguments(
@@ -198,7 +213,7 @@ def test_wrong_arguments(
 
 
 def test_too_few_texts() -> None:
-    with pytest.raises(ValueError, match="has 3 texts, must have 4 or more"):
+    with pytest.raises(ValueError, match="the probes need 4 texts or more, got 3"):
         examine(Reward({"length": length}), SAMPLES[:3])
     with pytest.raises(ValueError, match="none of the 20 texts has a score"):
         examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)

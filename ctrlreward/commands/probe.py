@@ -23,10 +23,11 @@ from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import json_text
 from ctrlreward.probing import TOTAL, Examination, best_of_n_curve, examine, overoptimisation
 from ctrlreward.reward import AnyReward, Reward
-from ctrlreward.samples import MissingColumn, Samples, as_samples
+from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import RowStream
+from ctrlreward.tables.table_columns import Columns, to_samples
 from ctrlreward.text.passages import passages
 
 _USAGE = "REWARD [--texts FILE] [options]"
@@ -48,11 +49,12 @@ _EXAMPLES = (
 def run(arguments: list[str]) -> None:
     """Probe a reward and print the results."""
     parser = _parser()
-    options = parser.parse_args(arguments)
-    with user_errors(parser):
+    options = parser.instantiate(parser.parse_args(arguments))
+    with user_errors():
         positive("count", options.count)
         reward = load_reward(options.reward, options.device)
-        samples = read_texts(options.texts, options.labels, options.count)
+        judge = load_reward(options.held_out, options.device) if options.held_out else None
+        samples = read_texts(options.texts, options.labels, options.count, options.columns)
         try:
             found = examine(reward, samples, options.seed)
         except MissingColumn as error:
@@ -61,10 +63,7 @@ def run(arguments: list[str]) -> None:
                 f"{error.reader} needs the column {error.column!r}. Pass --texts FILE with it"
                 f"{labels}."
             ) from None
-        judged = None
-        if options.held_out:
-            judge = load_reward(options.held_out, options.device)
-            judged = judge_best_of_n(reward, judge, samples)
+        judged = judge and judge_best_of_n(reward, judge, samples)
     if options.json:
         print(json_text(as_json(found, judged)), end="")
     else:
@@ -107,13 +106,15 @@ def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
     return found
 
 
-def read_texts(path: str | None, labels: Sequence[str] | None, count: int) -> Samples:
+def read_texts(
+    path: str | None, labels: Sequence[str] | None, count: int, columns: Columns
+) -> Samples:
     """Return the first texts of a file, or built-in passages, with labels in turn."""
     if path is not None:
         if labels:
             raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
-        rows = list(itertools.islice(RowStream(Location(path)), count))
-        return as_samples(rows)
+        rows = list(itertools.islice(RowStream(Location(path)).placed(), count))
+        return to_samples([row.cells for row in rows], columns, [row.place for row in rows])
     # Every fourth is on the same topic: a few of them have all topics.
     each = [p for group in zip(*[iter(passages())] * 10, strict=True) for p in group]
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
@@ -235,4 +236,5 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
     parser.add_argument("--json", action="store_true", help="print all as JSON")
+    parser.add_class_arguments(Columns, "columns")
     return parser
