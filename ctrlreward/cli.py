@@ -65,13 +65,26 @@ USAGE = "\n".join(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _run(sys.argv[1:] if arguments is None else arguments)
+        print(end="", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise SystemExit(141) from None  # as a shell's: 128 + SIGPIPE
+
+
+def _run(arguments: list[str]) -> None:
     if not arguments:
         print(USAGE, file=sys.stderr)
         raise SystemExit(2)
     given, *options = arguments
     command = given.replace("_", "-")
-    if given in ("-h", "--help", "help"):
+    if given == "help" and options:
+        _run([*options, "--help"])
+    elif given in ("-h", "--help", "help"):
         print(USAGE)
     elif given == "--version":
         print(f"ctrlreward {version('ctrlreward')}")

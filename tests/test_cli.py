@@ -179,6 +179,35 @@ def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == USAGE + "\n"
 
 
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "recipes"])
+    assert capsys.readouterr().out.startswith("usage: ctrlreward recipes ")
+
+
+def test_an_interruption_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctrlreward.commands.recipes.run", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        main(["recipes"])
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_pipe_that_is_read_no_further_is_no_error() -> None:
+    code = "from ctrlreward.cli import main; main(['recipes', 'ls'])"
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    program.stdout.close()
+    assert program.communicate()[1] == b""
+    assert program.returncode == 141
+
+
 def test_papers_lists_its_programs_and_runs_them(
     fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
