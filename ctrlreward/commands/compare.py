@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from ctrlreward.commands.command_parser import CommandParser, command_parser
-from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.commands.terminal import counted, plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import (
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     names = [options.run_a, options.run_b, *options.runs]
-    with user_errors(parser):
+    with user_errors():
         runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
         comparison = compare_runs(runs, options.metrics)
         if options.output:
@@ -181,7 +181,8 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
     comparable = sum(isfinite(values.mean_cv_star) for values in agreement.metrics.values())
     yield ""
     yield (
-        f"CV* (type I): {_number(agreement.mean_cv_star)} %, mean of {comparable} metrics"
+        f"CV* (type I): {_number(agreement.mean_cv_star)} %, "
+        f"mean of {counted(comparable, 'metric')}"
         + ("; for two runs, about their difference in percent of their mean" if runs == 2 else "")
     )
     if len(agreement.systems) > 1:
@@ -207,9 +208,9 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
 def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
     """Yield the correlation by metric, by system and over all values at once."""
     metrics, systems = agreement.correlation, agreement.system_correlation
-    shown = {f"mean of {metrics.n} metrics": metrics}
+    shown = {f"mean of {counted(metrics.n, 'metric')}": metrics}
     if systems.n:
-        shown[f"mean of {systems.n} systems"] = systems
+        shown[f"mean of {counted(systems.n, 'system')}"] = systems
     if len(agreement.metrics) > 1:
         shown[f"of all {agreement.pooled.n} values at once"] = agreement.pooled
     for over, values in shown.items():

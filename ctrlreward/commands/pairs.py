@@ -13,7 +13,7 @@ from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.probe import load_reward
 from ctrlreward.commands.rescoring_job import reward_id
 from ctrlreward.commands.shards.shard_store import score_parts
-from ctrlreward.commands.terminal import user_errors
+from ctrlreward.commands.terminal import counted, user_errors
 from ctrlreward.files import JsonLog, json_line, whole_file
 from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.reward import AnyReward
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> None:
         "--chat", action="store_true", help="write messages of user and assistant, not strings"
     )
     options = parser.parse_args(arguments)
-    with user_errors(parser, resumes=lambda: True):
+    with user_errors(resumes=lambda: True):
         print(write_pairs(**parser.instantiate(options).as_dict()))
 
 
@@ -215,6 +215,6 @@ def _summary(pairs: PreferencePairs, totals: Scores, prompts: int, output: str) 
         "pairs within the margin": pairs.tied,
         "prompts with fewer than two completions to compare": pairs.single,
     }
-    lines = [f"{output}: {len(gains)} pairs of {prompts} prompts{mean}"]
+    lines = [f"{output}: {counted(len(gains), 'pair')} of {counted(prompts, 'prompt')}{mean}"]
     lines += [f"left out: {count} {what}" for what, count in left_out.items() if count]
     return "\n".join(lines)

@@ -53,23 +53,27 @@ def plain_parser(
 
 
 @contextmanager
-def user_errors(
-    parser: ArgumentParser, resumes: Callable[[], bool] | None = None
-) -> Iterator[None]:
-    """Print errors in the user's input like the parser's errors, and exit with 2.
+def user_errors(resumes: Callable[[], bool] = bool) -> Iterator[None]:
+    """Print an error in the user's input in one line, with the notes on it, and exit with 2.
 
-    `resumes` is for commands that an interruption ends with 130: whether repeating one resumes it.
+    An interruption exits with 130; `resumes` is whether repeating the command resumes it.
     """
     try:
         yield
     except KeyboardInterrupt:
-        if resumes is None:
-            raise
         hint = ": repeat the command to resume" if resumes() else ""
         print(f"interrupted{hint}", file=sys.stderr)
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader has all that it wants
+        raise
     except (ValueError, TypeError, OSError, ImportError) as error:
-        parser.error("\n".join([str(error), *getattr(error, "__notes__", [])]))
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: `"1 pair"`, `"2 pairs"`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def plain_console(width: int | None = None, stderr: bool = False) -> Console:

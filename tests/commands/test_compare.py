@@ -47,7 +47,7 @@ def test_published_scores_of_three_systems(
     assert study["findings"] == {"upheld": 2, "total": 3, "share": pytest.approx(2 / 3)}
     printed = capsys.readouterr().out
     assert [f"run {i}: {name}" for i, name in enumerate(two_tables, 1)] == printed.splitlines()[:2]
-    assert "CV* (type I): 3.37 %, mean of 1 metrics; for two runs, about their diff" in printed
+    assert "CV* (type I): 3.37 %, mean of 1 metric; for two runs, about their diff" in printed
     assert "findings (type IV): 2 of 3 pairs of systems are in the same order (66.7 %)" in printed
 
 

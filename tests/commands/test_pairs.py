@@ -78,7 +78,7 @@ def test_pairs_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
         }
     ]
     assert capsys.readouterr().out.splitlines() == [
-        "out.jsonl: 1 pairs of 3 prompts, mean margin 5",
+        "out.jsonl: 1 pair of 3 prompts, mean margin 5",
         "left out: 2 completions without a reward",  # one is empty
         "left out: 1 repeated completions",
         "left out: 1 pairs within the margin",
