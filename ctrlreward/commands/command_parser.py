@@ -62,14 +62,15 @@ class CommandParser(ArgumentParser):
             options = [option.lstrip("-") for option in self._option_string_actions]
             option_typed = ".".join(filter(None, names))
             message += did_you_mean(option_typed, options, lambda option: f"{dashes}{option}")
-        elif re.search(r'Parser key "scorers"|required:.*\bscorers\b', message):
-            unknown = re.search(r"import path string: (\S+)", message)
-            meant = did_you_mean(unknown[1], SCORERS, str) if unknown else ""
-            message += f"{meant}\n{SCORERS_HINT}"
-        elif 'Parser key "classifiers"' in message:
-            message = one_line(message, ())
         elif 'Parser key "columns"' in message:
             message += "\nname one column at a time: --columns.text=COLUMN"
+        elif self.exit_on_error:  # else the caller, who knows the file, calls `one_line`
+            unknown = re.search(r"import path string: (\S+)", message)
+            meant = did_you_mean(unknown[1], SCORERS, str) if unknown else ""
+            of_scorers = re.search(r'Parser key "scorers"|required:.*\bscorers\b', message)
+            message = one_line(message, ()) + meant
+            if of_scorers and not re.search(r"^scorers(\.| lacks)", message):
+                message += f"\n{SCORERS_HINT}"
         super().error(message, ex)
 
 

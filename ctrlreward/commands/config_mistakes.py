@@ -67,18 +67,20 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
         problem = f"must be {' or '.join(dict.fromkeys(kinds))}"
     else:
         keys, problem = _described(keys, path, text)
+    if not problem.startswith(":"):
+        problem = f" {problem}"
     dotted = ".".join(key for key in keys if not key.startswith("="))
     for argument in arguments:
         option = argument.partition("=")[0].rstrip("+")
         if option.replace(".init_args", "") == f"--{dotted}":
-            return f"{option} {problem}"
+            return f"{option}{problem}"
     if not files:
-        return f"{dotted} {problem}"
+        return f"{dotted}{problem}"
     # The last file that has most of the keys.
     found = [(*_located(file.content, keys), file) for file in reversed(files)]
     _, place, file = max(found, key=lambda each: each[0])
     shown = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(place))
-    return f"{file.path}:{file.line(place)}: {shown} {problem}"
+    return f"{file.path}:{file.line(place)}: {shown}{problem}"
 
 
 def missing(path: str, files: Sequence[ConfigFile]) -> str:
@@ -131,7 +133,7 @@ def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, 
         return keys, f"must be {expected}, got {found!r}"
     if text.startswith("the following arguments are required: "):
         return keys, f"lacks {text.partition(': ')[2]}"
-    return keys, text[:1].lower() + text[1:]
+    return keys, f": {text[:1].lower()}{text[1:]}"
 
 
 def _unknown(

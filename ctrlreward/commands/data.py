@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
         child.add_argument("names", nargs=number, metavar="NAME", help="data set, or DATA SET/FILE")
         child.set_defaults(act=action)
     given = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         given.act(given.names)
 
 

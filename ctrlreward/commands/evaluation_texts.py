@@ -61,9 +61,7 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
                 attribute = name.strip()
                 labels.setdefault(attribute, [])
             elif not attribute:
-                raise ValueError(
-                    f"labels = {word!r} has no attribute, must be like sentiment={word}"
-                )
+                raise ValueError(f"labels = {word!r} must be ATTRIBUTE=LABEL,LABEL")
             labels[attribute] += [each for each in (label if equals else word).split(",") if each]
     for name, each in labels.items():
         if not name or not each or name == _PREFIX or len(set(each)) < len(each):

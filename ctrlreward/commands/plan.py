@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     given, others = parser.parse_known_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         if given.hardware is not None:
             one_of("--hardware", given.hardware, [*HARDWARE, HERE])
         plan = plan_of(checked_job("plan", others), given.hardware)

@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
     )
     copy.add_argument("folder", metavar="FOLDER", type=Path, help="where the copy goes")
     given = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         if given.action == "show":
             print(recipe_text(given.name, given.resolve), end="")
         elif given.action == "copy":

@@ -25,6 +25,7 @@ from markupsafe import Markup
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.report_contents import contents
 from ctrlreward.commands.select import add_rule_options, check_rule_options
+from ctrlreward.commands.serve import listen
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots.style import arrowed
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> None:
     """Write the report, or serve it while the run continues."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         check_rule_options(options)
         if options.serve:
             _serve(options)
@@ -147,7 +148,9 @@ def _number(value: Any, sign: str = "") -> str:
 def _serve(options: Any) -> None:
     """Serve the page on loopback; it reloads itself when a run has written something."""
     contents(options.runs, options)  # mistakes are reported before the server starts
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), partial(_Handler, _Followed(options)))
+    with listen("127.0.0.1", options.port) as free:  # raises an error that names the port
+        port = free.getsockname()[1]
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, _Followed(options)))
     address = f"http://127.0.0.1:{server.server_port}/"
     print(f"{address} (Ctrl-C ends it)", flush=True)
     if sys.stdout.isatty():

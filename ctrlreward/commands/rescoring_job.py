@@ -82,7 +82,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     """Score, or resume, and print the replayed decisions."""
     parser = _parser(usage, description, examples)
     options = parser.parse_args(arguments)
-    with user_errors(parser, resumes=lambda: True):
+    with user_errors(resumes=lambda: True):
         path = Path(options.reward)
         block, file = read_reward(path)
         run, names = without_prefix(read_stored_run(Path(options.run)))

@@ -120,6 +120,7 @@ def _check(arguments: Sequence[str]) -> None:
             return
         if name not in OPTIONS:
             hint = did_you_mean(name, OPTIONS, "--{}".format)
+            hint = hint or f"; an option of a scorer is --scorers.{name}, after its name"
             raise ValueError(f"there is no option {option}{hint}")
         if not equals and rest and not rest[0].startswith("--"):
             value = rest.popleft()

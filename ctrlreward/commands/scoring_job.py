@@ -56,7 +56,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
         target = Location(config.output)
         return target.beside(f"{target.name}.partial").exists()
 
-    with user_errors(parser, resumes):
+    with user_errors(resumes):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         score_file(**options, identity=identity)
@@ -173,15 +173,15 @@ def score_file(
             with target.open() as scored:
                 shutil.copyfileobj(scored, sys.stdout.buffer)
             sys.stdout.flush()
-        table = Table(title="Means (↑ higher is better, ↓ lower is better)")
-        table.add_column("score")
+        table = Table("score")
         for heading in ("mean", "rows", "failed"):
             table.add_column(heading, justify="right")
         for name, (mean, count, failed) in summary.items():
             shown = f"{mean:.4f}" if failed < count else "–"
             label = f"{name} {direction_arrow(components[name].spec)}"
             table.add_row(label, shown, str(count), str(failed))
-        plain_console(stderr=output == STANDARD).print(table)
+        console = plain_console(stderr=output == STANDARD)
+        console.print("Means (↑ higher is better, ↓ lower is better)", table)
 
 
 @contextmanager

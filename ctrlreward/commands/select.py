@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> None:
     """Read the runs, decide, print, and remove the other checkpoints if requested."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         _check(options)
         if options.watch:
             found = [_watch(options)]

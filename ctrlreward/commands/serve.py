@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Literal
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.config_files import read_reward
+from ctrlreward.commands.terminal import user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.serving.limits import QueueOptions
+from ctrlreward.tables.parsing import read_bytes
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -84,7 +86,7 @@ class RayServeOptions:
 
 def run(arguments: list[str]) -> None:
     """Serve until a SIGTERM or an interruption, which finish accepted requests."""
-    try:
+    with user_errors():
         _check(arguments)
         # From here on, PyTorch is imported.
         from ctrlreward.commands.command_parser import command_parser
@@ -93,9 +95,6 @@ def run(arguments: list[str]) -> None:
         parser.add_function_arguments(serve, as_group=False, as_positional=True)
         config = parser.parse_args(arguments)
         serve(**parser.instantiate(config).as_dict())
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print("error:", error, *getattr(error, "__notes__", []), file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 def _check(arguments: list[str]) -> None:
@@ -186,7 +185,7 @@ def _token(path: Path | None) -> str | None:
 
     if path is None:
         return os.environ.get(TOKEN_VARIABLE)
-    token = path.read_text(encoding="utf-8").strip()
+    token = read_bytes(path).decode().strip()
     if not token:
         raise ValueError(f"{path} is empty. Write the token into it.")
     return token
@@ -194,6 +193,8 @@ def _token(path: Path | None) -> str | None:
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address; port 0 takes a free one."""
+    if not 0 <= port < 2**16:  # the system would take the last 16 bits
+        raise ValueError(f"port must be 0 to 65535, got {port}")
     try:
         *kind, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # With its protocol: asyncio sends small replies at once for TCP alone, not after 40 ms.

@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> None:
     parser = command_parser("ctrlreward iwf", usage, _DESCRIPTION, _EXAMPLES)
     parser.add_function_arguments(write_table, as_group=False, as_positional=True)
     options = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         write_table(**options)
 
 

@@ -98,7 +98,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
     parser.add_argument("--plot", type=str | None, default=None, help="PNG file for the figure")
     options = parser.parse_args(arguments)
-    with user_errors(parser):
+    with user_errors():
         if not 0 <= options.accuracy <= 1:
             raise ValueError(f"accuracy must be a share, 0 to 1, got {options.accuracy}")
         found = [

@@ -184,6 +184,12 @@ def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path
     assert "By rules of the command line" in html
 
 
+def test_a_port_that_can_not_be_served_is_named(call: Any, tmp_path: Path) -> None:
+    run = honest_run(tmp_path / "run")
+    status, _, error, _ = call(run, "--serve", "--port", 80000)
+    assert (status, error) == (2, "error: port must be 0 to 65535, got 80000\n")
+
+
 def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
     run = honest_run(tmp_path / "run")
     log = run / "metrics.jsonl"

@@ -444,7 +444,7 @@ WITHOUT_SCORERS = [
     ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
     ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
     ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
-    ("in.jsonl o.csv --scorers no.Such", "No module named 'no' scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers no.Such", "scorers: no module named 'no' scorers: Accuracy"),
     ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer"),
     ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs a column 'label': the file has id, text"),
     ("in.jsonl o.csv --scorers Similarity", "Similarity needs a column 'source': the file"),
@@ -453,14 +453,17 @@ WITHOUT_SCORERS = [
         "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "
         "with --columns.prefix=COLUMN, or choose other scores: --scorers.help=CTRLEval lists",
     ),
+    ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function"),
+    ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
     ("in.jsonl o.csv --scorer stubs.Letters", "--scorer (did you mean --scorers?)"),
 ]
 WITH_LETTERS = [
-    ("in.jsonl o.csv --scorers.leter=e", "'leter' is not accepted (did you mean letter?) scorers:"),
+    ("in.jsonl o.csv --scorers.leter=e", "scorers.leter is not an option (did you mean 'letter'?)"),
     ("in.jsonl o.csv --scorers.letter=ab", "letter = 'ab': give one"),
     ("in.jsonl o.csv --scorers+=stubs.Letters", "two scorers have a score 'letters'. Pass --names"),
     ("in.jsonl o.csv --names=[a,b]", "must be one distinct name per scorer, got ['a', 'b'] for 1"),
-    ("in.jsonl o.csv --chunk=0", "chunk must be positive, got 0"),
+    ("in.jsonl o.csv --chunk=0", "error: chunk must be positive, got 0"),
+    ("in.jsonl o.csv --chunk=1e9", "error: chunk must be int, got '1000000000.0'"),
     ("in.jsonl o.csv --chunks 4", "--chunks (did you mean --chunk?)"),
     ("in.jsonl o.csv --columns.text=output", "there is no column 'output' for text, only id, text"),
     ("in.jsonl o.csv --columns.label=wanted", "there is no column 'wanted' for label"),
@@ -512,7 +515,8 @@ def test_first_tries_say_what_to_type(
     before = sorted(Path().iterdir())
     error = fails(*arguments.split())
     assert message in error
-    assert error.startswith("usage: ctrlreward score INPUT OUTPUT --scorers NAME [NAME ...]")
+    usage = "usage: ctrlreward score INPUT OUTPUT --scorers NAME [NAME ...]"
+    assert error.startswith((usage, "error: "))
     assert sorted(Path().iterdir()) == before
 
 

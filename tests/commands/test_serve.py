@@ -238,6 +238,12 @@ def test_a_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None
         assert f"can't listen at 127.0.0.1:{port}" in fails("serve", bare, "--port", port)
 
 
+def test_a_port_is_not_cut_to_16_bits(bare: Path, fails: Callable[..., str]) -> None:
+    assert "port must be 0 to 65535, got 80000" in fails("serve", bare, "--port", 80000)
+    assert "port must be int, got 'http'" in fails("serve", bare, "--port", "http")
+    assert "there is no file or folder none.txt" in fails("serve", bare, "--token_file", "none.txt")
+
+
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,7 +48,7 @@ class Shard:
     invalid: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.places[0]} to {self.places[-1]}"
+        return " to ".join(dict.fromkeys((self.places[0], self.places[-1])))
 
 
 # Yields number and scores of each shard once, in any order. Shards are consumed lazily, so
@@ -306,7 +306,7 @@ def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, 
             scores = score(components, shard.samples)
         except Exception as error:
             if not names_item(str(error)):
-                error.add_note(f"(while {shard} were scored)")
+                error.add_note(f"(while scoring {shard})")
             raise
     if not shard.invalid:
         return scores

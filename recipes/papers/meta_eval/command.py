@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> None:
     usage = f"{{{','.join(evaluations)}}} FILE [options]"
     overview = command_parser(_COMMAND, usage, f"{_DESCRIPTION}\n\n{kinds}", [*_EXAMPLES.values()])
     overview.add_argument("kind", type=str, help="kind of file")
-    with user_errors(overview):
+    with user_errors():
         kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, evaluations)
     ratings = "--ratings COLUMN [COLUMN ...] " if kind == "rated" else ""
     parser = command_parser(
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(evaluations[kind], as_group=False, as_positional=True)
     config = parser.parse_args(_as_parsed(arguments[1:]))
-    with user_errors(parser):
+    with user_errors():
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         evaluations[kind](**options)
