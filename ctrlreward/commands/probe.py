@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> None:
                 f"{error.reader} needs the column {error.column!r}. Pass --texts FILE with it"
                 f"{labels}."
             ) from None
-        judged = judge and judge_best_of_n(reward, judge, samples)
+        judged = judge_best_of_n(reward, judge, samples) if judge else None
     if options.json:
         print(json_text(as_json(found, judged)), end="")
     else:
