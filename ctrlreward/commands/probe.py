@@ -120,8 +120,8 @@ def read_texts(
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
     prefixes = [passage.prefix for passage in chosen]
     named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
-    columns = dict.fromkeys(("prefixes", "prompts", "sources"), prefixes)
-    return Samples([passage.text for passage in chosen], **columns, labels=named)
+    same = dict.fromkeys(("prefixes", "prompts", "sources"), prefixes)
+    return Samples([passage.text for passage in chosen], **same, labels=named)
 
 
 def judge_best_of_n(
