@@ -44,7 +44,7 @@ class _ComponentRef:
 class _ScoreMetric(Metric):
     """Base class of metrics over one component: a score, or a scorer with a single score.
 
-    Keywords are those of `torchmetrics.Metric`, such as `sync_on_compute`.
+    Other keywords go to `torchmetrics.Metric`, such as `sync_on_compute`.
     """
 
     is_differentiable = False
