@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrlreward.reward import AnyReward
+from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 
 # Parts of a message that are text, in OpenAI's Chat Completions and Responses.
@@ -42,7 +42,9 @@ def check_columns(
                 f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column. Leave one out."
             )
         mapping[plural] = source
-    for component in reward.components.values() if reward else ():
+    # A RemoteReward is not asked: its server may start later.
+    components = reward.components if isinstance(reward, Reward) else {}
+    for component in components.values():
         for name, reader in component.scorer.required_columns([component.name]).items():
             if name not in (*mapping, *_FILLED_IN, "groups"):
                 raise ValueError(

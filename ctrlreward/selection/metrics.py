@@ -80,7 +80,13 @@ class Validation(State):
 
 
 def check_key(argument: str, given: object) -> None:
-    """Raise a TypeError unless the argument is a string, as the keys of logged metrics are."""
+    """Raise a TypeError unless the argument is a string, as the keys of logged metrics are.
+
+    Examples:
+        >>> check_key("monitor", 3)
+        Traceback (most recent call last):
+        TypeError: monitor must be the key of a logged metric, got 3
+    """
     if not isinstance(given, str):
         raise TypeError(f"{argument} must be the key of a logged metric, got {given!r}")
 

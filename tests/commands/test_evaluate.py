@@ -506,7 +506,7 @@ def test_a_mistake_is_named_before_anything_is_generated(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--labels", "negative"], "labels = 'negative' has no attribute"),
+        (["--labels", "negative"], "labels = 'negative' must be ATTRIBUTE=LABEL,LABEL"),
         (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
         (["--labels", "mood=sad,glad"], "attribute 'mood' needs a classifier"),
         (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),

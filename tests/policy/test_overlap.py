@@ -153,6 +153,7 @@ def test_a_reward_on_one_of_several_training_devices_is_refused(tuner, share, mo
         strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
         device_ids=[0, 1],
         world_size=2,
+        precision="32-true",
     )
     monkeypatch.setattr(type(module), "trainer", trainer)
     with pytest.raises(MisconfigurationException, match="component 'share', runs on 'cuda:1'"):

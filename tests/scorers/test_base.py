@@ -166,7 +166,9 @@ def test_none_and_infinity_are_failed_samples(
     said = []
     if isinstance(values, list) and values[1] is not None:
         what = "beyond float32" if values[1] == 1e300 else "infinite"
-        said = [f"Returns: 1 scores 'ease' are {what}, and become NaN (the first of texts[1])"]
+        said = [
+            f"Returns: 'ease' is {what} for 1 of 2 texts, and becomes NaN (the first is texts[1])"
+        ]
     assert caplog.messages == said
 
 

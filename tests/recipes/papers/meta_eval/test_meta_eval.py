@@ -358,7 +358,7 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
             "Similarity needs a column 'source': the file has text, good. Add it, name it with",
         ),
         ("ctrleval good.csv --task sentiments", "sentiments"),
-        ("ctc good.csv --method embeding", "'embedding', 'discriminative', 'regression'"),
+        ("ctc good.csv --method embeding", "one of embedding, discriminative, regression"),
         ("li2018 good.csv --batch-token 4", "--batch_token 4 (did you mean --batch_tokens?)"),
     ],
 )
