@@ -155,7 +155,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         """Set the mode to the score's direction, and check that no score comes late."""
         super().setup(trainer, pl_module, stage)
         mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
-        self.mode, self._given_mode = mode, self._given_mode
+        self.mode, self._given_mode = mode, self._given_mode  # the given one, for the next fit
         ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
         check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
 

@@ -151,7 +151,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         self.needs_validation(trainer, stage)
         mode = resolve_mode(trainer, self.monitor, self._given_mode)
         if mode != self.mode:
-            self.mode, self._given_mode = mode, self._given_mode
+            self.mode, self._given_mode = mode, self._given_mode  # the given one, for the next fit
             self._take(self.rule.start())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

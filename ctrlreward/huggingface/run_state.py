@@ -129,8 +129,8 @@ def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str
     """Return the better direction of a key: the given one, else the declared one.
 
     A `GenerationScorer` declares the directions of its scores; a loss is better when lower, the
-    reward that TRL logs when higher. A mode
-    that contradicts the score, or lacks for an undeclared key, is a ValueError.
+    reward that TRL logs when higher. A mode that contradicts the score, or lacks for an
+    undeclared key, is a ValueError.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)

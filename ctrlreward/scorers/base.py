@@ -41,6 +41,9 @@ LARGEST = float(np.finfo(np.float32).max)
 # Ends the name of the fold that is the deviation of a score.
 DEVIATION = "_deviation"
 
+# What a scorer may return for a text.
+_GIVEN = float | Real | np.bool_ | np.ndarray | torch.Tensor | None
+
 # Methods of metrics in torchmetrics and evaluate, which a scorer doesn't have.
 _METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
@@ -446,8 +449,7 @@ def checked_scores(
                 )
             given = list(given)
             for i, (item, text) in enumerate(zip(given, texts, strict=False)):
-                kinds = float | Real | np.bool_ | np.ndarray | torch.Tensor | None
-                if not isinstance(item, kinds) or getattr(item, "ndim", False):
+                if not isinstance(item, _GIVEN) or getattr(item, "ndim", False):
                     raise TypeError(
                         f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
                         f"{type(item).__name__}, must be a number, or None for a failed sample"
