@@ -148,10 +148,13 @@ def _number(value: Any, sign: str = "") -> str:
 def _serve(options: Any) -> None:
     """Serve the page on loopback; it reloads itself when a run has written something."""
     contents(options.runs, options)  # mistakes are reported before the server starts
-    with listen("127.0.0.1", options.port) as free:  # raises an error that names the port
-        port = free.getsockname()[1]
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, _Followed(options)))
-    address = f"http://127.0.0.1:{server.server_port}/"
+    listener = listen("127.0.0.1", options.port)  # raises an error that names the port
+    port = listener.getsockname()[1]
+    handler = partial(_Handler, _Followed(options))
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    address = f"http://127.0.0.1:{port}/"
     print(f"{address} (Ctrl-C ends it)", flush=True)
     if sys.stdout.isatty():
         webbrowser.open(address)
