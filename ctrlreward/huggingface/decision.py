@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,8 @@ from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAME
 from ctrlreward.huggingface.generation import wandb_run
 from ctrlreward.huggingface.run_state import (
     PREFIX,
-    ForTrainer,
+    directions,
+    last_step,
     read_validation,
     resolve_mode,
     stored,
@@ -51,13 +51,19 @@ class DecisionCallback(TrainerCallback):
         self.previous: Any = None
         self._key = f"{type(self).__name__} {key}"
         self._training = False
-        self._decided = -1
+        self._decided = -1  # step of the last decision
+        self._waited = -1  # step at which it waited for keys of another evaluation set
+        self._save = self._stop = False  # the last decision, for a `control` that lost it
         self._had_stopped = False
         self._missing: ValueError | None = None
 
     def directed(self, state: TrainerState) -> Any:
         """Return the rule with the given directions, or the ones that scorers declare."""
         return replace(self.rule, mode=resolve_mode(state, self.rule.monitor, self.mode))
+
+    def bounded(self) -> Collection[str]:
+        """Return the keys that the rule reads with an old value if there is no new one."""
+        return ()
 
     def resume(self, state: TrainerState) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
@@ -72,8 +78,7 @@ class DecisionCallback(TrainerCallback):
         metrics: dict[str, float],
     ) -> None:
         """Apply a decision; by default, save the checkpoint if it is kept."""
-        if decision.keep:
-            control.should_save = True
+        self._save = decision.keep
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -88,19 +93,22 @@ class DecisionCallback(TrainerCallback):
                 f"{type(self).__name__} decides at evaluations, but eval_strategy is 'no'. Set "
                 "eval_strategy='steps' and eval_steps, or 'epoch'."
             )
-        self._training, self._decided, self._missing, self.state = True, -1, None, None
+        self._training, self._missing, self.state = True, None, None
+        self._decided = self._waited = -1
+        self._save = self._stop = self._had_stopped = False
         before = stored(state).get(self._key)
-        self._had_stopped = False
         if state.global_step and before is not None:
             self.rule = self.directed(state)
             self.state = type(self.rule.start()).from_dict(before)
+            self._decided = stored(state).get("decided", {}).get(self._key, -1)
             self._had_stopped = self.resume(state)
             control.should_training_stop |= self._had_stopped
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Keep the decisions of a run that had stopped."""
+        """Keep the decisions of a run that had stopped, and a stop that a copy of control lost."""
+        control.should_training_stop |= self._stop
         if self._had_stopped:
             control.should_evaluate = control.should_save = False
 
@@ -110,6 +118,7 @@ class DecisionCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Raise if no set of the last evaluation had the keys."""
+        self._save = False
         if self._missing is not None:
             raise self._missing
 
@@ -124,23 +133,58 @@ class DecisionCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide."""
+        """Decide once per step, when all keys have the values of this evaluation.
+
+        The same weights are one validation: another evaluation set, an evaluation inside a
+        callback or at the start of a resumed run only repeat what was decided. The `control` of an
+        evaluation inside a callback can be a copy that is lost.
+        """
         metrics: dict[str, float] = kwargs.get("metrics", {})
         saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
-        if self._training and saved and state.global_step != self._decided:
-            hint = ""
-            try:
-                self.rule = self.directed(state)
-                hint = ". Add the callback that logs it before this one"
-                before, seen = self.state or self.rule.start(), read_validation(state, metrics)
-                after, decision = self.rule.update(before, state.global_step, *seen)
-            except ValueError as error:  # unless another set has the keys
-                self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
+        if not self._training or not saved:
+            return
+        if state.global_step != self._decided:
+            self._decide(args, state, control, metrics)
+        if state.global_step == self._decided:
+            control.should_save |= self._save
+            control.should_training_stop |= self._stop
+
+    def _decide(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+    ) -> None:
+        step, hint = state.global_step, ""
+        try:
+            self.rule = self.directed(state)
+            hint = ". Add the callback that logs it before this one"
+            before = self.state or self.rule.start()
+            values, stale, evidence = read_validation(state, metrics, self._decided)
+            if self._waits(state, stale):
                 return
-            self.previous, self.state = before, after
-            self._decided, self._missing = state.global_step, None
-            self.act(decision, args, state, control, metrics)
-            stored(state)[self._key] = self.state.to_dict()
+            after, decision = self.rule.update(before, step, values, stale, evidence)
+        except ValueError as error:  # unless another set has the keys
+            self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
+            return
+        self._missing = None
+        if after is before:  # no new value, or none that is finite
+            return
+        self.previous, self.state, self._decided = before, after, step
+        self.act(decision, args, state, control, metrics)
+        stored(state)[self._key] = self.state.to_dict()
+        stored(state).setdefault("decided", {})[self._key] = step
+
+    def _waits(self, state: TrainerState, stale: Collection[str]) -> bool:
+        """Return whether another set of this evaluation will log a key, as at the last decision."""
+        keys = [key for key in self.bounded() if key in stale and key not in directions(state)]
+        if not keys or self._waited not in (-1, state.global_step):
+            return False
+        if not any(last_step(state, key) == self._decided for key in keys):
+            return False
+        self._waited = state.global_step
+        return True
 
     def say(self, state: TrainerState, reason: str) -> None:
         """Log a decision, from rank 0."""
@@ -153,9 +197,10 @@ class RewardCheckpoint(DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
     Saves a checkpoint at each evaluation whose score is the best so far, in addition to the
-    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step`,
-    `state.best_model_checkpoint` and `state.best_metric`: `save_total_limit` keeps the selected
-    checkpoint, and `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says.
+    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step` and
+    `state.best_model_checkpoint`: `save_total_limit` keeps the selected checkpoint, and
+    `load_best_model_at_end=True` loads it. `metric_for_best_model`, its values and
+    `state.best_metric` remain the trainer's, for its learning rate and for other callbacks.
     If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
     step remains. An evaluation before the first step (`eval_on_start`) has no checkpoint, and is
     not a candidate. With `save_strategy="best"` the trainer writes no other checkpoint to resume
@@ -202,9 +247,15 @@ class RewardCheckpoint(DecisionCallback):
         self.monitor = monitor
         self.mode = mode
         self.constraints = dict(constraints or {})
+        self._strategy: IntervalStrategy | SaveStrategy | None = None  # the trainer's
         top_k = 1 if ties_by is None else -1
         settings = (top_k, self.constraints, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode or "max", *settings))
+
+    def bounded(self) -> Collection[str]:
+        """Return the keys of the constraints and of the choice among ties."""
+        ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
+        return {*self.constraints, *ties}
 
     @property
     def selected_step(self) -> int | None:
@@ -236,37 +287,67 @@ class RewardCheckpoint(DecisionCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide, and make the trainer agree, which compares the metric that it reads here next."""
+        """Decide; the trainer then saves, keeps and loads the selected checkpoint.
+
+        After this hook the trainer compares `metric_for_best_model`, which belongs to it and to
+        others: its learning rate, `EarlyStoppingCallback`. Until the next hook `save_strategy` is
+        "no", so that it tracks this metric and leaves the selection to the rule.
+        """
         super().on_evaluate(args, state, control, **kwargs)
         if not self._training:
             return
-        best = self.selected_step
-        score = None if best is None else self.state.kept[best]
-        if args.metric_for_best_model is not None:
-            chosen = ForTrainer(-math.inf if args.greater_is_better else math.inf)
-            if best == state.global_step and score is not None:
-                state.best_metric, chosen = None, ForTrainer(score)  # better than nothing
-            key = PREFIX + args.metric_for_best_model.removeprefix(PREFIX)
-            metrics: dict[str, float] = kwargs.get("metrics", {})
-            measured = {name: value for name, value in metrics.items() if name == key}
-            chosen.measured = getattr(metrics.get(key), "measured", measured)
-            metrics[key] = chosen
-        if best != state.global_step or args.metric_for_best_model is None:
-            state.best_metric, state.best_global_step = score, best
-        self.on_save(args, state, control)
+        if self._strategy is None and args.save_strategy != SaveStrategy.NO:
+            self._strategy, args.save_strategy = args.save_strategy, SaveStrategy.NO
+            if self._strategy == SaveStrategy.BEST:
+                control.should_save = self._save
+        self._name_selected(args, state, about_to_save=control.should_save)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Name the folder of the selected checkpoint, as soon as it exists."""
-        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{self.selected_step}"
-        if folder.is_dir():
-            state.best_model_checkpoint = str(folder)
+        self._return_strategy(args)
+        self._save = False
+        self._name_selected(args, state)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Name the folder of the selected checkpoint only if it was saved."""
+        if self._return_strategy(args):
+            self._name_selected(args, state)
+        super().on_step_begin(args, state, control, **kwargs)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save at the end of an epoch, if the trainer has found no `save_strategy` before."""
+        if self._return_strategy(args) and args.save_strategy == SaveStrategy.EPOCH:
+            control.should_save = True
+        super().on_epoch_end(args, state, control, **kwargs)
+
+    def _return_strategy(self, args: TrainingArguments) -> bool:
+        """Return whether `save_strategy` had to be set to the user's again."""
+        if self._strategy is None:
+            return False
+        args.save_strategy, self._strategy = self._strategy, None
+        return True
+
+    def _name_selected(
+        self, args: TrainingArguments, state: TrainerState, about_to_save: bool = False
+    ) -> None:
+        """Name the selected step, and its folder if it exists or is about to."""
+        best = self.selected_step
+        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+        new = about_to_save and best == state.global_step
+        state.best_global_step = best
+        state.best_model_checkpoint = str(folder) if new or folder.is_dir() else None
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Log the selection."""
+        self._return_strategy(args)
         super().on_train_end(args, state, control, **kwargs)
         loaded = (
             ": the model has the weights of the last step" if self.selected_step is None else ""
@@ -422,8 +503,8 @@ class RewardEarlyStopping(DecisionCallback):
         metrics: dict[str, float],
     ) -> None:
         """Stop training."""
+        self._stop = decision.stop
         if decision.stop:
-            control.should_training_stop = True
             self.say(state, decision.reason)
 
 
@@ -530,5 +611,4 @@ class ProxyGuard(DecisionCallback):
             self.say(state, decision.reason)
             if run is not None:
                 run.alert(f"{self.name}: possible reward hacking", decision.reason, level="WARN")
-        if decision.alarm and self.stop:
-            control.should_training_stop = True
+        self._stop = decision.alarm and self.stop

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -29,15 +28,6 @@ _FOLD = "_ctrlreward_last_logged"
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
 
 
-class ForTrainer(float):
-    """The value of `metric_for_best_model` by which the trainer selects what a rule selected.
-
-    `measured` has the metric itself, for the other rules; empty if there is none.
-    """
-
-    measured: Mapping[str, float] = MappingProxyType({})
-
-
 def stored(state: TrainerState) -> dict[str, Any]:
     """Return the plain data that the callbacks keep in the trainer's state."""
     callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
@@ -52,23 +42,28 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 
 
 def read_validation(
-    state: TrainerState, metrics: Mapping[str, float]
+    state: TrainerState, metrics: Mapping[str, float], decided: int = -1
 ) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
-    """Return metrics, keys that this evaluation did not score, and the values of the prompts.
+    """Return metrics, keys without a new value, and the values of the prompts.
 
-    The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`; a key of
-    training keeps its last value.
+    The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`; other keys have
+    their last value. A key of evaluation is new if it was logged at this step, a key of training if
+    it was logged after the step `decided`.
     """
-    logged = {**_last_logged(state), **metrics}
-    for key, value in metrics.items():
-        if isinstance(value, ForTrainer):
-            del logged[key]
-            logged |= value.measured
+    last, steps = _last_logged(state)
+    logged = {**last, **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
+    stale = {
+        key
+        for key in numbers.keys() - metrics.keys()
+        if steps[key] < (state.global_step if key.startswith(PREFIX) else decided + 1)
+    }
     for key in [key for key in numbers if key.startswith(PREFIX)]:
-        numbers.setdefault(key.removeprefix(PREFIX), numbers[key])
-    stale: set[str] = set()
+        name = key.removeprefix(PREFIX)
+        if name not in numbers:
+            numbers[name] = numbers[key]
+            stale |= {name} if key in stale else set()
     evidence: dict[str, Scores] = {}
     for scored in scorers(state).values():
         if scored["step"] == state.global_step:
@@ -77,8 +72,7 @@ def read_validation(
             evidence |= rows | {PREFIX + key: row for key, row in rows.items()}
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
-    numbers = on_rank_zero(lambda: numbers)
-    return numbers, stale, evidence
+    return *on_rank_zero(lambda: (numbers, stale)), evidence
 
 
 def plain_names(state: TrainerState) -> dict[str, str]:
@@ -102,20 +96,27 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
     ]
 
 
-def _last_logged(state: TrainerState) -> dict[str, Any]:
-    """Return the last logged value of each key.
+def _last_logged(state: TrainerState) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the last logged value of each key, and its step.
 
     Several rules read the log at each evaluation, so the fold stays with the state, outside of its
     fields: `trainer_state.json` has the log itself.
     """
     rows = cast(list[dict[str, Any]], state.log_history)
-    log, read, values = vars(state).get(_FOLD, (rows, 0, {}))
+    log, read, values, steps = vars(state).get(_FOLD, (rows, 0, {}, {}))
     if log is not rows:  # a resumed run has another list
-        read, values = 0, {}
+        read, values, steps = 0, {}, {}
     for row in rows[read:]:
         values |= row
-    vars(state)[_FOLD] = rows, len(rows), values
-    return cast(dict[str, Any], values)
+        steps |= dict.fromkeys(row, row.get("step") or 0)
+    vars(state)[_FOLD] = rows, len(rows), values, steps
+    return values, steps
+
+
+def last_step(state: TrainerState, key: str) -> float:
+    """Return the step at which a key was last logged, with or without `eval_`; -1 before."""
+    _, steps = _last_logged(state)
+    return steps.get(key, steps.get(PREFIX + key, -1))
 
 
 def directions(state: TrainerState) -> dict[str, Mode]:
