@@ -169,12 +169,11 @@ class DecisionCallback(TrainerCallback):
             self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
             return
         self._missing = None
-        if after is before:  # no new value, or none that is finite
-            return
-        self.previous, self.state, self._decided = before, after, step
-        self.act(decision, args, state, control, metrics)
-        stored(state)[self._key] = self.state.to_dict()
-        stored(state).setdefault("decided", {})[self._key] = step
+        self.previous, self.state = before, after
+        stored(state)[self._key] = after.to_dict()
+        if after is not before:  # else no key has a new value, or none is finite
+            self._decided = stored(state).setdefault("decided", {})[self._key] = step
+            self.act(decision, args, state, control, metrics)
 
     def _waits(self, state: TrainerState, stale: Collection[str]) -> bool:
         """Return whether another set of this evaluation will log a key, as at the last decision."""
@@ -247,7 +246,7 @@ class RewardCheckpoint(DecisionCallback):
         self.monitor = monitor
         self.mode = mode
         self.constraints = dict(constraints or {})
-        self._strategy: IntervalStrategy | SaveStrategy | None = None  # the trainer's
+        self._strategy: str | None = None  # the save_strategy of the trainer
         top_k = 1 if ties_by is None else -1
         settings = (top_k, self.constraints, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode or "max", *settings))
@@ -276,6 +275,7 @@ class RewardCheckpoint(DecisionCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Check that the trainer keeps the checkpoints that the rule chooses from."""
+        self._return_strategy(args)  # of a run that ended with an error in an evaluation
         super().on_train_begin(args, state, control, **kwargs)
         removes = args.save_strategy == SaveStrategy.BEST or args.save_total_limit is not None
         if self.rule.ties_by is not None and removes:
