@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import zipfile
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
@@ -13,6 +16,7 @@ from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
     Trainer,
+    callbacks_of,
     check_strategy,
     misconfigured,
     package_of,
@@ -22,10 +26,16 @@ from ctrlreward.lightning_package import (
 class CallbackMixin(Callback):
     """Checks that the callbacks support the package and the strategy of the trainer.
 
+    A callback that is used for a second run starts again with the state before its first, unless
+    the run resumes from a checkpoint, or the same trainer goes on.
+
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
     validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
     `trainer.test` are appended to the file of a `HistoryLogger`.
     """
+
+    _unused: dict[str, Any] | None = None  # the state before the first run
+    _awaits_validation = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a setting that is assigned later also changes the callback's rule."""
@@ -38,7 +48,6 @@ class CallbackMixin(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the packages of trainer and callback, and the strategy."""
-        super().setup(trainer, pl_module, stage)
         ours, theirs = package_of(self), package_of(trainer)
         if ours is not theirs:
             name = type(self).__name__
@@ -47,10 +56,20 @@ class CallbackMixin(Callback):
                 f"{theirs.name}. Use `from {theirs.ours} import {name}`."
             )
         check_strategy(trainer)
+        if stage == "fit" and trainer.global_step == 0:  # a checkpoint is loaded after this hook
+            if self._unused is None:
+                self._unused = deepcopy(self.state_dict())
+            else:
+                self.reset(deepcopy(self._unused))
+        super().setup(trainer, pl_module, stage)
         log_at_global_step(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, HistoryLoggerMixin):
                 logger.replaces_rows = stage == "fit"
+
+    def reset(self, unused: dict[str, Any]) -> None:
+        """Return to the state before the first run."""
+        self.load_state_dict(unused)
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         """Raise a TypeError: Lightning does not call this, but a `transformers.Trainer` does."""
@@ -63,8 +82,18 @@ class CallbackMixin(Callback):
     on_init_end = on_train_begin
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Release the resources of the run."""
+        """Release the resources of the run, and warn of one that had no validation."""
         super().teardown(trainer, pl_module, stage)
+        if self._awaits_validation and trainer.global_step:
+            for callback in callbacks_of(trainer, CallbackMixin):
+                callback._awaits_validation = False  # one of them warns
+            rank_zero_warn(
+                "training ended before the first validation: no text was scored, and nothing was "
+                f"decided or selected in {trainer.global_step} steps. The interval "
+                "(val_check_interval, check_val_every_n_epoch) is longer than the run, or the "
+                "training data are shorter than their length says. Validate more often."
+            )
+        self._awaits_validation = False
         self.release()
 
     def on_exception(
@@ -81,7 +110,11 @@ class CallbackMixin(Callback):
         self.release()
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
-        """Raise if a run of this callback, which acts at validation, has none."""
+        """Raise if a run of this callback, which acts at validation, has none.
+
+        Warn when it ends if its data or its settings led to none.
+        """
+        self._awaits_validation = stage == "fit" and trainer.ckpt_path is None
         if stage == "fit" and not trainer.enable_validation:
             raise misconfigured(
                 trainer,
@@ -89,6 +122,12 @@ class CallbackMixin(Callback):
                 "validation_step, pass val_dataloaders (one item is enough) to the trainer, and "
                 "keep limit_val_batches above 0.",
             )
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the run has a validation."""
+        super().on_validation_start(trainer, pl_module)
+        if not trainer.sanity_checking:
+            self._awaits_validation = False
 
     def refuse(self, error: str) -> None:
         """Raise the error of `mismatch` or `unclear_input`, if any.

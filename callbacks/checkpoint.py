@@ -142,7 +142,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
-        return {**super().state_dict(), **self.state.to_dict(), "paths": dict(self._paths)}
+        own = {"paths": dict(self._paths), "decided": self._reader.step}
+        return {**super().state_dict(), **self.state.to_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""
@@ -150,6 +151,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         if self.dirpath == state_dict["dirpath"]:
             self.state = BestState.from_dict(state_dict)
             self._paths = dict(state_dict["paths"])
+            self._reader.step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the mode to the score's direction, and check that no score comes late."""
@@ -164,11 +166,14 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         if self.save_top_k == 0:
             return
         rule, step = self.rule, trainer.global_step
-        metrics, stale, evidence = read_metrics(trainer)
+        metrics, stale, evidence = read_metrics(trainer, self._reader)
         # A metric logged without sync_dist differs between ranks; files and paths must not.
         metrics = trainer.strategy.broadcast(metrics)
+        before_update = self.state
         with rule_errors(self):
             self.state, decision = rule.update(self.state, step, metrics, stale, evidence)
+        if self.state is not before_update:
+            self._reader.decide(trainer)
         if self.verbose:
             rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
         before = dict(self._paths)

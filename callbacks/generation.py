@@ -94,7 +94,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             old values, so a callback that acts on a score has to check this.
         by_prompt: Logged key → last scores of each prompt's completions, by which callbacks compare
             two validations; see `HeldOutScorer`, also for `resolutions`.
-        validations: Validations during fitting so far, without the sanity check.
+        validations: Validations during fitting so far, without the sanity check. The same weights
+            are one validation: another one logs the same scores again.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
@@ -142,6 +143,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.table_rows = positive("table_rows", table_rows)
         self.has_new_scores = False
         self.validations = 0
+        self._validated_step = -1
+        self._last_logged: dict[str, float] = {}
         self.last_scored_step = -1
         self.folder: Path | None = None
         self.overlap = overlap
@@ -158,6 +161,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         """Return the counters and the texts whose scores have not been logged."""
         return {
             "validations": self.validations,
+            "validated_step": self._validated_step,
+            "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
             "pending": self._pending.state_dict(),
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
@@ -166,6 +171,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the counters and pending texts."""
         self.validations = state_dict["validations"]
+        self._validated_step = state_dict.get("validated_step", -1)
+        self._last_logged = dict(state_dict.get("last_logged", {}))
         self.last_scored_step = state_dict["last_scored_step"]
         self._pending.load_state_dict(state_dict.get("pending"))
         self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
@@ -222,6 +229,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if trainer.sanity_checking:
             return
         fitting = trainer.state.fn == "fit"
+        if fitting and not self._trial:
+            if trainer.global_step == self._validated_step:  # the same weights, of the same texts
+                if self.last_scored_step == self._validated_step:
+                    self._log_values(pl_module, self._last_logged)
+                return
+            self._validated_step = trainer.global_step
         if fitting:
             self.validations += 1
         now = not fitting or self._trial or self.validations % self.every_n_validations == 0
@@ -280,10 +293,13 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         first, logged = not self.resolutions, self.metrics(scores)
         if late:
             logged[f"{self.name}/{SCORED_STEP}"] = float(self._pending.step)
-        module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
+        self._log_values(module, logged)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
-        self.has_new_scores = True
+        self.has_new_scores, self._last_logged = True, logged
+
+    def _log_values(self, module: LightningModule, values: Mapping[str, float]) -> None:
+        module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
 
     @property
     def _repeats(self) -> int:

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import Mode, check_direction, checked_keywords
-from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
     GUARD_NAMES,
+    ReadingMixin,
     find_scorer,
-    is_fitting,
+    may_stop,
     read_metrics,
     resolve_mode,
     rule_errors,
@@ -26,7 +27,7 @@ from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_hel
 
 
 @checked_keywords(**GUARD_NAMES)
-class ProxyGuardMixin(CallbackMixin):
+class ProxyGuardMixin(ReadingMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
     Optimise one metric (the proxy), select checkpoints by another that training never sees, and let
@@ -133,11 +134,12 @@ class ProxyGuardMixin(CallbackMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the last validations, and the alarm."""
-        return self.state.to_dict()
+        return {**self.state.to_dict(), "decided": self._reader.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state, but not the settings, of the run that wrote the checkpoint."""
         self.state = AlarmState.from_dict(state_dict)
+        self._reader.step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the modes to the scores' directions, and check the order of callbacks."""
@@ -173,14 +175,34 @@ class ProxyGuardMixin(CallbackMixin):
             trainer.should_stop = trainer.should_stop or decision.alarm
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Test and log, if both metrics have a new value."""
-        if not is_fitting(trainer):
-            return
+        """Test and log, if all metrics have a new value."""
+        values = self._test(trainer, wait=True)
+        pl_module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do the same for metrics that the module has logged after the callbacks.
+
+        A module can't log any more, so the values are given to the loggers and to later callbacks.
+        """
+        values = self._test(trainer, wait=False)
+        if values:
+            trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
+
+    def _test(self, trainer: Trainer, wait: bool) -> dict[str, float]:
+        """Return what to log; a missing key is an error unless it can still be logged."""
+        if not self.is_undecided(trainer):
+            return {}
         step, before = trainer.global_step, self.state
+        metrics, stale, evidence = read_metrics(trainer, self._reader)
+        if wait:
+            stale |= {self.rule.proxy, *self.rule.modes} - metrics.keys()
         with rule_errors(self):
-            self.state, decision = self.rule.update(before, step, *read_metrics(trainer))
+            self.state, decision = self.rule.update(before, step, metrics, stale, evidence)
         if decision.p_value is None:
-            return
+            return {}
+        self._reader.decide(trainer)
         alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)
         if alarm:
             self.state = self.state.alarmed(step)  # possibly the alarm of another rank
@@ -188,6 +210,5 @@ class ProxyGuardMixin(CallbackMixin):
             reason = f"ProxyGuard at step {step}: {decision.reason}"
             rank_zero_warn(reason)
             send_alert(trainer, f"{self.name}: possible reward hacking", reason)
-        values = {f"{self.name}/alarm": float(alarm), f"{self.name}/p_value": decision.p_value}
-        pl_module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-        trainer.should_stop = trainer.should_stop or (alarm and self.stop)
+        trainer.should_stop = trainer.should_stop or (alarm and self.stop and may_stop(trainer))
+        return {f"{self.name}/alarm": float(alarm), f"{self.name}/p_value": decision.p_value}

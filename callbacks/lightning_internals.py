@@ -11,6 +11,8 @@ has one of these names.
 - `ModelCheckpoint._should_skip_saving_checkpoint`, `_monitor_candidates`,
   `_get_metric_interpolated_filepath_name` and `_should_remove_checkpoint`: the steps around the
   choice of checkpoints, which Lightning makes in one private method.
+- `ModelCheckpoint._last_global_step_saved` and `_last_checkpoint_saved`: the last file, which
+  Lightning does not forget when the callback is used for another run.
 - `Callback._generate_state_key` names a callback's state in a checkpoint. Lightning's documentation
   recommends it.
 - `Trainer._logger_connector`, its `log_metrics` and `_TrainingEpochLoop._batches_that_stepped`: the
@@ -105,6 +107,10 @@ class CheckpointStepsMixin(ModelCheckpoint):
     def save(self, trainer: Trainer, path: str) -> None:
         """Write a checkpoint and notify the loggers. Every rank must call this."""
         self._save_checkpoint(trainer, path)
+
+    def forget_saved(self) -> None:
+        """Forget the last file, so that another run saves the same step."""
+        self._last_global_step_saved, self._last_checkpoint_saved = 0, ""
 
     def save_last_checkpoint(self, trainer: Trainer) -> None:
         """Write `last.ckpt` if `save_last` is set. Every rank must call this."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from ctrlreward.arguments import Mode, better_direction
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
 from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
+    LightningModule,
     Trainer,
     callbacks_of,
     is_instance,
@@ -41,6 +46,46 @@ GUARD_NAMES = {
 }
 
 
+class Reader:
+    """The metrics that a callback has not read before, and the step of its last decision.
+
+    Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
+    again is in other memory. A metric that validations log is new if the last one has logged it,
+    and another, of training, if it was logged since the last decision.
+
+    Attributes:
+        step: `trainer.global_step` of the last decision, -1 before: the same weights are decided on
+            once, however often they are validated.
+    """
+
+    def __init__(self) -> None:
+        self.step = -1
+        self._of_validations: set[str] = set()
+        self._before: dict[str, torch.Tensor] = {}  # at the start of the validation
+        self._decided: dict[str, torch.Tensor] = {}  # at the last decision
+
+    def start(self, trainer: Trainer) -> None:
+        """Note what is logged when a validation starts."""
+        self._before = dict(trainer.callback_metrics)
+
+    def stale(self, metrics: Mapping[str, torch.Tensor]) -> set[str]:
+        """Return the keys without a new value."""
+        self._of_validations |= {key for key in metrics if not _same(self._before, metrics, key)}
+        before = {
+            key: self._before if key in self._of_validations else self._decided for key in metrics
+        }
+        return {key for key in metrics if _same(before[key], metrics, key)}
+
+    def decide(self, trainer: Trainer) -> None:
+        """Note a decision."""
+        self.step, self._decided = trainer.global_step, dict(trainer.callback_metrics)
+
+
+def _same(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], key: str) -> bool:
+    # The old tensor is alive, so no other one can have got its memory.
+    return key in before and before[key].data_ptr() == now[key].data_ptr()
+
+
 class RuleErrorMixin(RuntimeError):
     """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
 
@@ -62,23 +107,53 @@ def find_scorer(trainer: Trainer, key: str) -> GenerationScorerMixin | None:
     return next((scorer for scorer in scorers if key in scorer.specs), None)
 
 
-def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
-    """Return all logged metrics, the keys that the last validation did not log, and the evidence.
+def read_metrics(
+    trainer: Trainer, reader: Reader
+) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
+    """Return all logged metrics, the keys without a new value, and the evidence.
 
     The evidence is the value of each held-out prompt, for keys that a `GenerationScorer` logs.
-    `trainer.callback_metrics` keeps the values of earlier validations; other keys are assumed to be
-    logged by every validation.
     """
-    metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
+    logged = dict(trainer.callback_metrics)
     scorers = callbacks_of(trainer, GenerationScorerMixin)
     stale = {key for s in scorers if not s.has_new_scores for key in s.specs}
-    return metrics, stale, {key: row for s in scorers for key, row in s.evidence.items()}
+    metrics = {key: value.item() for key, value in logged.items()}
+    evidence = {key: row for s in scorers for key, row in s.evidence.items()}
+    return metrics, stale | reader.stale(logged), evidence
+
+
+class ReadingMixin(CallbackMixin):
+    """Callback that reads what a validation logged, and decides once on the same weights."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reader = Reader()
+
+    def reset(self, unused: dict[str, Any]) -> None:
+        """Return to the state before the first run, without what it read."""
+        self._reader = Reader()
+        super().reset(unused)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what is logged before the validation."""
+        super().on_validation_start(trainer, pl_module)
+        self._reader.start(trainer)
+
+    def is_undecided(self, trainer: Trainer) -> bool:
+        """Return whether a validation is part of training, and the first of these weights."""
+        return is_fitting(trainer) and self._reader.step != trainer.global_step
 
 
 def resolutions(trainer: Trainer) -> dict[str, Resolution]:
     """Return the difference that the held-out prompts can show, by logged key."""
     scorers = callbacks_of(trainer, GenerationScorerMixin)
     return {key: found for s in scorers for key, found in s.resolutions.items()}
+
+
+def may_stop(trainer: Trainer) -> bool:
+    """Return whether the trainer's `min_epochs` and `min_steps` allow a stop at this validation."""
+    epochs = trainer.current_epoch + int(trainer.is_last_batch)
+    return epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
 
 
 def is_fitting(trainer: Trainer) -> bool:

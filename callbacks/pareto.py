@@ -128,11 +128,13 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept and dominated points, and the path of this callback's `last.ckpt`."""
-        return {**self.state.to_dict(), "last_model_path": self.last_model_path}
+        own = {"last_model_path": self.last_model_path, "decided": self._reader.step}
+        return {**self.state.to_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the points. `on_train_start` checks that the files exist."""
         self.state = ParetoState.from_dict(state_dict)
+        self._reader.step = state_dict.get("decided", -1)
         if os.path.dirname(state_dict["last_model_path"]) == str(self.dirpath):
             self.last_model_path = state_dict["last_model_path"]
         self._show()
@@ -170,12 +172,15 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is on the front, and remove dominated ones."""
         step = trainer.global_step
-        metrics, stale, evidence = read_metrics(trainer)
+        metrics, stale, evidence = read_metrics(trainer, self._reader)
         # A metric logged without sync_dist differs between ranks; the files must not.
         metrics = trainer.strategy.broadcast(metrics)
         before = self._paths(self.state)
+        before_update = self.state
         with rule_errors(self):
             self.state, decision = self.rule.update(self.state, step, metrics, stale, evidence)
+        if self.state is not before_update:
+            self._reader.decide(trainer)
         if decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         after = self._paths(self.state)

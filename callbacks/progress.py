@@ -139,10 +139,12 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Print where the run was interrupted."""
+        super().on_exception(trainer, pl_module, exception)
         self._close(type(exception).__name__ if self._fits else "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print why a fit ended, and after how many steps."""
+        super().teardown(trainer, pl_module, stage)
         self._close(stopped_by(trainer) if self._ended is not None else "")
 
     @property

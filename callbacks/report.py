@@ -23,7 +23,13 @@ from ctrlreward.callbacks.judges import (
     with_judges,
 )
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metrics, resolutions
+from ctrlreward.callbacks.monitoring import (
+    ReadingMixin,
+    is_fitting,
+    known_modes,
+    read_metrics,
+    resolutions,
+)
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
@@ -250,7 +256,7 @@ class BeforeAfterMixin(CallbackMixin):
         write_comparison(folder, self.components, self.judges, sets, facts, self.seconds, history)
 
 
-class RunReportMixin(CallbackMixin):
+class RunReportMixin(ReadingMixin):
     """Writes `summary.json` and `curves.png` of a run when it ends, also by an error.
 
     For any module and logger, without further texts; `BeforeAfter` writes a larger report. The
@@ -313,9 +319,12 @@ class RunReportMixin(CallbackMixin):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the new metrics."""
         if is_fitting(trainer):
-            metrics, stale, _ = read_metrics(trainer)
+            metrics, stale, _ = read_metrics(trainer, self._reader)
             new = {k: finite_or_none(value) for k, value in metrics.items() if k not in stale}
+            if not self.is_undecided(trainer):  # the same weights, with other new values
+                new = {**self.rows.pop(), **new}
             self.rows.append({"step": trainer.global_step, **new})
+            self._reader.decide(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files."""
@@ -326,6 +335,7 @@ class RunReportMixin(CallbackMixin):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Write both files, unless the run failed before it began."""
+        super().on_exception(trainer, pl_module, exception)
         if is_fitting(trainer) and self._output is not None:
             self._write(trainer, self._output, type(exception).__name__)
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
+from ctrlreward.callbacks.monitoring import ReadingMixin
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -68,7 +68,7 @@ class WholeCheckpointIOMixin(TorchCheckpointIO):
         write_whole(Path(path), content.getvalue())
 
 
-class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
+class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
 
     Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
@@ -89,6 +89,12 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
     def select(self, trainer: Trainer) -> None:
         """Decide on the checkpoint of the validation that just ended, save and remove files."""
 
+    def reset(self, unused: dict[str, Any]) -> None:
+        """Forget the files of an earlier run, and the folder that this run would not have."""
+        self.dirpath = unused["dirpath"]
+        self.forget_saved()
+        super().reset(unused)
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write local checkpoints atomically; check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
@@ -105,8 +111,11 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the checkpoint if it is selected, and always `last.ckpt`."""
-        if not self.skips_saving(trainer):
+        skips = self.skips_saving(trainer)  # also if these weights are in `last.ckpt`
+        # Step 0 and fast_dev_run have no checkpoint.
+        if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.select(trainer)
+        if not skips:
             self.save_last_checkpoint(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

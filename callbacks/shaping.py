@@ -12,8 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ctrlreward.arguments import check_type, checked_keywords
-from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.monitoring import is_fitting, read_metrics
+from ctrlreward.callbacks.monitoring import ReadingMixin, read_metrics
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
 from ctrlreward.callbacks.terms import (
     KLWeighted,
@@ -44,7 +43,7 @@ KL = "policy/kl"
 
 
 @checked_keywords(normalize="normalise")
-class RewardShapingMixin(CallbackMixin):
+class RewardShapingMixin(ReadingMixin):
     """Transforms the rewards that a policy learns from; the raw rewards are logged unchanged.
 
     The given transformations are always applied in this order:
@@ -171,12 +170,12 @@ class RewardShapingMixin(CallbackMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return the running statistics, the weight of the KL term, and the multipliers."""
         ranges = {} if self.ranges is None else {"ranges": self.ranges.to_dict()}
-        return {**asdict(self.moments), "beta": self.beta, **ranges}
+        return {**asdict(self.moments), "beta": self.beta, **ranges, "decided": self._reader.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them from a checkpoint; schedules, bounds and target are not changed."""
         moments = dict(state_dict)
-        self.beta = moments.pop("beta")
+        self.beta, self._reader.step = moments.pop("beta"), moments.pop("decided", -1)
         ranges = moments.pop("ranges", None)
         if ranges is not None and self.ranges is not None:
             self.ranges.restore(ranges)
@@ -248,12 +247,13 @@ class RewardShapingMixin(CallbackMixin):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Adapt the multipliers of the ranges that monitor a logged key."""
-        if self.ranges is not None and is_fitting(trainer):
-            metrics, stale, _ = read_metrics(trainer)
+        if self.ranges is not None and self.is_undecided(trainer):
+            metrics, stale, _ = read_metrics(trainer, self._reader)
             try:
                 self.ranges.end_validation(metrics, stale)
             except KeyError as error:
                 raise misconfigured(trainer, f"RewardShaping: {error.args[0]}") from None
+            self._reader.decide(trainer)
 
     def release(self) -> None:
         """Restore the module, and free the potential's model."""

@@ -8,11 +8,11 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import Mode, checked_keywords
-from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,
-    is_fitting,
+    ReadingMixin,
+    may_stop,
     read_metrics,
     resolve_mode,
     rule_errors,
@@ -31,7 +31,7 @@ from ctrlreward.selection.stopping import DECLINE, FUTILITY, PATIENCE
 @checked_keywords(
     **OTHER_NAMES, early_stopping_patience="patience", early_stopping_threshold="min_delta"
 )
-class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
+class RewardEarlyStoppingMixin(ReadingMixin, EarlyStopping):
     """Early stopping that counts each held-out score once.
 
     Decides by `ctrlreward.selection.StopRule` at the end of a validation, and only if that
@@ -50,11 +50,13 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         patience: Number of scores in a row without improvement that stops training.
         min_delta: An improvement must exceed this, in units of the score. "noise" counts an
             improvement only if the scores of the prompts show it.
-        min_steps: Never stop while `trainer.global_step` is smaller. Meanwhile scores are compared
-            and counted as usual, including those beyond a threshold; NaN counts as no improvement.
+        min_steps: Never stop while `trainer.global_step` is smaller, nor before the trainer's
+            `min_epochs` and `min_steps`. Meanwhile scores are compared and counted as usual, also
+            beyond a threshold.
         stopping_threshold: Stop at a score better than this.
         divergence_threshold: Stop at a score worse than this.
-        check_finite: Stop at NaN (no sample could be scored) or infinity.
+        check_finite: Stop at infinity, and at more than `patience` NaN in a row, at least two. A
+            NaN (no sample could be scored) is not counted as a score.
         verbose: Log the reason when training stops.
         decline: Stop as soon as the scores of the prompts show a decline since the best score.
         futility: Stop as soon as they exclude an improvement by `min_delta` since `patience` scores
@@ -137,12 +139,14 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores seen so far, and the stop."""
-        return {**self.state.to_dict(), "stopped_epoch": self.stopped_epoch}
+        state = self.state.to_dict()
+        return {**state, "stopped_epoch": self.stopped_epoch, "decided": self._reader.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state, but not the settings, of the run that wrote the checkpoint."""
         plain = dict(state_dict)
         self.stopped_epoch = plain.pop("stopped_epoch")
+        self._reader.step = plain.pop("decided", -1)
         self._take(StopState.from_dict(plain))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -166,11 +170,17 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide, and stop training on all ranks if one decides to."""
-        if trainer.fast_dev_run or not is_fitting(trainer):  # type: ignore[attr-defined]
+        if trainer.fast_dev_run or not self.is_undecided(trainer):  # type: ignore[attr-defined]
             return
         step = trainer.global_step
+        found = read_metrics(trainer, self._reader)
         with rule_errors(self):
-            state, decision = self.rule.update(self.state, step, *read_metrics(trainer))
+            state, decision = self.rule.update(self.state, step, *found)
+        if state is self.state:  # no new value
+            return
+        self._reader.decide(trainer)
+        if not may_stop(trainer):
+            state, decision = state.running(), decision._replace(stop=False)
         if trainer.strategy.reduce_boolean_decision(decision.stop, all=False):
             if not decision.stop:
                 state = state.stopped(step, None, f"{self.monitor} stopped another rank")

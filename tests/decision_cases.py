@@ -75,10 +75,12 @@ TABLE = {
     "flat": Case("4", 4, PATIENCE, {1}, {1, 2, 3, 4}),
     "patience of one": Case("2132", 2, PATIENCE, {1}, {1}, patience=1),
     "recovers in time": Case("132543", 6, PATIENCE, {4}, {4}, patience=2),
-    "NaN stops": Case("n1324", 1, NAN, set(), set()),
-    "NaN stops later": Case("13n4", 3, NAN, {2}, {2}),
+    "one NaN is not counted": Case("n1324", 8, PATIENCE, {5}, {5, 6, 7, 8}),
+    "nor a later one": Case("13n4", 7, PATIENCE, {4}, {4, 5, 6, 7}),
+    "more NaN in a row than patience": Case("4nnn", 5, NAN, {1}, {1}),
+    "two NaN, patience of one": Case("4nn5", 3, NAN, {1}, {1}, patience=1),
     "NaN is skipped": Case("2n3n1", 5, None, {3}, {3}, finite=False, steps=5),
-    "NaN counts as no improvement": Case("4nnn", 4, PATIENCE, {1}, {1}, finite=False),
+    "NaN to the end": Case("4nnn", 8, None, {1}, {1}, finite=False),
     "an improvement exceeds min_delta": Case(
         "13457", 5, None, {5}, {5}, min_delta=2, patience=2, steps=5
     ),
@@ -114,7 +116,7 @@ TABLE = {
     "a threshold is ignored before min_steps": Case(
         "26345678", 4, PATIENCE, {2}, {2}, threshold=5, patience=2, min_steps=4
     ),
-    "NaN before min_steps is counted": Case("4n55", 6, PATIENCE, {3}, {3, 4, 5, 6}, min_steps=3),
+    "NaN before min_steps": Case("4n55", 6, PATIENCE, {3}, {3, 4, 5, 6}, min_steps=3),
     # thresholds
     "threshold": Case("24567", 4, THRESHOLD, {4}, {4}, threshold=5),
     "threshold at once": Case("7", 1, THRESHOLD, {1}, {1}, threshold=5),
@@ -138,7 +140,7 @@ TABLE = {
 }
 RESUMED = {
     "recovers in time": (1, 3, 5),
-    "NaN stops": (1,),
+    "more NaN in a row than patience": (3, 5),
     "NaN is skipped": (2,),
     "some on the front": (2, 3),
     "every third, patience of one": (2, 4),
@@ -310,7 +312,7 @@ class HandDriven:
 # Cases that `make test` runs on two ranks, one of each kind; `make soak` runs all.
 ON_TWO_RANKS = {
     "recovers in time",
-    "NaN stops",
+    "more NaN in a row than patience",
     "some on the front",
     "every third, patience of one",
     "threshold, lower is better",

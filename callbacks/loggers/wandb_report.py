@@ -179,10 +179,12 @@ class WandbReportMixin(CallbackMixin):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Write the last decisions into the summary."""
+        super().on_exception(trainer, pl_module, exception)
         self._write_summary(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the summary and log the adapter, after all other callbacks have finished."""
+        super().teardown(trainer, pl_module, stage)
         run = self._wandb_run
         if stage != "fit" or run is None:
             return

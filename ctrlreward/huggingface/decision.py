@@ -439,7 +439,8 @@ class RewardEarlyStopping(DecisionCallback):
         min_steps: Never stop before this step.
         stopping_threshold: Stop at a score better than this.
         divergence_threshold: Stop at a score worse than this.
-        check_finite: Stop at NaN (no sample could be scored) or infinity.
+        check_finite: Stop at infinity, and at more than `patience` NaN in a row, at least two. A
+            NaN (no sample could be scored) is not counted as a score.
         decline: Stop as soon as the scores of the prompts show a decline since the best score.
         futility: Stop as soon as they exclude an improvement by `min_delta` since `patience` scores
             ago.

@@ -45,6 +45,7 @@ class StopState(State):
         leader: Validation with the best score so far; the validation of `best` with
             `min_delta="noise"`. None without scores by prompt.
         compared: Number of validations with scores by prompt, without the first.
+        failed: Number of NaN in a row at the end.
 
     Examples:
         >>> state = StopRule("score/sim").start()
@@ -63,6 +64,7 @@ class StopState(State):
     recent: tuple[Validation, ...] = ()
     leader: Validation | None = None
     compared: int = 0
+    failed: int = 0
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
         """Return the state with a stop recorded."""
@@ -104,11 +106,11 @@ class StopRule:
         min_delta: An improvement must exceed this, in units of the score. "noise" counts an
             improvement only if the scores of the prompts show it: the interval of the difference to
             the best score is above 0. Without scores by prompt, "noise" is 0.
-        min_steps: Never stop at a smaller step. Scores before it are compared and counted as usual;
-            NaN counts as no improvement.
+        min_steps: Never stop at a smaller step. Scores before it are compared and counted as usual.
         stopping_threshold: Stop at a score better than this.
         divergence_threshold: Stop at a score worse than this.
-        check_finite: Stop at NaN or infinity.
+        check_finite: Stop at infinity, and at more than `patience` NaN in a row, at least two. A
+            NaN (no sample could be scored) is not counted as a score.
         decline: Stop as soon as the scores of the prompts show that this score is worse than the
             best one.
         futility: Stop as soon as the scores of the prompts exclude an improvement by `min_delta`
@@ -199,7 +201,10 @@ class StopRule:
         # The last validation is counted again below.
         if state.stopped_by in (PATIENCE, DECLINE, FUTILITY):
             running = replace(running, wait_count=state.wait_count - 1)
-        if state.recent:
+        if math.isnan(state.last_score):
+            running = replace(running, failed=state.failed - 1)
+            last = Validation(step, {self.monitor: math.nan})
+        elif state.recent:
             running = replace(running, recent=state.recent[:-1], compared=state.compared - 1)
             last = state.recent[-1]
         else:
@@ -209,7 +214,10 @@ class StopRule:
 
     def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
         score = now.metrics[self.monitor]
-        state, leader = replace(state, last_score=score), state.leader
+        failed = state.failed + 1 if math.isnan(score) else 0
+        state, leader = replace(state, last_score=score, failed=failed), state.leader
+        if failed:
+            return self._fail(state, now.step)
         earlier = state.recent
         if now.evidence:
             compared = state.compared + 1 if earlier else 0
@@ -233,6 +241,14 @@ class StopRule:
         if cause is None:
             return state, StopDecision(False, None, reason)
         return state.stopped(now.step, cause, reason), StopDecision(True, cause, reason)
+
+    def _fail(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
+        """Judge a NaN."""
+        reason = f"{self.monitor} is nan in the last {state.failed} validations"
+        few = state.failed <= max(self.patience, 1)
+        if few or not self.check_finite or step < self.min_steps:
+            return state, StopDecision(False, None, reason)
+        return state.stopped(step, NON_FINITE, reason), StopDecision(True, NON_FINITE, reason)
 
     def _improves(self, state: StopState, now: Validation) -> bool:
         sign, noise = sign_of(self.mode), self.min_delta == "noise"

@@ -124,7 +124,13 @@ def test_an_alarm_on_one_rank_stops_all_ranks(seen) -> None:
 def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:
     rewards = [value for i in range(3) for value in (0.0, 1.0, 2.0 + i, 50.0 + i)]
     squares = np.var(rewards) * len(rewards)
-    expected = {"count": 12, "mean": np.mean(rewards), "squares": squares, "beta": 1.0}
+    expected = {
+        "count": 12,
+        "mean": np.mean(rewards),
+        "squares": squares,
+        "beta": 1.0,
+        "decided": -1,
+    }
     assert seen[0]["shaped"] == pytest.approx(expected)
     assert seen[1]["shaped"] == seen[0]["shaped"]
 
