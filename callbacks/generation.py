@@ -62,8 +62,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
     with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The
-    texts of a test go to `test-step=000123.jsonl`. Its module needs a `test_step`, which may do
-    nothing, and a test dataloader.
+    texts go to `validate-step=000123.jsonl` or `test-step=000123.jsonl`. The module of a test needs
+    a `test_step`, which may do nothing, and a test dataloader.
 
     With `overlap`, training continues while a background thread scores. Each validation then logs
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
@@ -335,7 +335,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
         end_if_scoring_hangs()
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
-            scores = self._score(step, samples, "test-" if trainer.testing else "")
+            kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
+            scores = self._score(step, samples, kind)
         self._show(trainer, step, samples, scores)
         return scores
 

@@ -9,9 +9,6 @@ from typing import Any
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 
-# Parts of a message that are text, in OpenAI's Chat Completions and Responses.
-_TEXT = ("text", "input_text", "output_text")
-
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")
 
@@ -79,6 +76,11 @@ def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[st
             )
 
 
+def is_missing(value: object) -> bool:
+    """Return whether a data set has no value in a cell: None, or NaN as of pandas."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def build_samples(
     completions: Sequence[str],
     prompts: Sequence[str] | None,
@@ -106,35 +108,6 @@ def build_samples(
     if "prefixes" not in mapped:
         return Samples(texts=completions, prompts=prompts, **mapped)
     return Samples(texts=mapped["prefixes"], prompts=prompts, **mapped).completed(completions)
-
-
-def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
-    """Return a text unchanged, or the texts of a chat's messages, of one role or all, by lines.
-
-    Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
-    """
-    if isinstance(chat, str):
-        return chat
-    for message in chat:
-        if not isinstance(message, Mapping):
-            raise TypeError(
-                "a message must be a text, or a list of messages with role and content, got a "
-                f"{type(message).__name__}"
-            )
-    contents = []
-    for message in chat:
-        if role is None or message.get("role") == role:
-            content = message.get("content") or ""
-            if not isinstance(content, str):
-                try:
-                    content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
-                except (AttributeError, KeyError, TypeError):
-                    raise TypeError(
-                        "content must be a text, or a list of parts with type and text, got a "
-                        f"{type(content).__name__} of another form"
-                    ) from None
-            contents.append(content)
-    return "\n".join(filter(None, contents))
 
 
 def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:

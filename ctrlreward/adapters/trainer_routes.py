@@ -26,11 +26,12 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctrlreward.adapters._conversion import completions_of, plain_text
+from ctrlreward.adapters._conversion import completions_of
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.serving.contract import QueueFull, RejectedSamples, dumps
+from ctrlreward.text.chats import plain_text
 
 _MOST_HELD = 1024  # requests held while the queue is full
 

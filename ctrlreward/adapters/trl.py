@@ -20,11 +20,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters._conversion import build_samples, check_columns, plain_text
+from ctrlreward.adapters._conversion import (
+    build_samples,
+    check_columns,
+    is_missing,
+)
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
+from ctrlreward.text.chats import plain_text
 
 Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]
@@ -66,7 +71,8 @@ def as_reward_funcs(
         reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so a
             score over whole groups (`Distinct`) sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
-            `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone.
+            `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone. A
+            sample without a value in such a column is of another task: its reward is None.
         name: Name of the function in TRL's log, different for each reward.
 
     Raises:
@@ -149,12 +155,18 @@ class _RewardFunc:
 
     def samples(
         self, prompts: Sequence[Any], completions: Sequence[Any], dataset: Mapping[str, Any]
-    ) -> Samples:
-        """Convert a batch of TRL."""
-        return build_samples(
-            [plain_text(completion, "assistant") for completion in completions],
-            [plain_text(prompt) for prompt in prompts],
-            {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS},
+    ) -> tuple[list[int], Samples]:
+        """Convert a batch of TRL; return the rows that are scored, and their samples.
+
+        A row without a value in a mapped column is of another task.
+        """
+        table = {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS}
+        mapped = [table[column] for column in self.columns.values() if column in table]
+        rows = [i for i in range(len(completions)) if not any(is_missing(col[i]) for col in mapped)]
+        return rows, build_samples(
+            [plain_text(completions[i], "assistant") for i in rows],
+            [plain_text(prompts[i]) for i in rows],
+            {name: [column[i] for i in rows] for name, column in table.items()},
             self.columns,
         )
 
@@ -179,8 +191,8 @@ class _Total(_RewardFunc):
         log_metric: LogMetric | None = None,
         **dataset: Any,
     ) -> Rewards:
-        batch = self.reward(self.samples(prompts, completions, dataset))
-        return self.logged_total(batch, log_metric)
+        rows, samples = self.samples(prompts, completions, dataset)
+        return spread(self.logged_total(self.reward(samples), log_metric), rows, len(completions))
 
 
 class _AsyncTotal(_RewardFunc):
@@ -193,8 +205,9 @@ class _AsyncTotal(_RewardFunc):
         log_metric: LogMetric | None = None,
         **dataset: Any,
     ) -> Rewards:
-        future = self.reward.submit(self.samples(prompts, completions, dataset))
-        return self.logged_total(await asyncio.wrap_future(future), log_metric)
+        rows, samples = self.samples(prompts, completions, dataset)
+        batch = await asyncio.wrap_future(self.reward.submit(samples))
+        return spread(self.logged_total(batch, log_metric), rows, len(completions))
 
 
 class _Component(_RewardFunc):
@@ -207,12 +220,13 @@ class _Component(_RewardFunc):
         log_metric: LogMetric | None = None,
         **dataset: Any,
     ) -> Rewards:
-        batch = self.reward(self.samples(prompts, completions, dataset))
+        rows, samples = self.samples(prompts, completions, dataset)
+        batch = self.reward(samples)
         values = batch.components[self.name]
         if log_metric is not None:
             for value in values:
                 log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
-        return _failed_as_none(values, batch)
+        return spread(_failed_as_none(values, batch), rows, len(completions))
 
 
 class _CachedReward:
@@ -230,6 +244,17 @@ class _CachedReward:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"reward": self.reward, "last": None}
+
+
+def spread(rewards: Rewards, rows: Sequence[int], n: int) -> Rewards:
+    """Return n rewards, None for the rows that were not scored.
+
+    Examples:
+        >>> spread([0.6], [1], 3)
+        [None, 0.6, None]
+    """
+    known = dict(zip(rows, rewards, strict=True))
+    return [known.get(i) for i in range(n)]
 
 
 def _failed_as_none(values: Scores, batch: RewardBatch) -> Rewards:

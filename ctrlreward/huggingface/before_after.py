@@ -25,6 +25,7 @@ from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStoppin
 from ctrlreward.huggingface.generation import (
     GenerationScorer,
     TrainerGenerator,
+    as_scored,
     check_trainer,
     prompts_as_texts,
 )
@@ -79,7 +80,7 @@ class BeforeAfter(TrainerCallback):
     ) -> None:
         check_trainer(trainer, self)
         self.trainer = trainer
-        samples = prompts_as_texts(trainer, samples)
+        samples, self._plain = prompts_as_texts(trainer, samples)
         self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)
@@ -123,6 +124,7 @@ class BeforeAfter(TrainerCallback):
         started, held_out = time.perf_counter(), self.held_out
         repeats, seed = held_out.generations_per_prompt, held_out.seed
         texts = generate_across_ranks(self._generator, held_out.prompts, repeats, seed)
+        texts = as_scored(texts, self._plain)
 
         def work() -> None:
             write_scored_samples(self._folder / f"{name}.jsonl", texts, {})  # kept if scoring fails

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from ctrlreward.samples import Samples, SamplesLike, table_of
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
+from ctrlreward.text.chats import plain_text
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +63,16 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
             a scorer with a single score.
         samples: The held-out prompts: texts, `Samples`, or a data set of TRL, whose column `prompt`
-            has texts or messages, for the chat template of the tokenizer.
+            has texts or messages. The model reads messages by the chat template, with tools and
+            `chat_template_kwargs` of the trainer; scores read what the trainer's reward functions
+            read, which is the completion, after the prompt if `as_reward_funcs` maps `prefixes`.
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
         generations_per_prompt: Completions per prompt.
         name: Prefix of each key. Two such callbacks in one trainer need different names.
-        generation: Settings of `generate`. Defaults to the trainer's, else to the model's with
-            `max_new_tokens=64`. A trainer with vLLM samples as in training.
+        generation: Settings of `generate` that differ from the trainer's: `generation_config` in
+            TRL, `generation_max_length` and `generation_num_beams` of `Seq2SeqTrainingArguments`.
+            Without these, from the model's with `max_new_tokens=64`. A trainer with vLLM samples as
+            in training.
         table_rows: Rows of the table.
         seed: Seed of the generation.
         decoding_cv: See `HeldOutScorer`.
@@ -101,7 +107,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         timeout: float | None = None,
     ) -> None:
         check_trainer(trainer, self)
-        samples = prompts_as_texts(trainer, samples)
+        samples, self._plain = prompts_as_texts(trainer, samples)
         super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
@@ -140,7 +146,13 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
         self.last_scored_step = entry["step"]
         self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
-        self.resolutions, self._seen, self._training = {}, -1, True
+        self.resolutions, self._training = {}, True
+        # A resumed run may evaluate the weights of its checkpoint again (`eval_on_start`).
+        self._seen = entry.get("seen", -1)
+        start, self._logged = f"{PREFIX}{self.name}/", {}
+        for row in state.log_history if self._seen == entry["step"] else ():
+            if row.get("step") == self._seen:
+                self._logged |= {key: row[key] for key in row if key.startswith(start)}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -159,6 +171,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             self._logged = self._evaluate(step)
         elif step != self._seen:  # not another set of the same evaluation
             entry, self._seen, self._logged = scorers(state)[self.name], step, {}
+            entry["seen"] = step
             entry["evaluations"] += 1
             if entry["evaluations"] % self.every_n_evaluations == 0:
                 self._logged = self._evaluate(step)
@@ -172,6 +185,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         samples = generate_across_ranks(
             self._generator, self.prompts, self.generations_per_prompt, self.seed
         )
+        samples = as_scored(samples, self._plain)
         values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
         # Not the trainer's own: TRL's adds and forgets the metrics of training.
@@ -182,7 +196,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
 
     def _score(self, step: int, samples: Samples) -> dict[str, Scores]:
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
-            scores = self.score_samples(samples, self.folder / f"step={step:06d}.jsonl")
+            kind = "" if self._training else "evaluate-"  # the texts of training stay
+            scores = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
         run = wandb_run(self.trainer.args)
         if run is not None:
             columns, rows = sample_table(samples, without_corpus_parts(scores), self.table_rows)
@@ -278,32 +293,83 @@ class TrainerGenerator:
         return texts
 
     def _config(self, model: Any) -> GenerationConfig:
+        """Return what the trainer would generate with, and what differs from it."""
         if isinstance(self.generation, GenerationConfig):
             return self.generation
-        if self.generation is None and hasattr(self.trainer, "generation_config"):
-            config: GenerationConfig = self.trainer.generation_config
-            return config
-        own = {**model.generation_config.to_dict(), "max_length": None, "max_new_tokens": 64}
-        return GenerationConfig.from_dict({**own, **(self.generation or {})})
+        trainer, own = self.trainer, dict(self.generation or {})
+        if hasattr(trainer, "generation_config"):
+            base = trainer.generation_config.to_dict()
+        else:
+            base = model.generation_config.to_dict()
+            sets = {
+                "max_length": getattr(trainer.args, "generation_max_length", None),
+                "num_beams": getattr(trainer.args, "generation_num_beams", None),
+            }
+            if getattr(trainer.args, "predict_with_generate", False):
+                sets |= getattr(trainer, "_gen_kwargs", {})  # the arguments of this evaluate
+            elif sets["max_length"] is None:
+                base |= {"max_length": None, "max_new_tokens": 64}
+            base |= {key: value for key, value in sets.items() if value is not None}
+        lengths = ("max_length", "max_new_tokens")
+        if any(key in own for key in lengths):
+            base |= dict.fromkeys(lengths)  # of two given, generate takes max_new_tokens
+        return GenerationConfig.from_dict({**base, **own})
 
 
-def prompts_as_texts(trainer: Any, samples: Any) -> SamplesLike:
-    """Return the samples of a data set with the column `prompt`; other samples unchanged.
+def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str] | None]:
+    """Return the prompts of a data set of TRL as samples, and as its reward functions get them.
 
-    Messages become the text of the chat template, which ends where the answer begins.
+    The model reads a chat by its template, with the tools and `chat_template_kwargs` of the
+    trainer. A score reads what a reward function reads: the completion, after the prompt if
+    `as_reward_funcs` of this trainer maps `prefixes` to it. Columns are mapped as there. Without
+    reward functions a prompt that is a text is the beginning of the text. Samples without a column
+    `prompt` are returned unchanged, with None.
     """
     table = table_of(samples)
     if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
         table = {key: [row.get(key) for row in samples] for key in samples[0]}
     if table is None or "prompt" not in table or "text" in table or "texts" in table:
-        return cast(SamplesLike, samples)
-    tokenizer = trainer.processing_class
-    settings = {"tokenize": False, "add_generation_prompt": True}
-    texts = [
-        each if isinstance(each, str) else tokenizer.apply_chat_template(each, **settings)
-        for each in table["prompt"]
-    ]
-    return {"texts": texts, **{name: table[name] for name in table if name != "prompt"}}
+        return cast(SamplesLike, samples), None
+    functions = getattr(trainer, "reward_funcs", None) or ()
+    columns: dict[str, str] = {}
+    for function in functions:
+        given = getattr(function, "columns", None)
+        columns |= given if isinstance(given, Mapping) else {}
+    plain = [plain_text(each) for each in table["prompt"]]
+    chats = any(not isinstance(each, str) for each in table["prompt"])
+    continued = columns.get("prefixes") == "prompt" or not (functions or chats)
+    beginnings = plain if continued else [""] * len(plain)
+    kwargs = table.get("chat_template_kwargs") or [None] * len(plain)
+    read = [_as_read(trainer, *each) for each in zip(table["prompt"], kwargs, strict=True)]
+    used = ("prompt", "chat_template_kwargs")
+    others = {name: table[name] for name in table if name not in used}
+    others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
+    return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}, plain
+
+
+def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    continues = prompt[-1]["role"] == "assistant"
+    settings = {**(getattr(trainer, "chat_template_kwargs", None) or {}), **(kwargs or {})}
+    text: str = trainer.processing_class.apply_chat_template(
+        prompt,
+        tools=getattr(trainer, "tools", None) or None,  # some templates render []
+        chat_template=getattr(trainer, "chat_template", None),
+        tokenize=False,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        **settings,
+    )
+    return text
+
+
+def as_scored(samples: Samples, plain: Sequence[str] | None) -> Samples:
+    """Return completions with the prompts that reward functions get, without a template."""
+    if plain is None:
+        return samples
+    repeats = len(samples) // len(plain)
+    return replace(samples, prompts=[prompt for prompt in plain for _ in range(repeats)])
 
 
 def check_trainer(trainer: object, callback: object) -> None:

@@ -92,7 +92,8 @@ def test_a_reward_is_a_held_out_score_and_prompts_are_as_in_trl(
 
     for prompts in ({"prompt": chats}, [{"prompt": chat} for chat in chats], {"prompt": ["abf"]}):
         scorer = GenerationScorer(trainer, {"total": Reward(letters)}, prompts, generation=SHORT)
-        assert scorer.prompts.texts[0] == "abf"
+        assert scorer.prompts.prompts is not None
+        assert scorer.prompts.prompts[0] == "abf"  # the chat by its template
     trainer.add_callback(scorer)
     trainer.train()
     (mean,) = [r["eval_score/total"] for r in trainer.state.log_history if "eval_score/total" in r]

@@ -1,0 +1,38 @@
+"""Chats as plain texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Parts of a message that are text, in OpenAI's Chat Completions and Responses.
+_TEXT = ("text", "input_text", "output_text")
+
+
+def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
+    """Return a text unchanged, or the texts of a chat's messages, of one role or all, by lines.
+
+    Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
+    """
+    if isinstance(chat, str):
+        return chat
+    for message in chat:
+        if not isinstance(message, Mapping):
+            raise TypeError(
+                "a message must be a text, or a list of messages with role and content, got a "
+                f"{type(message).__name__}"
+            )
+    contents = []
+    for message in chat:
+        if role is None or message.get("role") == role:
+            content = message.get("content") or ""
+            if not isinstance(content, str):
+                try:
+                    content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
+                except (AttributeError, KeyError, TypeError):
+                    raise TypeError(
+                        "content must be a text, or a list of parts with type and text, got a "
+                        f"{type(content).__name__} of another form"
+                    ) from None
+            contents.append(content)
+    return "\n".join(filter(None, contents))
