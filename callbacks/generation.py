@@ -29,9 +29,11 @@ from ctrlreward.held_out import (
     without_corpus_parts,
 )
 from ctrlreward.lightning_package import (
+    Callback,
     LightningModule,
     ModelCheckpoint,
     Trainer,
+    averaging_callbacks,
     is_instance,
     misconfigured,
 )
@@ -105,8 +107,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
             reserved.
         MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
-            validation, a scorer shares one of several training devices, or a checkpoint callback
-            monitors an overlapped score.
+            validation, a scorer shares one of several training devices, a checkpoint callback
+            monitors an overlapped score, or averaged weights are saved and others would generate.
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -187,6 +189,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.needs_validation(trainer, stage)
         if stage == "fit" and self.overlap:
             self._check_timely(trainer)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for averaging in averaging_callbacks(trainer):
+            if callbacks.index(averaging) < callbacks.index(self):
+                raise misconfigured(
+                    trainer,
+                    f"{type(averaging).__name__} saves averaged weights, and puts the others back "
+                    "before a later callback generates. List this GenerationScorer before it.",
+                )
         devices = {
             f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
             for key, component in self.components.items()

@@ -19,6 +19,7 @@ from ctrlreward.lightning_package import (
     LightningModule,
     TorchCheckpointIO,
     Trainer,
+    averaging_callbacks,
     misconfigured,
     mixed,
     package_of,
@@ -102,6 +103,12 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
         package, default_io = package_of(trainer), "plugins.TorchCheckpointIO"
         if type(trainer.strategy.checkpoint_io) is package.load(default_io):
             trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()
+        if isinstance(pl_module, AdapterExporter) and averaging_callbacks(trainer):
+            raise misconfigured(
+                trainer,
+                "a checkpoint would have the averaged weights, and the adapter next to it the "
+                f"others. Leave out {type(averaging_callbacks(trainer)[0]).__name__}.",
+            )
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
             raise misconfigured(
                 trainer,

@@ -81,6 +81,16 @@ def is_instance(instance: object, path: str) -> bool:
     return any(isinstance(instance, package.load(path)) for package in loaded)
 
 
+def averaging_callbacks(trainer: Trainer) -> list[Callback]:
+    """Return the trainer's callbacks of Lightning's `WeightAveraging`, by name: it is new in 2.6."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [
+        each
+        for each in callbacks
+        if any(base.__name__ == "WeightAveraging" for base in type(each).__mro__)
+    ]
+
+
 def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
     """Return the trainer's callbacks of one class of this project."""
     return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]
