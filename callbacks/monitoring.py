@@ -192,6 +192,12 @@ def known_modes(trainer: Trainer) -> dict[str, Mode]:
     return scored | monitored(trainer) | scored
 
 
+def known_bounds(trainer: Trainer) -> dict[str, list[float | None]]:
+    """Return the smallest and largest possible value of each key that a scorer declares."""
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return {key: spec.bounds for scorer in scorers for key, spec in scorer.specs.items()}
+
+
 def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
     scorers = callbacks_of(trainer, GenerationScorerMixin)
     return {key: spec.mode for scorer in scorers for key, spec in scorer.specs.items()}

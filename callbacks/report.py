@@ -26,6 +26,7 @@ from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.monitoring import (
     ReadingMixin,
     is_fitting,
+    known_bounds,
     known_modes,
     read_metrics,
     resolutions,
@@ -89,7 +90,8 @@ class BeforeAfterMixin(CallbackMixin):
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
       the last checkpoint was used instead of the best;
     - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
-      key → "max" if higher is better, "min" if lower is better;
+      key → "max" if higher is better, "min" if lower is better; `ranges`: logged key → smallest
+      and largest possible value;
     - `seconds`: of `start` (up to the first generation), `before`, `train` (with validations),
       `after`, and `total`.
 
@@ -266,8 +268,8 @@ class RunReportMixin(ReadingMixin):
 
     Keys of `summary.json`:
     - `scores`: logged key → its `first`, `last` and `best` value at validation, and `best_step`;
-    - `steps`, `stopped_by`, `best_checkpoint`, `constraints_met`, `selection`, `directions`: as in
-      `BeforeAfter`;
+    - `steps`, `stopped_by`, `best_checkpoint`, `constraints_met`, `selection`, `directions`,
+      `ranges`: as in `BeforeAfter`;
     - `seconds`: `total`.
 
     Args:
@@ -376,6 +378,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
         },
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
+        "ranges": known_bounds(trainer),
     }
 
 
@@ -418,11 +421,13 @@ def write_comparison(
     own = {f"score/{name}": component for name, component in components.items()}
     own |= {f"judges/{name}": judged_component(judge) for name, judge in judges.items()}
     directions = {key: component.spec.mode for key, component in own.items()}
+    ranges = {key: component.spec.bounds for key, component in own.items()}
     scores = {name: found for name, (_, found) in sets.items()}
     summary = {
         **comparison(components, judges, sets["after"][0], scores),
         **facts,
         "directions": {**facts["directions"], **directions},
+        "ranges": {**facts["ranges"], **ranges},
         "seconds": {**seconds, "total": sum(seconds.values())},
     }
     write_report(folder, summary, history)

@@ -82,7 +82,7 @@ def is_instance(instance: object, path: str) -> bool:
 
 
 def averaging_callbacks(trainer: Trainer) -> list[Callback]:
-    """Return the trainer's callbacks of Lightning's `WeightAveraging`, by name: it is new in 2.6."""
+    """Return the `WeightAveraging` callbacks of the trainer, by name: they are new in 2.6."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [
         each

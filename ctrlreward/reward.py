@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ctrlreward.arguments import did_you_mean, one_of
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
-from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.placement import TimeLimit, Worker
@@ -470,7 +469,13 @@ def fit_scales(
     scores = reward(samples, **columns).components
     scales = {}
     for name in reward.components:
-        mean, deviation = valid_mean(scores[name]), float(np.nanstd(scores[name]))
+        valid = scores[name][~np.isnan(scores[name])]
+        if not len(valid):
+            raise ValueError(
+                f"{name} fails for all {len(scores[name])} texts, so that it has no scale. Pass "
+                "texts that it can score."
+            )
+        mean, deviation = float(valid.mean()), float(valid.std())
         if not deviation > 0:
             raise ValueError(
                 f"{name} is {mean} for all {len(scores[name])} texts, so that it has no scale. "

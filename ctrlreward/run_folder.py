@@ -69,6 +69,7 @@ class StoredRun:
         source: Kind of the log, such as `"HistoryLogger"`.
         steps: Steps at which something was logged, in order.
         modes: Key → better direction, if the log declares it.
+        ranges: Key → smallest and largest possible value, None for no bound, likewise.
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
         checkpoint_folder: Folder in which they were searched.
     """
@@ -78,6 +79,7 @@ class StoredRun:
     source: str
     steps: Sequence[StoredStep]
     modes: Mapping[str, Mode] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
     checkpoint_folder: Path | None = None
 
@@ -137,12 +139,14 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
         }
         checkpoint = found[step][0] if step in found else None
         steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
+    folders = {folder, log.path.parent}
     return StoredRun(
         folder,
         log.path,
         log.source,
         steps,
-        _reported_modes({folder, log.path.parent}) | _declared_modes(log.declared),
+        _reported(folders, "directions") | _declared(log.declared, "modes"),
+        _reported(folders, "ranges") | _declared(log.declared, "ranges"),
         found,
         checkpoints or folder,
     )
@@ -281,23 +285,23 @@ def _is_another_run(folder: Path, log: Path | None) -> bool:
     return any(True for name in logs for _ in folder.glob(name))
 
 
-def _reported_modes(folders: Iterable[Path]) -> dict[str, Mode]:
-    """Return the directions that `BeforeAfter` or `RunReport` wrote to `summary.json`."""
-    modes: dict[str, Mode] = {}
+def _reported(folders: Iterable[Path], entry: str) -> dict[str, Any]:
+    """Return what `BeforeAfter` or `RunReport` wrote to `summary.json`: directions or ranges."""
+    values: dict[str, Any] = {}
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
             report = read_json(file)
-            found = report.get("directions") if isinstance(report, dict) else None
-            modes |= found if isinstance(found, dict) else {}
-    return modes
+            found = report.get(entry) if isinstance(report, dict) else None
+            values |= found if isinstance(found, dict) else {}
+    return values
 
 
-def _declared_modes(state: Mapping[str, Any]) -> dict[str, Mode]:
-    """Return the directions that a `GenerationScorer` wrote to `trainer_state.json`."""
+def _declared(state: Mapping[str, Any], entry: str) -> dict[str, Any]:
+    """Return what each `GenerationScorer` wrote to `trainer_state.json`: modes or ranges."""
     callbacks = state.get("stateful_callbacks")
     ours = callbacks.get("ctrlreward") if isinstance(callbacks, dict) else None
     scored = ours.get("scores", {}) if isinstance(ours, dict) else {}
-    modes: dict[str, Mode] = {}
-    for entry in scored.values():
-        modes |= {PREFIX + key: mode for key, mode in entry.get("modes", {}).items()}
-    return modes
+    values: dict[str, Any] = {}
+    for scorer in scored.values():
+        values |= {PREFIX + key: value for key, value in scorer.get(entry, {}).items()}
+    return values

@@ -414,13 +414,22 @@ def _cell(selection: Selection, each: Decided, key: str, number: int) -> str:
 def interval_of(
     selection: Selection, each: Decided, key: str, number: int
 ) -> tuple[float, float] | None:
-    """Return the interval of a value at the `number`-th validation; None without prompts."""
+    """Return the interval of a value at the `number`-th validation; None without prompts.
+
+    It stays within the range of the score, if the run declares one.
+    """
     row = (each.validation.evidence or {}).get(key)
     if row is None or key in each.validation.stale:
         return None
     level = selection.rules.best.level if selection.rules.best else 0.05
     _, low, high = mean_interval(row, level_of_test(level, number))
-    return (low, high) if isfinite(low) and isfinite(high) else None
+    if not (isfinite(low) and isfinite(high)):
+        return None
+    smallest, largest = selection.run.ranges.get(key, (None, None))
+    return (
+        low if smallest is None else max(low, smallest),
+        high if largest is None else min(high, largest),
+    )
 
 
 def _note(selection: Selection, each: Decided) -> str:

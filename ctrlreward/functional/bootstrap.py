@@ -127,7 +127,8 @@ def bootstrap(
 ) -> dict[str, Estimate]:
     """Return statistics of weighted rows with the percentile intervals of cluster draws, by name.
 
-    All NaN if the statistic of the data is NaN; NaN draws are left out.
+    All NaN if the statistic of the data is NaN; NaN draws are left out, and the interval is NaN if
+    none remains.
 
     Args:
         statistics: Maps weights of shape (draws, n) to statistics by name, each of shape (draws,).
@@ -151,7 +152,9 @@ def bootstrap(
         low = high = np.nan
         if not np.isnan(value):
             values = np.concatenate([block[name] for block in drawn])
-            low, high = np.nanquantile(values, [tail, 1 - tail])
+            values = values[~np.isnan(values)]
+            if len(values):
+                low, high = np.quantile(values, [tail, 1 - tail])
         estimates[name] = Estimate(float(value), float(low), float(high))
     return estimates
 

@@ -262,7 +262,7 @@ def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
     rows, repeats = whole.shape
     within = float(whole.var(axis=1, ddof=1).mean()) if repeats > 1 and rows else math.nan
     spread = float(whole.mean(axis=1).var(ddof=1)) if rows > 1 else math.nan
-    between = spread if repeats == 1 else max(0.0, spread - within / repeats)
+    between = spread if repeats == 1 else float(np.maximum(0.0, spread - within / repeats))
     detectable = detectable_difference(before_means, after_means)
     return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
 
@@ -275,23 +275,26 @@ def selection_optimism(scores: npt.ArrayLike) -> float:
     both directions are averaged, so that harder halves cancel out. With half of the prompts the
     excess is √2 times that with all.
 
-    `scores` are of each prompt at each validation, higher is better, shape (validations, n). In
-    units of the score; 0 on average if one validation is clearly the best.
+    `scores` are of each prompt at each validation, higher is better, shape (validations, n); NaN if
+    a prompt could not be scored. A prompt that no validation could score is left out, and so is
+    a validation that could score no prompt of a half. In units of the score; 0 on average if one
+    validation is clearly the best. NaN if fewer than two prompts have a score.
 
     Examples:
         >>> selection_optimism([[0.1, 0.2, 0.1, 0.2], [0.8, 0.9, 0.8, 0.9]])  # no doubt
         0.0
     """
     array = np.asarray(scores, dtype=np.float64)
+    array = np.where(np.isfinite(array), array, np.nan)
+    array = array[:, ~np.isnan(array).all(axis=0)]
     places = np.arange(array.shape[1])
     excesses = []
-    for bit in range(max(1, int(places[-1]).bit_length())):
+    for bit in range((len(places) - 1).bit_length() if len(places) else 0):
         odd = (places >> bit) % 2 == 1
-        if odd.all() or not odd.any():
-            continue
-        means = np.stack([np.nanmean(array[:, ~odd], axis=1), np.nanmean(array[:, odd], axis=1)])
-        for here, there in (means, means[::-1]):
-            best = int(np.nanargmax(here))
+        means = np.stack([valid_row_means(array[:, half]) for half in (~odd, odd)])
+        means = means[:, ~np.isnan(means).any(axis=0)]
+        for here, there in (means, means[::-1]) if means.size else ():
+            best = int(here.argmax())
             excesses.append(here[best] - there[best])
     return float(np.mean(excesses) / math.sqrt(2)) if excesses else math.nan
 

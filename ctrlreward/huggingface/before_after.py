@@ -153,6 +153,7 @@ class BeforeAfter(TrainerCallback):
             "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
             "best_checkpoint": state.best_model_checkpoint if loaded else "the last step",
             "directions": directions(state),
+            "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
             "resolution": {k: r._asdict() for each in scorers for k, r in each.resolutions.items()},
             "constraints_met": keeper is None or keeper.selected_step is not None,
             "selection": {

@@ -144,6 +144,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             self.name, {"step": -1, "evaluations": 0, "by_prompt": {}}
         )
         entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
+        entry["ranges"] = {key: spec.bounds for key, spec in self.specs.items()}
         self.last_scored_step = entry["step"]
         self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
         self.resolutions, self._training = {}, True

@@ -89,6 +89,11 @@ class ScoreSpec:
         """Better direction, "max" or "min"."""
         return "max" if self.higher_is_better else "min"
 
+    @property
+    def bounds(self) -> list[float | None]:
+        """The range as plain data: None for no bound."""
+        return [bound if math.isfinite(bound) else None for bound in self.range]
+
 
 @dataclass(frozen=True)
 class CorpusFold:

@@ -242,6 +242,10 @@ class BestRule:
         chosen = state.candidates.get(step)
         if chosen is None or self.monitor not in chosen.evidence:
             return f"{what} (no scores by prompt)"
+        values = chosen.evidence[self.monitor]
+        failed = sum(not math.isfinite(value) for value in values)
+        if failed:
+            what += f" ({failed} of {len(values)} prompts without a score)"
         others = [seen for seen in state.candidates.values() if seen.step != step]
         refused = state.validations - len(state.candidates)
         if refused:
@@ -263,8 +267,9 @@ class BestRule:
 
         The best of several scores is the best partly by chance. Estimated by selecting on one half
         of the prompts and reading the score on the other half
-        (`ctrlreward.functional.sequential.selection_optimism`); None without scores by prompt, or
-        with fewer than two candidates.
+        (`ctrlreward.functional.sequential.selection_optimism`), without the prompts that always
+        failed; NaN if fewer than two are left. None without scores by prompt, or with fewer than
+        two candidates.
         """
         rows = [seen.evidence.get(self.monitor) for seen in state.candidates.values()]
         known = [row for row in rows if row is not None]

@@ -93,6 +93,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         "others",
         "judges",
         "intervals",
+        "ranges",
         "selection",
         "directions",
         "steps",

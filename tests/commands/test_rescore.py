@@ -414,8 +414,9 @@ def test_scores_of_more_than_the_texts_are_refused(
     (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
     Share.calls.clear()
     error = refused(folder, capsys=capsys)
-    assert "step=000001.jsonl has text, prefix, label, prompt, group, but not 'history' for answer"
-    assert "but not 'history' for answer; 'source' for content. Leave these components out" in error
+    columns = "step=000001.jsonl has text, prefix, label, prompt, group"
+    missing = "but not 'history' for answer; 'source' for content. Leave these components out"
+    assert f"{columns}, {missing}" in error
     assert Share.calls == []
     assert not (folder / "run" / "rescored" / "judge" / "rescored.jsonl").exists()
 

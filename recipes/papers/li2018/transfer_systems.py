@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.terminal import plain_console
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
 from ctrlreward.recipes.papers.li2018.preferences import Thresholds
@@ -87,7 +88,7 @@ def mean_ratings(rated: Rated) -> dict[str, float]:
     """Return the mean of the rating `mean` of each named system."""
     systems = np.array([system or "" for system in rated.systems or ()])
     return {
-        str(name): float(np.nanmean(rated.ratings["mean"][systems == name]))
+        str(name): valid_mean(rated.ratings["mean"][systems == name])
         for name in np.unique(systems[systems != ""])
     }
 
