@@ -21,7 +21,11 @@ Probabilities = npt.NDArray[np.float64]
 
 @runtime_checkable
 class LabelProbabilities(Protocol):
-    """Classifier of texts: a `Classifier`, a `TextCNNClassifier`, a `CTRLEval`, or your own."""
+    """Classifier of texts: a `Classifier`, a `TextCNNClassifier`, a `CTRLEval`, or your own.
+
+    One of several labels is predicted. If a text can have several, set `multi_label = True`: a
+    label is predicted if its probability exceeds 0.5.
+    """
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -35,10 +39,12 @@ class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
     Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
+    The model's `problem_type` decides, as in the pipelines of transformers: the probabilities of
+    `"multi_label_classification"` are independent (`multi_label` is True).
 
     Raises:
-        ValueError: The model does not have a trained classification head, or the numbers of labels
-            and outputs differ.
+        ValueError: The model does not have a trained classification head, is a regression model, or
+            the numbers of labels and outputs differ.
 
     Examples:
         >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
@@ -60,14 +66,20 @@ class Classifier(FrozenModel):
     ) -> None:
         super().__init__(model, device, dtype, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)
+        self.multi_label = _activation(self.model.config) == "sigmoid"
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Return the softmax over outputs, float64, (texts, labels); long texts are truncated."""
+        """Return the probabilities, float64, (texts, labels); long texts are truncated.
 
-        def softmax(output: Any, mask: Tensor) -> list[Probabilities]:
-            return list(output.logits.cpu().double().softmax(dim=-1).numpy())
+        A row is the softmax over the outputs, with `multi_label` the sigmoid of each.
+        """
 
-        values = self.read_texts(texts, lambda i: shortened(texts[i]), softmax)
+        def activate(output: Any, mask: Tensor) -> list[Probabilities]:
+            logits = output.logits.cpu().double()
+            chances = logits.sigmoid() if self.multi_label else logits.softmax(dim=-1)
+            return list(chances.numpy())
+
+        values = self.read_texts(texts, lambda i: shortened(texts[i]), activate)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
 
 
@@ -99,12 +111,20 @@ def _text_cnn_config(model: str) -> dict[str, Any] | None:
     return config if config.get("model_type") == MODEL_TYPE else None
 
 
+def _activation(config: Any) -> str:
+    """Return what makes probabilities of the outputs, as the pipelines of transformers do."""
+    kind = {"multi_label_classification": "sigmoid", "regression": "none"}
+    named = kind.get(getattr(config, "problem_type", None) or "")
+    return str(named or getattr(config, "function_to_apply", None) or "softmax")
+
+
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:
     outputs = config.num_labels
-    if outputs < 2:
+    if outputs < 2 or _activation(config) not in ("softmax", "sigmoid"):
         raise ValueError(
-            f"model = {name!r} has {outputs} output and is a regression model, "
-            "must be a classifier with 2 labels or more"
+            f"model = {name!r} has {outputs} {'output' if outputs == 1 else 'outputs'} and is a "
+            "regression model, must be a classifier with 2 labels or more (see problem_type in its "
+            "config.json)"
         )
     labels = tuple(given or (config.id2label[i] for i in range(outputs)))
     if len(labels) != outputs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +16,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel
 
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.weights.sources import SHORT_NAMES
+from ctrlreward.weights.sources import SHORT_NAMES, resolve
 
 Vectors = npt.NDArray[np.float64]
 
@@ -58,6 +60,9 @@ TOKEN_LAYERS: Mapping[str, int] = {
 }
 
 
+POOLING = ("mean", "cls", "lasttoken")
+
+
 def token_layer(model: str) -> int | None:
     """Return the layer at which a model's tokens are compared; None for an unknown one."""
     if model not in SHORT_NAMES and Path(model).expanduser().exists():
@@ -73,7 +78,7 @@ class Encoder(FrozenModel):
 
     Raises:
         ValueError: The model has fewer layers, or is of another kind, or its checkpoint lacks
-            weights.
+            weights, or its folder declares a layer of sentence-transformers that is not read.
         OSError: The hub cannot be reached.
     """
 
@@ -97,18 +102,25 @@ class Encoder(FrozenModel):
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Return sentence embeddings as sentence-transformers computes them for MiniLM.
+        """Return sentence embeddings as sentence-transformers computes them.
 
-        An embedding is the mean over the text's tokens, special tokens included, normalised to
-        length 1: float64, shape (texts, width), NaN for a text without tokens. That package
-        truncates at 256 tokens, this class at the model's context, with a warning.
+        An embedding is the mean over the text's tokens, special tokens included, or the first or
+        the last of them if the folder says so (`1_Pooling/config.json`), normalised to length 1:
+        float64, shape (texts, width), NaN for a text without a token that the model knows. That
+        package truncates MiniLM at 256 tokens, this class at the model's context, with a warning.
         """
+        pooling = declared_pooling(self.name)
 
         def pool(output: Any, mask: Tensor) -> list[Vectors]:
             hidden = output.last_hidden_state.float()
-            weights = mask.unsqueeze(-1).to(hidden.dtype)
-            means = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-            return list(normalize(means, dim=-1).cpu().double().numpy())
+            if pooling == "cls":
+                vectors = hidden[:, 0]
+            elif pooling == "lasttoken":
+                vectors = hidden[range(len(hidden)), mask.sum(dim=1) - 1]
+            else:
+                weights = mask.unsqueeze(-1).to(hidden.dtype)
+                vectors = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+            return list(normalize(vectors, dim=-1).cpu().double().numpy())
 
         return np.array(self.read_texts(texts, name, pool), dtype=np.float64).reshape(
             -1, self.model.config.hidden_size
@@ -128,6 +140,31 @@ class Encoder(FrozenModel):
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
         return self.read_texts(texts, name, split)
+
+
+@cache
+def declared_pooling(model: str) -> str:
+    """Return how a folder of sentence-transformers makes a vector of a text's tokens.
+
+    "mean", also for another model, "cls" or "lasttoken". A ValueError names what is not read.
+    """
+    folder = Path(resolve(model)).expanduser()
+    file = folder / "modules.json"
+    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    kinds = {each["type"].rpartition(".")[2]: each.get("path", "") for each in modules}
+    other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    file = folder / kinds.get("Pooling", "1_Pooling") / "config.json"
+    pooling = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    used = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value]
+    names = [key.removeprefix("pooling_mode_").removesuffix("_tokens") for key in used]
+    names = [name.removesuffix("_token") for name in names]
+    if other or len(names) > 1 or any(name not in POOLING for name in names):
+        what = ", ".join([*other, *names])
+        raise ValueError(
+            f"model = {model!r} is a model of sentence-transformers with {what}, which is not "
+            "read. Pass an object with `embed` that calls that package."
+        )
+    return names[0] if names else "mean"
 
 
 def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:

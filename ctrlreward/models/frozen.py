@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
-from ctrlreward.models.tokenization import encode_texts, max_tokens
+from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_unknown
 from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=Any)
 
 
 class FrozenModel:
@@ -63,6 +64,7 @@ class FrozenModel:
 
         Texts longer than the model's context are truncated, with a warning that names them
         `name(i)`. `read` returns a result per row of the model's output and of the attention mask.
+        Unknown tokens get a warning, too, and the vector of a text without a known one is NaN.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:
@@ -70,4 +72,9 @@ class FrozenModel:
             return read(self.model(input_ids=ids, attention_mask=mask), mask)
 
         rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
-        return run_distinct(rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts")
+        unread = warn_unknown(self.tokenizer, texts, rows, name)
+        found = run_distinct(rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts")
+        for i in unread:
+            if np.ndim(found[i]) == 1:  # of the text, not of its tokens
+                found[i] = found[i] * np.nan
+        return found

@@ -64,6 +64,46 @@ def encode_texts(
     return rows
 
 
+def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that stands for any string outside the vocabulary; None without one.
+
+    GPT-2's tokenizers name one, the end token, but never need it.
+    """
+    named = ("bos", "eos", "pad", "cls", "sep", "mask")
+    unknown: int | None = tokenizer.unk_token_id
+    return None if unknown in [getattr(tokenizer, f"{n}_token_id") for n in named] else unknown
+
+
+def warn_unknown(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    rows: Sequence[Ids],
+    name: Callable[[int], str],
+) -> list[int]:
+    """Log one warning for all texts with unknown tokens; return the rows without a known one.
+
+    All unknown strings are equal to the model. A row without one has only special tokens besides.
+    """
+    unknown = unknown_token(tokenizer)
+    found = [i for i, ids in enumerate(rows) if unknown is not None and unknown in ids]
+    if not found:
+        return []
+    known = {unknown, *tokenizer.all_special_ids}
+    unread = [i for i in found if known.issuperset(rows[i])]
+    first = (unread or found)[0]
+    which = ""
+    if tokenizer.is_fast:
+        read = tokenizer(texts[first], return_offsets_mapping=True, verbose=False)
+        pairs = zip(read.input_ids, read.offset_mapping, strict=True)
+        spans = [span for token, span in pairs if token == unknown]
+        parts = dict.fromkeys(texts[first][slice(*span)] for span in spans)
+        which = f": {', '.join(map(repr, [*parts][:3]))}{', …' if len(parts) > 3 else ''}"
+    others = f" (and {len(found) - 1} more texts)" if len(found) > 1 else ""
+    lack = "no token that the model knows" if unread else "tokens that the model does not know"
+    log.warning(f"{name(first)} has {lack}, and can't tell from others{which}{others}")
+    return unread
+
+
 def first_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
 ) -> list[str]:

@@ -30,6 +30,7 @@ from ctrlreward.models.pairs import (
     encode_pairs,
     pad_pairs,
     warn_truncated_pairs,
+    warn_unknown_pairs,
 )
 
 Values = npt.NDArray[np.float64]
@@ -208,6 +209,7 @@ def _run(
         chosen = [pairs[i] for i in window]
         encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
         warn_truncated_pairs(chosen, encoded, limit)
+        warn_unknown_pairs(aligner.tokenizer, chosen, encoded)
         values = run_batched(
             [len(pair.ids) for pair in encoded],
             aligner.batch_tokens,

@@ -21,7 +21,9 @@ from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScore
 class Accuracy(ModelScorer[LabelProbabilities]):
     """Decision of a classifier on the target label of each text. Needs `labels`, or a `target`.
 
-    - `accuracy`: 1.0 if the classifier predicts the target label, else 0.0; higher is better.
+    - `accuracy`: 1.0 if the classifier predicts the target label, else 0.0; higher is better. A
+      classifier with `problem_type="multi_label_classification"` predicts each label whose
+      probability exceeds 0.5.
     - `label_probability`: probability of the target label, 0 to 1; higher is better.
 
     Args:
@@ -88,8 +90,10 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             return {name: np.full(len(samples), np.nan) for name in self.specs}
         with self.exclusive_model() as classifier:
             probabilities = classifier.probabilities([samples.texts[i] for i in kept])
+            multi_label = getattr(classifier, "multi_label", False)
         target_probabilities = probabilities[np.arange(len(kept)), targets[kept]]
-        correct = probabilities.argmax(axis=1) == targets[kept]
+        predicted = probabilities.argmax(axis=1) == targets[kept]
+        correct = target_probabilities > 0.5 if multi_label else predicted
         correct = np.where(np.isnan(target_probabilities), np.nan, correct)
         columns = {"accuracy": correct, "label_probability": target_probabilities}
         return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}

@@ -19,8 +19,10 @@ from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
     PreTrainedTokenizerFast,
+    pipeline,
 )
 
+from ctrlreward import Accuracy, AttributeClassifier, TransferQuality
 from ctrlreward.models.classifier import Classifier
 
 WORDS = "good bad food the was staff friendly not and slow".split()
@@ -77,7 +79,9 @@ def one_by_one(folder: str, texts: list[str]) -> np.ndarray:
             model(torch.tensor([tokenizer(text, truncation=True).input_ids])).logits[0]
             for text in texts
         ]
-    return torch.stack(logits).softmax(dim=-1).numpy()
+    probabilities = torch.stack(logits).softmax(dim=-1).numpy()
+    known = [not text or any(word in WORDS for word in text.split()) for text in texts]
+    return np.where(np.array(known)[:, None], probabilities, np.nan)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 20, 8192])
@@ -87,8 +91,9 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
     assert values.dtype == np.float64
     # Weights this large turn float32's rounding, which differs between machines, into some 1e-6.
     np.testing.assert_allclose(values, one_by_one(folder, TEXTS), atol=1e-5)
-    np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-9)
-    assert values.std(axis=0).min() > 0.01  # the texts are told apart
+    np.testing.assert_allclose(values[:-1].sum(axis=1), 1, atol=1e-9)
+    assert np.isnan(values[-1]).all()  # "?" is no word of the model
+    assert values[:-1].std(axis=0).min() > 0.01  # the texts are told apart
 
 
 def test_a_decoder_without_a_padding_token_pads_all_the_same(tmp_path: Path) -> None:
@@ -140,6 +145,65 @@ def test_a_regression_raises(tmp_path: Path) -> None:
         ValueError, match=r"has 1 output and is a regression model, must be a classifier"
     ):
         Classifier(save_bert(tmp_path, labels=1))
+
+
+def save_constant(folder: Path, logits: list[float], **config: object) -> str:
+    """Save a model whose outputs are these for each text."""
+    save_bert(folder, labels=len(logits))
+    settings = bert_config(len(logits))
+    settings.update(config)
+    model = BertForSequenceClassification(settings)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor(logits))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected", "accuracy"),
+    [
+        # e² / (e² + e³) and 1 / (1 + e⁻²)
+        ({}, [0.2689414, 0.7310586], [0, 1]),
+        ({"problem_type": "single_label_classification"}, [0.2689414, 0.7310586], [0, 1]),
+        ({"problem_type": "multi_label_classification"}, [0.8807971, 0.9525741], [1, 1]),
+        ({"function_to_apply": "sigmoid"}, [0.8807971, 0.9525741], [1, 1]),
+    ],
+)
+def test_the_head_is_read_as_it_was_trained(tmp_path, config, expected, accuracy) -> None:
+    folder = save_constant(tmp_path, [2.0, 3.0], **config)
+    np.testing.assert_allclose(Classifier(folder).probabilities(["bad"]), [expected], atol=1e-6)
+    labels = ["negative", "neutral"]
+    scores = Accuracy(folder).score(["bad", "bad"], labels=labels)
+    np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-6)
+    assert scores["accuracy"].tolist() == accuracy
+    attributes = AttributeClassifier({"tone": folder}).score(["bad", "bad"], labels=labels)
+    np.testing.assert_allclose(attributes["label_probability"], expected, atol=1e-6)
+    # The pipeline of transformers is the published reading of a head.
+    pipe = pipeline("text-classification", model=folder, tokenizer=folder, top_k=None)
+    by_label = {each["label"]: each["score"] for each in pipe(["bad"])[0]}
+    np.testing.assert_allclose([by_label[label] for label in labels], expected, atol=1e-6)
+
+
+def test_a_label_that_no_output_exceeds_is_not_predicted(tmp_path) -> None:
+    folder = save_constant(tmp_path, [-1.0, -2.0, 1.0], problem_type="multi_label_classification")
+    scores = Accuracy(folder).score(["bad"] * 3, labels=["negative", "neutral", "positive"])
+    assert scores["accuracy"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("config", [{"problem_type": "regression"}, {"function_to_apply": "none"}])
+def test_several_outputs_of_a_regression_raise(tmp_path, config) -> None:
+    folder = save_constant(tmp_path, [2.0, 3.0], **config)
+    for build in (
+        lambda: Classifier(folder),
+        lambda: Accuracy(folder).score(["bad"], labels="negative"),
+        lambda: AttributeClassifier({"tone": folder}).score(["bad"], labels="negative"),
+        lambda: TransferQuality(Accuracy(folder)).score(
+            ["bad"], labels="negative", sources=["bad"]
+        ),
+    ):
+        with pytest.raises(ValueError, match="has 2 outputs and is a regression model"):
+            build()
 
 
 def test_a_model_without_a_trained_head_raises(tmp_path: Path) -> None:

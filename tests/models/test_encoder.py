@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer
+from tiny_models import save_bert
+from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer, BertModel
 
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.weights.sources import resolve
@@ -125,3 +127,70 @@ def test_a_text_of_5000_words_is_cut_and_named(
     assert caplog.messages == [message]
     mean = hidden_states_one_by_one([long])[0].mean(dim=0)
     np.testing.assert_allclose(vectors[1], (mean / mean.norm()).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pick"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, lambda h: h[0]),
+        ({"pooling_mode_lasttoken": True}, lambda h: h[-1]),
+        ({"pooling_mode_mean_tokens": True}, lambda h: h.mean(dim=0)),
+    ],
+)
+def test_a_folder_says_how_it_is_pooled(tmp_path: Path, pooling, pick) -> None:
+    folder = declared(tmp_path / "model", ["Transformer", "Pooling"], pooling)
+    model, tokenizer = (
+        AutoModel.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    texts = ["a cold soup", "no"]
+    with torch.inference_mode():
+        hidden = [model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0] for t in texts]
+    expected = torch.stack([pick(h) / pick(h).norm() for h in hidden]).numpy()
+    np.testing.assert_allclose(Encoder(folder).embed(texts), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "named"),
+    [
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode_mean_tokens": True}, "Dense"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "max"),
+        (
+            ["Transformer", "Pooling"],
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            "mean, cls",
+        ),
+    ],
+)
+def test_a_layer_that_is_not_read_is_named(tmp_path: Path, modules, pooling, named) -> None:
+    folder = declared(tmp_path / "model", modules, pooling)
+    with pytest.raises(ValueError, match=f"sentence-transformers with {named}, which is not read"):
+        Encoder(folder).embed(["a"])
+
+
+def declared(folder: Path, modules: list[str], pooling: dict[str, bool]) -> str:
+    (folder / "1_Pooling").mkdir(parents=True)
+    save_bert(folder, BertModel)
+    rows = [
+        {"type": f"sentence_transformers.models.{m}", "path": f"{i}_{m}" if i else ""}
+        for i, m in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return str(folder)
+
+
+def test_unknown_tokens_are_named_and_a_text_of_them_is_nan(encoder: Encoder, caplog) -> None:
+    texts = ["I felt \N{SMILING FACE WITH HEART-SHAPED EYES} today.", "I felt well today."]
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        vectors = encoder.embed(texts)
+    assert np.isfinite(vectors).all()
+    assert caplog.messages == [
+        "texts[0] has tokens that the model does not know, and can't tell from others: "
+        "'\N{SMILING FACE WITH HEART-SHAPED EYES}'"
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        thai = encoder.embed([texts[1], "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"], "rows[{}]".format)
+    assert np.isnan(thai).all(axis=1).tolist() == [False, True]
+    assert caplog.messages[0].startswith("rows[1] has no token that the model knows")
