@@ -66,7 +66,7 @@ class Classifier(FrozenModel):
     ) -> None:
         super().__init__(model, device, dtype, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)
-        self.multi_label = _activation(self.model.config) == "sigmoid"
+        self.multi_label = self.model.config.problem_type == "multi_label_classification"
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         """Return the probabilities, float64, (texts, labels); long texts are truncated.
@@ -111,16 +111,9 @@ def _text_cnn_config(model: str) -> dict[str, Any] | None:
     return config if config.get("model_type") == MODEL_TYPE else None
 
 
-def _activation(config: Any) -> str:
-    """Return what makes probabilities of the outputs, as the pipelines of transformers do."""
-    kind = {"multi_label_classification": "sigmoid", "regression": "none"}
-    named = kind.get(getattr(config, "problem_type", None) or "")
-    return str(named or getattr(config, "function_to_apply", None) or "softmax")
-
-
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:
     outputs = config.num_labels
-    if outputs < 2 or _activation(config) not in ("softmax", "sigmoid"):
+    if outputs < 2 or getattr(config, "problem_type", None) == "regression":
         raise ValueError(
             f"model = {name!r} has {outputs} {'output' if outputs == 1 else 'outputs'} and is a "
             "regression model, must be a classifier with 2 labels or more (see problem_type in its "

@@ -159,7 +159,7 @@ def declared_pooling(model: str) -> str:
     names = [key.removeprefix("pooling_mode_").removesuffix("_tokens") for key in used]
     names = [name.removesuffix("_token") for name in names]
     if other or len(names) > 1 or any(name not in POOLING for name in names):
-        what = ", ".join([*other, *names])
+        what = ", ".join(other or names)
         raise ValueError(
             f"model = {model!r} is a model of sentence-transformers with {what}, which is not "
             "read. Pass an object with `embed` that calls that package."

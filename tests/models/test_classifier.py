@@ -167,7 +167,6 @@ def save_constant(folder: Path, logits: list[float], **config: object) -> str:
         ({}, [0.2689414, 0.7310586], [0, 1]),
         ({"problem_type": "single_label_classification"}, [0.2689414, 0.7310586], [0, 1]),
         ({"problem_type": "multi_label_classification"}, [0.8807971, 0.9525741], [1, 1]),
-        ({"function_to_apply": "sigmoid"}, [0.8807971, 0.9525741], [1, 1]),
     ],
 )
 def test_the_head_is_read_as_it_was_trained(tmp_path, config, expected, accuracy) -> None:
@@ -191,9 +190,8 @@ def test_a_label_that_no_output_exceeds_is_not_predicted(tmp_path) -> None:
     assert scores["accuracy"].tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("config", [{"problem_type": "regression"}, {"function_to_apply": "none"}])
-def test_several_outputs_of_a_regression_raise(tmp_path, config) -> None:
-    folder = save_constant(tmp_path, [2.0, 3.0], **config)
+def test_several_outputs_of_a_regression_raise(tmp_path) -> None:
+    folder = save_constant(tmp_path, [2.0, 3.0], problem_type="regression")
     for build in (
         lambda: Classifier(folder),
         lambda: Accuracy(folder).score(["bad"], labels="negative"),
