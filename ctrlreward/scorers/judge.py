@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import numpy as np
+import numpy.typing as npt
 import tenacity
 
 from ctrlreward.arguments import checked_keywords, positive
@@ -25,7 +26,7 @@ from ctrlreward.files import read_yaml
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import rendered_chat
-from ctrlreward.models.tasks import Continuation
+from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
@@ -170,6 +171,32 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     return answers
 
 
+def closed(answers: Sequence[TokenScores]) -> npt.NDArray[np.float64]:
+    """Return the log-probability of each answer, not continued to another one, shape (answers,).
+
+    log(p - Σ p of the answers that directly continue it).
+
+    Examples:
+        >>> one = TokenScores(np.array([7]), np.log([0.5]))  # "1"
+        >>> ten = TokenScores(np.array([7, 3]), np.log([0.5, 0.75]))  # "10"
+        >>> np.exp(closed([one, ten]))
+        array([0.125, 0.375])
+    """
+    tokens = [tuple(each.ids.tolist()) for each in answers]
+    sums = np.array([each.log_probs.sum() for each in answers])
+    left = sums.copy()
+    for i, longer in enumerate(tokens):
+        begun = [
+            j for j, each in enumerate(tokens) if each != longer and each == longer[: len(each)]
+        ]
+        if begun:
+            shorter = max(begun, key=lambda j: len(tokens[j]))
+            # Rounding can leave a bit less than nothing.
+            rest = max(0.0, np.exp(left[shorter] - sums[shorter]) - np.exp(sums[i] - sums[shorter]))
+            left[shorter] = sums[shorter] + (np.log(rest) if rest else -np.inf)
+    return left
+
+
 @checked_keywords(**NEIGHBOURS)
 class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text.
@@ -180,7 +207,8 @@ class Judge(ModelScorer[CausalLM]):
     With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
 
     - A local model is scored, not sampled: the rating is the mean of the answers' scores, weighted
-      by the probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1).
+      by the probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The
+      probability of "1" is without its continuations that are answers, such as "10".
     - A server writes one reply, at temperature 0, which must name one of the answers. The rating is
       NaN, and counted in a warning, if it names none or several.
 
@@ -339,8 +367,8 @@ class Judge(ModelScorer[CausalLM]):
                 space = "" if context[-1:].isspace() or chat else " "
                 tasks += [Continuation(context, f"{space}{answer}") for answer in answers]
             found = yield Request(self.loaded_model, tasks)
-            sums = np.array([token_scores.log_probs.sum() for token_scores in found])
-            for row in sums.reshape(-1, len(answers)):
+            for start in range(0, len(found), len(answers)):
+                row = closed(found[start : start + len(answers)])
                 chances = np.exp(row - row.max())
                 if self.rubric.compares:
                     scores.append(float(worth[row.argmax()]))

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctrlreward import Judge, Reward, Rubric, Samples
 from ctrlreward.cli import main
 from ctrlreward.commands.served_reward import build_reward
-from ctrlreward.scorers.judge import read_answer
+from ctrlreward.models.tasks import TokenScores
+from ctrlreward.scorers.judge import closed, read_answer
 
 NAN = float("nan")
 RATE = Rubric("How warm is this, 1 to 3? {text}\nAnswer:", [1, 2, 3], name="warmth")
@@ -121,6 +122,48 @@ def test_a_rating_is_the_mean_over_the_answers(folder: str) -> None:
         assert rating == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
     assert judge.specs["warmth"].range == (1.0, 3.0)
     assert np.ptp(found) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"1": 1, "12": 12, "2": 2},
+        {"good": 1, "good enough": 2, "good enough to eat": 3, "bad": 0},
+        {"a": 1, "ab": 2, "ac": 4},
+    ],
+)
+def test_an_answer_is_not_the_beginning_of_another(folder: str, answers) -> None:
+    rubric = Rubric("How warm is this? {text}\nAnswer:", answers, name="warmth")
+    found = Judge(folder, rubric).score(TEXTS[:1])["warmth"]
+    prompt = rubric.prompt.format(text=TEXTS[0])
+    names = list(answers)
+    # Every answer token by token: it ends where no other answer goes on.
+    opened = dict(zip(names, plain_chances(folder, prompt, [f" {n}" for n in names]), strict=True))
+    exact = {
+        name: opened[name]
+        - sum(
+            opened[other]
+            for other in names
+            if other != name
+            and other.startswith(name)
+            and not any(
+                other.startswith(each) and each.startswith(name) and each not in (other, name)
+                for each in names
+            )
+        )
+        for name in names
+    }
+    expected = sum(exact[n] * answers[n] for n in names) / sum(exact.values())
+    assert found[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_rating_can_reach_the_top_of_its_range() -> None:
+    certain, never = 0.0, -20.0
+    scores = [TokenScores(np.array([n]), np.array([never])) for n in range(2, 10)]
+    one = TokenScores(np.array([1]), np.array([certain]))
+    ten = TokenScores(np.array([1, 0]), np.array([certain, certain]))
+    chances = np.exp(closed([one, *scores, ten]))
+    assert chances @ range(1, 11) / chances.sum() == pytest.approx(10, abs=1e-5)
 
 
 def test_doubled_braces_are_text() -> None:
