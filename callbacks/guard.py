@@ -51,8 +51,8 @@ class ProxyGuardMixin(ReadingMixin):
             higher is better, "min" if lower is better, "drift" if any change is a decline (length,
             KL). With several, each is tested at its share of the level.
         proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
-            that the trainer's `GenerationScorer` or the module's `Reward` declares; other keys need
-            one.
+            that the trainer's `GenerationScorer` or the module's `Reward` declares, and to "max"
+            for `reward/total`; other keys need one.
         held_out_mode: The same for held-out metrics without a direction; or "drift".
         window: Without scores by prompt, number of scored validations per test, 4 to 16.
         level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
@@ -81,7 +81,7 @@ class ProxyGuardMixin(ReadingMixin):
         ...     def validation_step(self, batch, batch_idx):
         ...         self.log("reward/total", float(self.current_epoch))
         ...         self.log("score/quality", -float(self.current_epoch))
-        >>> guard = ProxyGuard("reward/total", "score/quality", "max", "max", stop=True)
+        >>> guard = ProxyGuard("reward/total", "score/quality", held_out_mode="max", stop=True)
         >>> trainer = Trainer(max_epochs=20, limit_train_batches=1, callbacks=[guard])
         >>> trainer.fit(Module())
         >>> guard.alarm, guard.alarm_step, trainer.current_epoch

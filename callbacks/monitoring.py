@@ -86,6 +86,10 @@ def _same(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], k
     return key in before and before[key].data_ptr() == now[key].data_ptr()
 
 
+# Keys of rewards whose name says the direction.
+_REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
+
+
 class RuleErrorMixin(RuntimeError):
     """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
 
@@ -166,10 +170,11 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
 
     A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
     the module the directions of its components; `reward/total` and `reward/shaped` are better when
-    higher, `reward/disagreement` when lower.
+    higher, also of a module without a `Reward`; `reward/disagreement` when lower.
     """
     scored = _scored_modes(trainer)
     declared = scored | _reward_modes(trainer.lightning_module) | scored
+    mode = mode or _REWARD_TOTALS.get(key)
     try:
         return better_direction(key, mode, declared.get(key), declared, argument)
     except ValueError as error:
@@ -209,8 +214,8 @@ def _reward_modes(module: object) -> dict[str, Mode]:
         return {}
     modes: dict[str, Mode] = {name: c.spec.mode for name, c in module.reward.components.items()}
     # Derived are the deviations of an ensemble's members.
-    modes |= {**dict.fromkeys(module.reward.derived, "min"), "total": "max", "shaped": "max"}
-    return {f"reward/{name}": mode for name, mode in modes.items()}
+    modes |= dict.fromkeys(module.reward.derived, "min")
+    return {f"reward/{name}": mode for name, mode in modes.items()} | _REWARD_TOTALS
 
 
 def check_timely(trainer: Trainer, callback: Callback, keys: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ Cell: TypeAlias = str | float | None
 
 
 def write_scored_samples(
-    path: Path,
+    path: str | PathLike[str],
     samples: Samples,
     scores: Mapping[str, Scores],
     by_prompt: Mapping[str, Scores] | None = None,
@@ -43,7 +44,7 @@ def write_scored_samples(
         if explanations and i in explanations:
             record["explanation"] = explanations[i]
         lines.append(json_line(record))
-    write_whole(path, "".join(lines))
+    write_whole(Path(path), "".join(lines))
 
 
 def explain_some(
@@ -68,9 +69,9 @@ def explain_some(
     return {row: without_nan(named) for row, named in found.items()}
 
 
-def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
+def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:
     """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
-    records = read_jsonl(path)
+    records = read_jsonl(Path(path))
     if not records:
         return Samples([]), {}
     scores = {
@@ -80,9 +81,9 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
     return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")), scores
 
 
-def read_by_prompt(path: Path) -> dict[str, Scores]:
+def read_by_prompt(path: str | PathLike[str]) -> dict[str, Scores]:
     """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
-    found = [row for each in read_jsonl(path) if (row := each.get("by_prompt")) is not None]
+    found = [row for each in read_jsonl(Path(path)) if (row := each.get("by_prompt")) is not None]
     names = found[0] if found else ()
     return {name: np.array([row[name] for row in found], np.float64) for name in names}
 

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,6 +222,30 @@ def test_a_resumed_run_ends_at_once_unless_stop_is_off(fit, writer, prompts, tmp
 
 def test_two_guards_have_separate_states() -> None:
     assert guard().state_key != guard(held_out="score/padding").state_key
+
+
+@pytest.mark.parametrize("mode", [None, "min"])
+@pytest.mark.parametrize("key", ["reward/total", "reward/shaped"])
+@pytest.mark.filterwarnings("ignore:ProxyGuard")
+def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, mode) -> None:
+    """Better when higher, as of `PolicyTuner`, unless the guard says otherwise."""
+
+    class Rewarded(writer):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log(key, self.weight.item())
+
+    watcher, best = guard(proxy=key, proxy_mode=mode), RewardCheckpoint(key, mode)
+    fit(Rewarded(), [watch(prompts), watcher, best], max_steps=24)
+    # The total rises at each step, and the texts get worse.
+    assert (watcher.alarm_step > 0) == (mode is None)
+    assert best.selected_step == (24 if mode is None else 1)
+
+
+def test_a_total_that_is_not_logged(fit, writer, prompts) -> None:
+    with pytest.raises(
+        MisconfigurationException, match=r"'reward/total' is not logged, .*'score/length'"
+    ):
+        fit(writer(), [watch(prompts), guard(proxy="reward/total")])
 
 
 # Errors

@@ -1,7 +1,8 @@
 """Every code block of README.md, CONTRIBUTING.md and docs/ runs, or says why not.
 
 - ```python: the blocks of a page run in one namespace, in order, with tiny models in place of those
-  with a short name. `GIVEN` has the names that a page takes from other pages.
+  with a short name. `given_names.py` has the names and files that a page takes from other pages, or
+  that are the reader's.
 - ```console, ```bash and ```sh: `ctrlreward` commands are parsed, as are options of `pip install`
   and targets of `make`. In ```console blocks, lines without `$` are output.
 - ```yaml: parsed by the command or class that reads it.
@@ -24,12 +25,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from given_names import CHECKS, GIVEN, prepare
 from jsonargparse import ArgumentParser
 from packaging.requirements import Requirement
-from peft import LoraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-)
 
 from ctrlreward.cli import main
 from ctrlreward.commands import score
@@ -101,47 +99,12 @@ def test_every_language_is_run_or_the_block_says_why_not(record_property) -> Non
     record_property("not_run", reasons)
 
 
+def test_no_block_of_a_first_page_is_excused() -> None:
+    first = ("README.md", "quickstart.md", "index.md")
+    assert [b.place for b in BLOCKS if b.reason is not None and b.page.name in first] == []
+
+
 # Python
-
-
-SCORERS = """
-import pytorch_lightning as pl
-from ctrlreward import CTRLEval, Perplexity, Reward, Samples
-ctrleval = CTRLEval("smollm2-135m", task="sentiment")
-reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
-held_out = held_out_prompts = Samples(["The hotel"], prefixes=["The"], labels=["positive"])
-"""
-GIVEN = {
-    "training.md": SCORERS + "from ctrlreward.callbacks import GenerationScorer",
-    "stopping_and_selection.md": SCORERS
-    + """
-from ctrlreward.callbacks import GenerationScorer
-scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
-""",
-    "policy_tuner.md": SCORERS + "samples = held_out",
-    "reward_shaping.md": SCORERS
-    + """
-from types import SimpleNamespace
-samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
-""",
-    "other_trainers.md": """
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from ctrlreward.weights.sources import resolve
-folder = resolve("smollm2-135m")
-model, tokenizer = (c.from_pretrained(folder) for c in (AutoModelForCausalLM, AutoTokenizer))
-tokenizer.pad_token = tokenizer.eos_token
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-batches = [dict.fromkeys(("input_ids", "labels"), torch.tensor([[2, 3, 4]]))] * 8
-""",
-}
-
-
-def the_demos_result(small: dict[str, str]) -> None:
-    """Write what `make demo` leaves: a summary that names an adapter."""
-    model = AutoModelForCausalLM.from_pretrained(small["smollm2-135m"])
-    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM")).save_pretrained("runs/demo/best")
-    Path("runs/demo/summary.json").write_text(json.dumps({"best_checkpoint": "runs/demo/best"}))
 
 
 PYTHON_PAGES = [page for page in PAGES if any(b.language == "python" for b in blocks_of(page))]
@@ -149,19 +112,26 @@ PYTHON_PAGES = [page for page in PAGES if any(b.language == "python" for b in bl
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python(page: Path, workplace: dict[str, str], request: pytest.FixtureRequest) -> None:
-    if page.name == "demo.md":
-        the_demos_result(workplace)
     if page.name == "write_your_own_scorer.md":
         request.getfixturevalue("changed")
     names: dict[str, Any] = {"__name__": "__main__"}
+    prepare(page.name, workplace, request)
     exec(GIVEN.get(page.name, ""), names)
     for block in blocks_of(page):
         if block.language == "python" and block.reason is None:
             lines = "\n" * block.line + block.code  # so that a traceback names the page's line
             exec(compile(lines, str(page), "exec"), names)
+    check_page = CHECKS.get(page.name)
+    if check_page is not None:
+        check_page(names)
 
 
 # Shell
+
+
+# Programs that are not ours, and modules of packages that are not installed.
+OTHERS = {"cat", "head", "jq", "scancel"}
+ABSENT = {"verl.model_merger"}
 
 
 class Parsed(BaseException):
@@ -209,9 +179,24 @@ def commands_of(block: Block) -> list[str]:
     return commands
 
 
-def check(command: str) -> None:
-    """Raise unless a command of ours would start."""
-    words = shlex.split(command, comments=True)
+def check(line: str) -> None:
+    """Raise unless the commands of ours in a line would start."""
+    for inner in re.findall(r"\$\(([^()]+)\)", line):
+        check(inner)
+    line = re.sub(r"\$\([^()]+\)", "FILE", line)
+    words = shlex.shlex(line, posix=True, punctuation_chars="|&>")
+    words.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if set(word) <= {"|", "&"}:
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    for command in commands:
+        check_command(command[: command.index(">")] if ">" in command else command)
+
+
+def check_command(words: list[str]) -> None:
     while re.match(r"[A-Z_]+=", words[0]):  # NAME=value before the command
         words = words[1:]
     program, *arguments = words
@@ -224,12 +209,12 @@ def check(command: str) -> None:
         check_installed_extras(arguments)
     elif program.endswith("python"):
         if arguments[0] == "-m":
-            assert find_spec(arguments[1])
+            assert arguments[1] in ABSENT or find_spec(arguments[1])
         else:
             assert (ROOT / arguments[0]).is_file()
     elif program.endswith("pytest"):
         assert all((ROOT / word).exists() for word in arguments if word.startswith("tests"))
-    else:
+    elif program not in OTHERS:
         pytest.fail(f"{program} is none of ours: put <!-- not run: REASON --> before the block")
 
 
@@ -246,9 +231,29 @@ def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) ->
     if block.page.name == "write_your_own_scorer.md":
         request.getfixturevalue("changed")
     reward = {"components": {"fluency": {"scorer": "Perplexity", "score": "log_likelihood"}}}
-    Path("reward.yaml").write_text(yaml.safe_dump(reward))
+    for file in ("reward.yaml", "judge.yaml"):
+        Path(file).write_text(yaml.safe_dump(reward))
+    Path("runs/demo").mkdir(parents=True)  # which `rescore` looks for, before it parses options
     for command in commands_of(block):
         check(command)
+
+
+def test_commands_of_the_first_page_run(workplace: None) -> None:
+    """Those that need no run: the others are parsed."""
+    rows = [
+        {"text": f"{prefix} was good.", "prefix": prefix, "label": "positive"} for prefix in "ab"
+    ]
+    Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = [block for block in blocks_of(ROOT / "README.md") if block.language in SHELL]
+    commands = [shlex.split(command) for block in page for command in commands_of(block)]
+    ran = [c for c in commands if c[:2] in (["ctrlreward", "score"], ["ctrlreward", "recipes"])]
+    assert len(ran) == 2
+    for _, *arguments in ran:
+        main(arguments)
+    header, *scored = Path("scored.csv").read_text().splitlines()
+    assert {"coherence", "perplexity"} <= {*header.split(",")}, header
+    assert len(scored) == len(rows)
+    assert list(Path("mine").rglob("*.yaml"))
 
 
 def test_a_wrong_command_fails(workplace: None) -> None:
@@ -284,9 +289,9 @@ def test_yaml(block: Block, workplace: None) -> None:
         build(["--config", str(EXAMPLE), "--config", str(file)])
     elif "extends" in keys:
         content = yaml.safe_load(block.code)
-        extended = str(EXAMPLE.parent / content["extends"])
-        file.write_text(yaml.safe_dump({**content, "extends": extended}, sort_keys=False))
-        build(["--config", str(file)])
+        (extended,) = (ROOT / "configs").rglob(content["extends"])
+        file.write_text(yaml.safe_dump({**content, "extends": str(extended)}, sort_keys=False))
+        parse_only(["train", "--config", str(file)])
     elif "verbalizers" in keys:
         Task.load(file)
     elif {"labels", "template"} <= keys:

