@@ -328,6 +328,7 @@ class RunReportMixin(CallbackMixin):
         """Write both files, unless the run failed before it began."""
         if is_fitting(trainer) and self._output is not None:
             self._write(trainer, self._output, type(exception).__name__)
+        super().on_exception(trainer, pl_module, exception)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started

@@ -180,12 +180,15 @@ class WandbReportMixin(CallbackMixin):
     ) -> None:
         """Write the last decisions into the summary."""
         self._write_summary(trainer)
+        super().on_exception(trainer, pl_module, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the summary and log the adapter, after all other callbacks have finished."""
-        run = self._wandb_run
-        if stage != "fit" or run is None:
-            return
+        if stage == "fit" and self._wandb_run is not None:
+            self._finish(trainer, self._wandb_run)
+        super().teardown(trainer, pl_module, stage)
+
+    def _finish(self, trainer: Trainer, run: Any) -> None:
         self._write_summary(trainer)
         path = Path(trainer.default_root_dir) / "summary.json"
         if callbacks_of(trainer, BeforeAfterMixin) and path.is_file():
