@@ -55,6 +55,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self.title = ""
         self._enabled = True
         self._fits = False
+        self._ended: float | None = None  # time at which training ended
         self._shown = ExitStack()
         self._display: Log | None = None  # while a run is shown
 
@@ -79,7 +80,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self._fits = stage == "fit"
         self._created = self._measured = time.monotonic()
         self._first: tuple[float, int] | None = None  # time and step at which training started
-        self._ended: float | None = None
+        self._ended = None
         self._seconds_per_step = 0.0  # 0 before the first
         self._total = math.inf
         self._bound = "" if math.isinf(_seconds_allowed(trainer)) else "at most "
@@ -139,13 +140,14 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Print where the run was interrupted."""
-        super().on_exception(trainer, pl_module, exception)
         self._close(type(exception).__name__ if self._fits else "")
+        super().on_exception(trainer, pl_module, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print why a fit ended, and after how many steps."""
         super().teardown(trainer, pl_module, stage)
         self._close(stopped_by(trainer) if self._ended is not None else "")
+        super().teardown(trainer, pl_module, stage)
 
     @property
     def share(self) -> float | None:

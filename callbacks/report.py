@@ -34,7 +34,14 @@ from ctrlreward.callbacks.monitoring import (
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
-from ctrlreward.completion import Generator, fixed_randomness, generate, mismatch, unclear_input
+from ctrlreward.completion import (
+    Generator,
+    eval_mode,
+    fixed_randomness,
+    generate_across_ranks,
+    mismatch,
+    unclear_input,
+)
 from ctrlreward.files import JsonLog, finite_or_none, json_text, without_nan, write_whole
 from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
 from ctrlreward.lightning_package import (
@@ -66,6 +73,7 @@ class BeforeAfterMixin(CallbackMixin):
 
     Generates and scores texts before the first step, and again with the selected weights when
     training has ended; the module keeps these weights. The trainer needs a `RewardCheckpoint`.
+    Each rank generates from its share of the prompts, and rank 0 scores.
     Prints a table, and six pairs of an untuned and a selected text, evenly spaced over all.
 
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
@@ -209,7 +217,6 @@ class BeforeAfterMixin(CallbackMixin):
             )
         state = torch.load(path, map_location=pl_module.device, weights_only=True)["state_dict"]
         pl_module.load_state_dict(state, strict=False)
-        pl_module.eval()
         self._measure(trainer, pl_module, "after")
         if trainer.is_global_zero:
             self._write_summary(trainer)
@@ -225,25 +232,22 @@ class BeforeAfterMixin(CallbackMixin):
     def _measure(self, trainer: Trainer, module: LightningModule, name: str) -> None:
         """Generate, score and write the texts before or after training, and time it."""
         started = time.perf_counter()
-        folder = Path(trainer.default_root_dir)
+        folder, repeats = Path(trainer.default_root_dir), self.generations_per_prompt
+        with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad():
+            generator = cast(Generator, module)
+            texts = generate_across_ranks(generator, self.prompts, repeats, self.seed)
 
         def work() -> None:
-            with trainer.precision_plugin.val_step_context(), torch.no_grad():
-                generator = cast(Generator, module)
-                texts = generate(generator, self.prompts, self.generations_per_prompt, self.seed)
             sets = {name: texts}
             if name == "before":
-                rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
-                sets |= {other: texts[rows] for other, texts in self.others.items()}
+                rows = np.repeat(np.arange(len(self.samples)), repeats).tolist()
+                sets |= {other: given[rows] for other, given in self.others.items()}
             # Texts first, so that a failing scorer does not lose any.
-            for each, texts in sets.items():
-                write_scored_samples(folder / f"{each}.jsonl", texts, {})
+            for each, written in sets.items():
+                write_scored_samples(folder / f"{each}.jsonl", written, {})
                 self._scored(folder, each)
 
-        training = module.training
-        module.eval()
         on_rank_zero(work)
-        module.train(training)
         self.seconds[name] = time.perf_counter() - started
 
     def _scored(self, folder: Path, name: str) -> tuple[Samples, dict[str, Scores]]:
@@ -337,9 +341,9 @@ class RunReportMixin(ReadingMixin):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Write both files, unless the run failed before it began."""
-        super().on_exception(trainer, pl_module, exception)
         if is_fitting(trainer) and self._output is not None:
             self._write(trainer, self._output, type(exception).__name__)
+        super().on_exception(trainer, pl_module, exception)
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started

@@ -216,6 +216,18 @@ def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, see
 
 
 @contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module in eval mode inside the context; each part returns to its own mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
 def fixed_randomness(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and PyTorch inside the context, and restore their states afterwards."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002

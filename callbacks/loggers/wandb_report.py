@@ -179,15 +179,16 @@ class WandbReportMixin(CallbackMixin):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Write the last decisions into the summary."""
-        super().on_exception(trainer, pl_module, exception)
         self._write_summary(trainer)
+        super().on_exception(trainer, pl_module, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the summary and log the adapter, after all other callbacks have finished."""
+        if stage == "fit" and self._wandb_run is not None:
+            self._finish(trainer, self._wandb_run)
         super().teardown(trainer, pl_module, stage)
-        run = self._wandb_run
-        if stage != "fit" or run is None:
-            return
+
+    def _finish(self, trainer: Trainer, run: Any) -> None:
         self._write_summary(trainer)
         path = Path(trainer.default_root_dir) / "summary.json"
         if callbacks_of(trainer, BeforeAfterMixin) and path.is_file():

@@ -247,6 +247,7 @@ class RewardCheckpoint(DecisionCallback):
         self.mode = mode
         self.constraints = dict(constraints or {})
         self._strategy: str | None = None  # the save_strategy of the trainer
+        self._folder: Path | None = None  # of the run's checkpoints
         top_k = 1 if ties_by is None else -1
         settings = (top_k, self.constraints, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode or "max", *settings))
@@ -276,6 +277,8 @@ class RewardCheckpoint(DecisionCallback):
     ) -> None:
         """Check that the trainer keeps the checkpoints that the rule chooses from."""
         self._return_strategy(args)  # of a run that ended with an error in an evaluation
+        is_trial = state.is_hyper_param_search  # whose folder is known when it saves
+        self._folder = None if is_trial else Path(args.output_dir or ".")
         super().on_train_begin(args, state, control, **kwargs)
         removes = args.save_strategy == SaveStrategy.BEST or args.save_total_limit is not None
         if self.rule.ties_by is not None and removes:
@@ -307,6 +310,7 @@ class RewardCheckpoint(DecisionCallback):
     ) -> None:
         """Name the folder of the selected checkpoint, as soon as it exists."""
         self._return_strategy(args)
+        self._folder = self._folder or _saved_in(args, state.global_step)
         self._save = False
         self._name_selected(args, state)
 
@@ -338,10 +342,12 @@ class RewardCheckpoint(DecisionCallback):
     ) -> None:
         """Name the selected step, and its folder if it exists or is about to."""
         best = self.selected_step
-        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{best}"
-        new = about_to_save and best == state.global_step
         state.best_global_step = best
-        state.best_model_checkpoint = str(folder) if new or folder.is_dir() else None
+        state.best_model_checkpoint = None
+        if best is not None and self._folder is not None:
+            folder = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{best}"
+            if folder.is_dir() or (about_to_save and best == state.global_step):
+                state.best_model_checkpoint = str(folder)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -353,6 +359,16 @@ class RewardCheckpoint(DecisionCallback):
             ": the model has the weights of the last step" if self.selected_step is None else ""
         )
         self.say(state, self.reason + loaded)
+
+
+def _saved_in(args: TrainingArguments, step: int) -> Path:
+    """Return the folder with the checkpoint that a trial of a hyperparameter search just saved.
+
+    It is `output_dir` or a folder in it, `run-0` or with a name of the user's.
+    """
+    output, name = Path(args.output_dir or "."), f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    found = [path for path in (output / name, *output.glob(f"*/{name}")) if path.is_dir()]
+    return max(found, key=lambda path: path.stat().st_mtime_ns, default=output / name).parent
 
 
 @checked_keywords(**FRONT_NAMES)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,12 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from ctrlreward.arguments import checked_keywords, did_you_mean, positive
-from ctrlreward.completion import fixed_randomness, generate_across_ranks, unclear_input
+from ctrlreward.completion import (
+    eval_mode,
+    fixed_randomness,
+    generate_across_ranks,
+    unclear_input,
+)
 from ctrlreward.extras import import_extra
 from ctrlreward.held_out import SAMPLING_NAMES, TABLE, HeldOutScorer, without_corpus_parts
 from ctrlreward.huggingface.run_state import PREFIX, scorers
@@ -266,13 +272,11 @@ class TrainerGenerator:
                 prompts=ids, images=None, num_generations=1
             )
             return list(tokenizer.batch_decode(new, skip_special_tokens=True))
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token  # as TRL's trainers do
         model = trainer.accelerator.unwrap_model(trainer.model)
-        config, training = self._config(model), model.training
+        config = self._config(model)
         texts: list[str] = []
-        model.eval()
-        with torch.no_grad(), trainer.accelerator.autocast():
+        autocast = trainer.accelerator.autocast()
+        with _padding_token(tokenizer), eval_mode(model), torch.no_grad(), autocast:
             size = trainer.args.per_device_eval_batch_size
             for start in range(0, len(prompts), size):
                 batch = tokenizer(
@@ -290,7 +294,6 @@ class TrainerGenerator:
                 if not model.config.is_encoder_decoder:
                     new = new[:, batch.input_ids.shape[1] :]
                 texts += tokenizer.batch_decode(new, skip_special_tokens=True)
-        model.train(training)
         return texts
 
     def _config(self, model: Any) -> GenerationConfig:
@@ -315,6 +318,19 @@ class TrainerGenerator:
         if any(key in own for key in lengths):
             base |= dict.fromkeys(lengths)  # of two given, generate takes max_new_tokens
         return GenerationConfig.from_dict({**base, **own})
+
+
+@contextmanager
+def _padding_token(tokenizer: Any) -> Iterator[None]:
+    """Let a tokenizer without a padding token pad with its end token inside the context."""
+    missing = tokenizer.pad_token is None
+    if missing:
+        tokenizer.pad_token = tokenizer.eos_token
+    try:
+        yield
+    finally:
+        if missing:
+            tokenizer.pad_token = None
 
 
 def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str] | None]:

@@ -40,8 +40,6 @@ from ctrlreward.weights.completeness import check_complete, check_finite, damage
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
-_OFFLINE = constants.HF_HUB_OFFLINE  # the user's setting
-
 
 class AutoClass(Protocol):
     """A class with `from_pretrained`, such as `AutoModelForCausalLM`."""
@@ -81,8 +79,10 @@ _TOKENIZER_FILES = (
 def load_config(model: str) -> PretrainedConfig:
     """Load the configuration of a model, without its weights."""
     location = resolve(model)
-    with _hub(model, location):
-        return AutoConfig.from_pretrained(location, trust_remote_code=False)
+    with _hub(model, location) as offline:
+        return AutoConfig.from_pretrained(
+            location, trust_remote_code=False, local_files_only=offline
+        )
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -99,8 +99,10 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
             f"model = {model!r} has no tokenizer.json. Save the tokenizer into the folder with "
             f"AutoTokenizer.from_pretrained(...).save_pretrained({str(saved)!r})."
         )
-    with _hub(model, location):
-        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+    with _hub(model, location) as offline:
+        tokenizer = AutoTokenizer.from_pretrained(
+            location, trust_remote_code=False, local_files_only=offline
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -128,7 +130,7 @@ def load_weights(
     """Load a pretrained model of which every weight comes from its checkpoint, none at random."""
     _check_kind(auto_class, model, config)
     location = resolve(model)
-    with _hub(model, location), _quiet_loading(location):
+    with _hub(model, location) as offline, _quiet_loading(location):
         loaded, report = auto_class.from_pretrained(
             location,
             config=config,
@@ -137,6 +139,7 @@ def load_weights(
             device_map=device_map,
             use_safetensors=True,
             trust_remote_code=False,
+            local_files_only=offline,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported, and an error below
         )
@@ -168,25 +171,34 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
     raise ValueError(f"model = {model!r} is {found}, must be {_KINDS[auto_class]}")
 
 
-@contextlib.contextmanager
-def _hub(model: str, location: str) -> Iterator[None]:
-    """Use cached files if the hub can't be reached, instead of six requests for each.
+def _unreachable(location: str) -> bool:
+    """Return whether a model of the hub can only come from the cache.
 
-    A machine that reaches the hub through a proxy, or slowly, is not offline. If a model can't be
-    loaded, the error names it and the alternatives, or the file that is damaged.
+    A machine that reaches the hub through a proxy, or slowly, is not offline.
     """
+    if Path(location).exists() or constants.HF_HUB_OFFLINE or getproxies():
+        return False
     hub = urlsplit(constants.ENDPOINT)
-    if not (Path(location).exists() or _OFFLINE or getproxies()):
-        try:
-            port = hub.port or {"http": 80}.get(hub.scheme, 443)
-            socket.create_connection((hub.hostname or "", port), timeout=3).close()
-        except TimeoutError:
-            pass
-        except OSError:  # unknown name, no route, or no server
-            constants.HF_HUB_OFFLINE = True
+    try:
+        port = hub.port or {"http": 80}.get(hub.scheme, 443)
+        socket.create_connection((hub.hostname or "", port), timeout=3).close()
+    except TimeoutError:
+        return False
+    except OSError:  # unknown name, no route, or no server
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _hub(model: str, location: str) -> Iterator[bool]:
+    """Yield whether to use only cached files, instead of six requests for each.
+
+    If a model can't be loaded, the error names it and the alternatives, or the file that is
+    damaged.
+    """
     try:
         with damage_named(Path(location), f"model = {model!r}"):
-            yield
+            yield _unreachable(location)
     except OSError as error:
         if Path(location).is_dir():
             raise
@@ -196,8 +208,6 @@ def _hub(model: str, location: str) -> Iterator[None]:
             f"({str(error).splitlines()[0]}). Use a local folder, or one of the built-in names "
             f"{', '.join(SHORT_NAMES)}{hint}"
         ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = _OFFLINE
 
 
 @contextlib.contextmanager

@@ -110,6 +110,29 @@ def test_two_ranks_log_and_write_the_same_as_one(
         assert len((tmp_path / file).read_text().splitlines()) == 7
 
 
+def test_two_ranks_share_the_texts_before_and_after_and_write_the_same_as_one(
+    folder: Path, seen, tmp_path: Path
+) -> None:
+    single = two_ranks.run_compared(tmp_path, 1)
+    rows = [f"t{i}" for i in range(5) for _ in range(2)]
+    assert [call[0] for call in single["asked"]] == [rows] * 2  # before, after
+    shares = [["t0", "t0", "t2", "t2", "t4", "t4"], ["t1", "t1", "t3", "t3"]]
+    for rank, share in zip(seen, shares, strict=True):
+        assert rank["compared"]["asked"] == [[share, False, False]] * 2
+        assert rank["compared"]["modes"] == single["modes"] == [True, False]
+    assert seen[0]["compared"]["scored"] == single["scored"]
+    assert seen[1]["compared"]["scored"] == []
+    for name in ("before", "after", "copy"):
+        written = (folder / "compared" / f"{name}.jsonl").read_text()
+        assert written == (tmp_path / f"{name}.jsonl").read_text()
+        assert len(written.splitlines()) == 10
+    summaries = [
+        json.loads((at / "summary.json").read_text()) for at in (folder / "compared", tmp_path)
+    ]
+    for key in ("before", "after", "difference", "difference_ci95", "others", "steps"):
+        assert summaries[0][key] == summaries[1][key]
+
+
 def test_a_failing_generator_ends_all_ranks(seen) -> None:
     assert seen[1]["generator"]["error"] == "RuntimeError: no words"
     assert seen[0]["generator"]["error"] == (

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import wandb
 from lightning_choice import (
+    BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
@@ -97,6 +98,48 @@ def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
     trainer.fit(Steady())
     return {
         "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
+        "scored": [list(samples.texts) for samples in scorer.scored],
+    }
+
+
+class Modes(Steady):
+    """The same, with a part that stays in eval mode, and the prompts and modes of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Dropout().eval()
+        self.asked: list[object] = []
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        self.asked.append([list(samples.prompts or ()), self.training, torch.is_grad_enabled()])
+        return super().complete_samples(samples)
+
+
+def run_compared(folder: Path, devices: int) -> dict[str, object]:
+    """Compare before and after on five prompts, two completions each, with others."""
+    test = Samples([f"t{i}" for i in range(5)], labels=list("ababa"))
+    scorer = ByText([])
+    scores = {"v": scorer["value"]}
+    module = Modes()
+    trainer = quiet_trainer(
+        callbacks=[
+            GenerationScorer(scores, Samples(["p0", "p1"], labels=["a", "b"])),
+            RewardCheckpoint("score/v", dirpath=str(folder / "kept")),
+            BeforeAfter(scores, test, 2, others={"copy": Samples(["x", "y", "z", "u", "w"])}),
+        ],
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        devices=devices,
+        enable_checkpointing=True,
+        max_steps=3,
+        num_sanity_val_steps=0,
+        strategy="ddp" if devices > 1 else "auto",
+        val_check_interval=1,
+    )
+    trainer.fit(module)
+    return {
+        "asked": [call for call in module.asked if call[0][0][0] == "t"],  # type: ignore[index]
+        "modes": [module.training, module.frozen.training],
         "scored": [list(samples.texts) for samples in scorer.scored],
     }
 
@@ -256,6 +299,7 @@ def run_all(rank: int) -> None:
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
         "late scorer": run("late scorer", Tuned(), Broken([0.0]), overlap=True),
+        "compared": run_compared(Path(sys.argv[1]) / "compared", 2),
         "steady": run_steady(Path(sys.argv[1]) / "steady", 2, overlap=False),
         "steady late": run_steady(Path(sys.argv[1]) / "steady late", 2, overlap=True),
     }

@@ -27,7 +27,7 @@ from transformers import (
 )
 from warm_python import WarmProcess
 
-from ctrlreward.weights import loading, sources, wheels
+from ctrlreward.weights import sources, wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 from ctrlreward.weights.sources import resolve
@@ -400,7 +400,6 @@ def test_a_hub_that_cannot_be_reached(
     for variable in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)
         monkeypatch.delenv(variable.upper(), raising=False)
-    monkeypatch.setattr(loading, "_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     started = time.monotonic()
