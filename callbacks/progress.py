@@ -121,6 +121,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase."""
+        super().on_validation_start(trainer, pl_module)
         if not trainer.sanity_checking:
             self._enter("validation")
 
@@ -145,7 +146,6 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print why a fit ended, and after how many steps."""
-        super().teardown(trainer, pl_module, stage)
         self._close(stopped_by(trainer) if self._ended is not None else "")
         super().teardown(trainer, pl_module, stage)
 
