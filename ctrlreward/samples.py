@@ -370,7 +370,7 @@ class Samples:
                 several = parse_attributes(label) if attribute is None else None
                 shown = shortened(label, 80)
                 advice = (
-                    f"Use one of them, or pass label_map={{{shown}: {known[0]!r}, ...}}."
+                    f"Use one of them, or pass {label_map_for(label, known)}."
                     if not several
                     else "Tell the scorer which attribute to read, "
                     + " or ".join(f"attribute={name!r}" for name in several)
@@ -653,3 +653,17 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
                 )
         samples = samples.replace(labels=[targets[label] for label in labels])
     return samples
+
+
+def label_map_for(label: str, known: Sequence[str]) -> str:
+    """Return the argument that maps a label: to the same one in other letters, else to a blank.
+
+    Examples:
+        >>> label_map_for("Positive", ["negative", "positive"])
+        "label_map={'Positive': 'positive', ...}"
+        >>> label_map_for("4", ["negative", "positive"])
+        "label_map={'4': '<a label>', ...}"
+    """
+    same = [each for each in known if each.strip().casefold() == label.strip().casefold()]
+    target = same[0] if len(same) == 1 else "<a label>"
+    return f"label_map={{{shortened(label, 80)}: {target!r}, ...}}"

@@ -440,3 +440,17 @@ def test_an_attribute_or_a_label_that_is_not_there_is_named() -> None:
         ValueError, match="attribute to read, attribute='sentiment' or attribute='top"
     ):
         samples.label_indices(["positive", "negative"], "it", "the task")
+
+
+@pytest.mark.parametrize(
+    ("label", "advice"),
+    [
+        ("Positive", "pass label_map={'Positive': 'positive', ...}."),
+        (" NEGATIVE", "pass label_map={' NEGATIVE': 'negative', ...}."),
+        ("4", "pass label_map={'4': '<a label>', ...}."),
+    ],
+)
+def test_advice_on_a_label_is_right_or_a_blank(label: str, advice: str) -> None:
+    samples = Samples(["a"], labels=[label])
+    with pytest.raises(ValueError, match=re.escape(advice)):
+        samples.label_indices(["negative", "positive"], "Accuracy", "the classifier")

@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(evaluate_generator, as_group=False, as_positional=True)
     config = parser.parse_args(arguments)
-    with user_errors(resumes=lambda: True):
+    with user_errors(resumes=lambda: True, maps_labels=True):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         evaluate_generator(**options)

@@ -56,7 +56,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
         target = Location(config.output)
         return target.beside(f"{target.name}.partial").exists()
 
-    with user_errors(resumes):
+    with user_errors(resumes, maps_labels=True):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
         score_file(**options, identity=identity)

@@ -6,6 +6,8 @@ This module does not import PyTorch, so that a mistake is reported at once.
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,11 +54,21 @@ def plain_parser(
     )
 
 
+# As `ctrlreward.samples.label_map_for` writes it for Python.
+_LABEL_MAP = re.compile(r""", or pass label_map=\{['"](.*?)['"]: ['"](.*?)['"], \.\.\.\}""")
+
+
+def _as_option(match: re.Match[str]) -> str:
+    label, target = match[1], match[2].replace("<a label>", "LABEL")
+    return f", or pass --label-map {shlex.quote(f'{label}={target}')} ..."
+
+
 @contextmanager
-def user_errors(resumes: Callable[[], bool] = bool) -> Iterator[None]:
+def user_errors(resumes: Callable[[], bool] = bool, maps_labels: bool = False) -> Iterator[None]:
     """Print an error in the user's input in one line, with the notes on it, and exit with 2.
 
     An interruption exits with 130; `resumes` is whether repeating the command resumes it.
+    `maps_labels` is whether the command has `--label-map`, which advice on labels then names.
     """
     try:
         yield
@@ -67,7 +79,8 @@ def user_errors(resumes: Callable[[], bool] = bool) -> Iterator[None]:
     except BrokenPipeError:  # the reader has all that it wants
         raise
     except (ValueError, TypeError, OSError, ImportError) as error:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        message = _LABEL_MAP.sub(_as_option if maps_labels else "", str(error))
+        print("\n".join([f"error: {message}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         raise SystemExit(2) from None
 
 

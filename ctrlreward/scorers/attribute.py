@@ -18,6 +18,7 @@ from ctrlreward.samples import (
     SamplesLike,
     as_samples,
     attribute_label,
+    label_map_for,
     parse_attributes,
     shortened,
 )
@@ -243,7 +244,7 @@ class AttributeClassifier(CompositeScorer):
                     raise ValueError(
                         f"{item}: {shown} is not a label of the classifier for {attribute!r}, "
                         f"which has {', '.join(known)}. Use one of them, or pass "
-                        f"label_map={{{shown}: {known[0]!r}, ...}}."
+                        f"{label_map_for(target, known)}."
                     )
             targets.append(parsed)
         return targets
