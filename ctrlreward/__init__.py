@@ -5,9 +5,22 @@ neither torch nor transformers.
 """
 
 from importlib.metadata import version
+from typing import Any
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ or name.startswith("_"):
+        return _attribute(name)
+    from ctrlreward.arguments import did_you_mean
+
+    hint = did_you_mean(name, __all__)
+    if name in _attribute("callbacks").__all__:
+        hint = ". Import it from ctrlreward.callbacks (Lightning) or ctrlreward.huggingface."
+    raise AttributeError(f"ctrlreward has no attribute {name!r}{hint}")
+
 
 __version__ = version("ctrlreward")

@@ -46,6 +46,9 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
     """Return the hint of an error, with a space before it: the most similar known name, or ""."""
     names = list(known)
+    ends = [name for name in names if name.endswith(f"/{given}")]
+    if len(ends) == 1:  # a key without its prefix: 'relevance' for 'score/relevance'
+        return f" (did you mean {show(ends[0])}?)"
     folded = get_close_matches(str(given).casefold(), [name.casefold() for name in names], n=1)
     alike = [name for name in names if name.casefold() in folded]
     similar = get_close_matches(str(given), alike, n=1, cutoff=0.0)
@@ -155,6 +158,7 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
         parameters = [*signature(build).parameters.values()][1 if is_class else 0 :]
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         named = [p.name for p in parameters if p.kind not in variable]
+        required = [p.name for p in parameters if p.kind not in variable and p.default is p.empty]
         options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
         annotations = {p.name: p.annotation for p in parameters if p.kind not in variable}
         build.__qualname__ = build.__qualname__.replace("Mixin.", ".")  # in Python's own errors
@@ -173,6 +177,13 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                     raise TypeError(f"{problem}. Use {instead[name]}.")
                 names = ", ".join(known)
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
+            given_names = {*named[: len(arguments) - is_class], *keywords}
+            if lacking := [repr(name) for name in required if name not in given_names]:
+                raise TypeError(
+                    f"{build.__qualname__}() missing {len(lacking)} required "
+                    f"argument{'s' * (len(lacking) > 1)}: {', '.join(lacking)}. Call it with "
+                    f"({', '.join(required)}, ...)."
+                )
             for name, given in (*zip(named, arguments[is_class:], strict=False), *keywords.items()):
                 if name in annotations:
                     check_kind(name, annotations[name], given)

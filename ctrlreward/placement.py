@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -55,6 +56,27 @@ def shared_device(
     return None
 
 
+# Running threads and their calls. At the end of the process the calls that wait are cancelled, and
+# the one that runs has a few seconds: a thread that ends within PyTorch would abort the process.
+_SECONDS_AT_EXIT = 10.0
+_threads: dict[threading.Thread, SimpleQueue[Any]] = {}
+os.register_at_fork(after_in_child=_threads.clear)
+
+
+@atexit.register
+def _end_threads() -> None:
+    for thread, calls in [*_threads.items()]:
+        _cancel(calls)
+        calls.put(None)
+        thread.join(_SECONDS_AT_EXIT)
+
+
+def _cancel(calls: SimpleQueue[Any]) -> None:
+    with suppress(Empty):
+        while (item := calls.get_nowait()) is not None:
+            item[0].cancel()
+
+
 class Worker:
     """One background thread that runs calls in order, without gradients, from the first call on.
 
@@ -95,6 +117,7 @@ class Worker:
                 name=self.name,
                 daemon=True,
             )
+            _threads[self._thread] = self._queue
             self._thread.start()
         future: Future[Result] = Future()
         # Gradients and the current device are per-thread settings.
@@ -106,11 +129,10 @@ class Worker:
         """Wait for the running call and end the thread."""
         if self._thread is not None:
             if cancel:
-                with suppress(Empty):
-                    while (item := self._queue.get_nowait()) is not None:
-                        item[0].cancel()
+                _cancel(self._queue)
             self._queue.put(None)
             self._thread.join()
+            _threads.pop(self._thread, None)
             self._thread = None
 
     def abandon(self) -> str:
@@ -118,6 +140,7 @@ class Worker:
         assert self._thread is not None
         where = _place(self._thread.ident)
         self._queue.put(None)  # it ends if the call ever does
+        _threads.pop(self._thread, None)
         self._thread = None  # a later call starts another one
         return where
 

@@ -11,12 +11,12 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import did_you_mean, one_of
+from ctrlreward.arguments import checked_keywords, did_you_mean, one_of
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
@@ -25,6 +25,7 @@ from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import (
     LARGEST,
+    METHODS_OF_METRICS,
     Component,
     Scorer,
     Scores,
@@ -145,6 +146,16 @@ class AnyReward(ABC):
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
 
+    if not TYPE_CHECKING:  # a type checker would assume that the class has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("score", *METHODS_OF_METRICS):
+                raise AttributeError(
+                    f"{type(self).__name__} has no method {name!r}. Call reward(texts, ...).total, "
+                    "one reward per text, or .components[name]."
+                )
+            return object.__getattribute__(self, name)  # raises the error again
+
     def submit(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> Future[RewardBatch]:
@@ -168,6 +179,14 @@ class AnyReward(ABC):
         """Return the rewards of n samples."""
 
 
+# Arguments of TRL's trainers, and what says the same here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("weights", "reward_weights"), "components, name → (score, weight)"),
+    **dict.fromkeys(("reward_funcs", "scorers", "scores", "functions"), "components"),
+}
+
+
+@checked_keywords(**_OTHER_NAMES)
 class Reward(AnyReward):
     """Several components combined into one reward per sample; higher is better.
 
@@ -263,6 +282,8 @@ class Reward(AnyReward):
             aggregate = LearnedAggregate.load(aggregate)
         if isinstance(aggregate, LearnedAggregate):
             aggregate.check({n: c.spec.higher_is_better for n, c in self.components.items()})
+        if isinstance(aggregate, Component | Scorer):
+            raise TypeError(f"aggregate = {aggregate!r:.60}. Pass several components as a list.")
         if not callable(aggregate):
             one_of("aggregate", str(aggregate), (*get_args(AggregateName), "a callable"))
         if thresholds is not None and aggregate != "gm":

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ctrlreward import huggingface
 from ctrlreward.arguments import (
     check_kind,
     checked_keywords,
@@ -11,6 +12,7 @@ from ctrlreward.arguments import (
     positive,
     some_of,
 )
+from ctrlreward.callbacks import GenerationScorer, ProxyGuard
 
 KNOWN = ("mean", "sum")
 
@@ -46,6 +48,25 @@ def test_several_names(given: object) -> None:
 def test_the_case_of_a_name_counts_least() -> None:
     assert did_you_mean("score/A", ["score/b", "score/a"]) == " (did you mean 'score/a'?)"
     assert did_you_mean("CTRLEvl", ["ctrleval", "CTRLEval"]) == " (did you mean 'CTRLEval'?)"
+
+
+def test_a_key_without_its_prefix() -> None:
+    known = ["score/pos", "score/fail_rate", "eval_score/pos"]
+    assert did_you_mean("fail_rate", known) == " (did you mean 'score/fail_rate'?)"
+    assert did_you_mean("pos", known) == ""  # two
+    assert did_you_mean("pos", known[:2]) == " (did you mean 'score/pos'?)"
+
+
+def test_missing_arguments_and_all_that_are_required() -> None:
+    """A callback for `Trainer` takes the trainer first, and the one for Lightning does not."""
+    with pytest.raises(
+        TypeError, match=r"1 .*'samples'\. Call it with \(trainer, scores, samples, "
+    ):
+        huggingface.GenerationScorer({}, ["a"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"1 .*'scores'\. Call it with \(scores, samples, \.\.\.\)"):
+        GenerationScorer(samples=["a"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"missing 2 required arguments: 'proxy', 'held_out'\."):
+        ProxyGuard()  # type: ignore[call-arg]
 
 
 def test_positive_numbers() -> None:

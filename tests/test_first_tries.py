@@ -38,9 +38,32 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 # Works.
 
 
-def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(AttributeError, match="CtrlEval"):
-        _ = cr.CtrlEval
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CtrlEval", r"no attribute 'CtrlEval' \(did you mean 'CTRLEval'\?\)"),
+        (
+            "GenerationScorer",
+            r"Import it from ctrlreward.callbacks \(Lightning\) or",
+        ),
+    ],
+)
+def test_a_name_that_does_not_exist(name: str, message: str) -> None:
+    with pytest.raises(AttributeError, match=message):
+        getattr(cr, name)
+
+
+def test_a_reward_called_as_in_other_libraries(similarity: Similarity) -> None:
+    with pytest.raises(AttributeError, match=r"no method 'score'. Call reward\(texts, ...\).total"):
+        Reward(similarity).score(TEXTS)  # type: ignore[attr-defined]
+    with pytest.raises(
+        TypeError, match=r"aggregate = Component.*Pass several components as a list"
+    ):
+        Reward(similarity["similarity"], similarity["similarity"])
+    with pytest.raises(
+        TypeError, match=r"no argument 'weights'. Use components, name → \(score, w"
+    ):
+        Reward({"s": similarity}, weights=[1.0])  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["Accuracy", "Alignment", "CTRLEval", "Distinct", "Perplexity"])

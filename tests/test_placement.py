@@ -4,11 +4,13 @@ import os
 import pickle
 import posix
 import re
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
 
@@ -277,3 +279,27 @@ def test_what_ends_in_time_is_as_without_a_limit() -> None:
     for wrong in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="must be a positive number of seconds or None"):
             Reward(counts, timeout=wrong)
+
+
+ENDING = """
+import time
+from pathlib import Path
+from ctrlreward.placement import Worker
+
+def write(name):
+    time.sleep(0.3)
+    Path({folder!r}, name).touch()
+
+worker = Worker()
+worker.submit(write, "running")
+time.sleep(0.1)
+worker.submit(write, "waiting")
+"""
+
+
+def test_a_process_ends_after_the_running_call(tmp_path: Path) -> None:
+    """A thread that ended within PyTorch aborted it, such as that of `reward.submit(texts)`."""
+    code = ENDING.format(folder=str(tmp_path))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert (tmp_path / "running").exists()
+    assert not (tmp_path / "waiting").exists()

@@ -45,7 +45,7 @@ DEVIATION = "_deviation"
 _GIVEN = float | Real | np.bool_ | np.ndarray | torch.Tensor | None
 
 # Methods of metrics in torchmetrics and evaluate, which a scorer doesn't have.
-_METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
+METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
 
 def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
@@ -314,7 +314,7 @@ class Scorer(ABC):
     if not TYPE_CHECKING:  # a type checker would assume that the class has every attribute
 
         def __getattr__(self, name: str) -> Any:
-            if name in _METHODS_OF_METRICS:
+            if name in METHODS_OF_METRICS:
                 raise AttributeError(
                     f"{type(self).__name__} has no method {name!r}. Call score(texts, labels=..., "
                     "references=..., ...), or wrap one score for torchmetrics: "

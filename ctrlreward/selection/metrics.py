@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.functional.sequential import PairedDifference, level_of_test, paired_difference
 
 Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any]]]
@@ -110,7 +111,8 @@ def read(metrics: Mapping[str, float], key: str) -> float:
         0.5
     """
     if key not in metrics:
-        raise ValueError(f"{key!r} is not logged, must be one of {sorted(metrics)}")
+        known = f"must be one of {sorted(metrics)}{did_you_mean(key, metrics)}"
+        raise ValueError(f"{key!r} is not logged, {known if metrics else 'nor is anything else'}")
     return metrics[key]
 
 

@@ -137,3 +137,7 @@ def test_bad_arguments() -> None:
     rule = StopRule("x")
     with pytest.raises(ValueError, match=r"'x' is not logged, must be one of \['y', 'z'\]"):
         rule.update(rule.start(), 1, {"z": 0.0, "y": 0.0})
+    with pytest.raises(ValueError, match=r"'x' is not logged, .*\(did you mean 'score/x'\?\)$"):
+        rule.update(rule.start(), 1, {"score/x": 0.0})
+    with pytest.raises(ValueError, match=r"'x' is not logged, nor is anything else$"):
+        rule.update(rule.start(), 1, {})
