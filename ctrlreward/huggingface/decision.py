@@ -18,6 +18,7 @@ from ctrlreward.huggingface.run_state import (
     PREFIX,
     directions,
     last_step,
+    of_evaluation,
     read_validation,
     resolve_mode,
     stored,
@@ -52,7 +53,7 @@ class DecisionCallback(TrainerCallback):
         self._key = f"{type(self).__name__} {key}"
         self._training = False
         self._decided = -1  # step of the last decision
-        self._waited = -1  # step at which it waited for keys of another evaluation set
+        self._waited = -1  # step of an evaluation that it waits for another set of
         self._save = self._stop = False  # the last decision, for a `control` that lost it
         self._had_stopped = False
         self._missing: ValueError | None = None
@@ -172,12 +173,17 @@ class DecisionCallback(TrainerCallback):
         self.previous, self.state = before, after
         stored(state)[self._key] = after.to_dict()
         if after is not before:  # else no key has a new value, or none is finite
+            self._waited = -1
             self._decided = stored(state).setdefault("decided", {})[self._key] = step
             self.act(decision, args, state, control, metrics)
 
     def _waits(self, state: TrainerState, stale: Collection[str]) -> bool:
         """Return whether another set of this evaluation will log a key, as at the last decision."""
-        keys = [key for key in self.bounded() if key in stale and key not in directions(state)]
+        keys = [
+            key
+            for key in self.bounded()
+            if key in stale and key not in directions(state) and of_evaluation(state, key)
+        ]
         if not keys or self._waited not in (-1, state.global_step):
             return False
         if not any(last_step(state, key) == self._decided for key in keys):

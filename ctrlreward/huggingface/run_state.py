@@ -119,6 +119,12 @@ def last_step(state: TrainerState, key: str) -> float:
     return steps.get(key, steps.get(PREFIX + key, -1))
 
 
+def of_evaluation(state: TrainerState, key: str) -> bool:
+    """Return whether a logged key, with or without `eval_`, is one of evaluation."""
+    _, steps = _last_logged(state)
+    return key.startswith(PREFIX) or (key not in steps and PREFIX + key in steps)
+
+
 def directions(state: TrainerState) -> dict[str, Mode]:
     """Return the better direction of each key of a `GenerationScorer`."""
     return {

@@ -1,0 +1,266 @@
+"""What counts as a new value, and what as one evaluation: all rules in a table of situations.
+
+`q` rises to step 3 and falls, `r` rises throughout; 1 to 8 are steps, 0 is before training:
+
+    step  1   2   3   4   5   6   7   8
+    q    .1  .2  .9  .8  .7  .6  .5  .4
+    r    .1  .2  .3  .4  .5  .6  .7  .8
+
+By hand, with both at every step: the best q with r >= 0.35 is at step 4. Steps 4, 5 and 6 are no
+improvement on step 3, so that patience 3 stops at step 6. Up to there 3, 4, 5 and 6 are on the
+front, 1 and 2 are dominated by 3. Only in the window of steps 3 to 6 does q fall four times in a
+row while r rises, which is the smallest p-value of a window of four: the alarm is at step 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from trainer_runs import resumed
+from transformers import Trainer, TrainerCallback
+
+from ctrlreward.huggingface import (
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Q = [0.0, 0.1, 0.2, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
+R = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+WRONG = {"q": 5.0, "r": -5.0}  # of an evaluation that is none of training
+ROWS = {"a": [{"input_ids": [2, 3]}] * 2, "b": [{"input_ids": [2, 3]}] * 3}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Settings, and the expected decisions."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    sets: dict[str, str] = field(default_factory=dict)  # evaluation set → its metric
+    others: tuple[Callable[[Trainer], TrainerCallback], ...] = ()
+    r: str = "eval_r"
+    cut: int = 0  # the run is interrupted after this step, and resumed
+    peft: bool = False
+    best: int = 4
+    front: tuple[int, ...] = (3, 4, 5, 6)
+    dominated: tuple[int, ...] = (1, 2)
+    alarm: int = 6
+    stop: int = 6
+
+
+class Nested(TrainerCallback):
+    """Evaluates at each step, before the trainer does; the trainer's `control` doesn't see it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        copy = deepcopy(control)
+        self.trainer.evaluate()
+        return copy
+
+
+class TrainingSet(Nested):
+    """Evaluates other samples, under other keys."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        copy = deepcopy(control)
+        copy.should_evaluate = control.should_evaluate
+        self.trainer.evaluate(ROWS["a"] * 3, metric_key_prefix="train")
+        return copy
+
+
+class AtEpochs(Nested):
+    """Evaluates other samples at the end of an epoch, after the trainer has decided to."""
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        copy = deepcopy(control)
+        self.trainer.evaluate(ROWS["a"] * 3, metric_key_prefix="train")
+        return copy
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        return control
+
+
+class AfterEvaluation(Nested):
+    """Evaluates inside an evaluation of training, once per step."""
+
+    seen = -1
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.seen != state.global_step:
+            self.seen = state.global_step
+            self.trainer.evaluate()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        return control
+
+
+class LogsTraining(TrainerCallback):
+    """Logs `r` as a metric of training, at steps 1, 3, 5 and 7."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % 2:
+            self.trainer.log({"r": R[state.global_step]})
+
+
+EPOCHS = {
+    "eval_strategy": "epoch",
+    "max_steps": -1,
+    "num_train_epochs": 8,
+    "per_device_train_batch_size": 32,
+}
+
+SITUATIONS = {
+    "one set": Situation(),
+    "q in the first of two sets": Situation(sets={"a": "q", "b": "r"}, r="eval_b_r"),
+    "q in the second of two sets": Situation(sets={"b": "r", "a": "q"}, r="eval_b_r"),
+    # r is new at 1, 3 and 5. A bound is compared with its last value: .3 at step 4.
+    "r is logged in training, less often": Situation(
+        others=(LogsTraining,), r="r", best=5, front=(3, 5), dominated=(1,), alarm=-1
+    ),
+    "resumed": Situation(cut=5),
+    "resumed at the best": Situation(cut=4),
+    "evaluated at the start": Situation({"eval_on_start": True}),
+    "resumed, evaluated at the start": Situation({"eval_on_start": True}, cut=5),
+    "resumed with two sets, evaluated at the start": Situation(
+        {"eval_on_start": True}, sets={"a": "q", "b": "r"}, r="eval_b_r", cut=5
+    ),
+    "accumulated": Situation({"gradient_accumulation_steps": 3}),
+    "accumulated and resumed": Situation({"gradient_accumulation_steps": 3}, cut=5),
+    "epochs": Situation(EPOCHS),
+    "nested": Situation(others=(Nested,)),
+    "nested in an evaluation": Situation(others=(AfterEvaluation,)),
+    "nested, two sets": Situation(others=(Nested,), sets={"a": "q", "b": "r"}, r="eval_b_r"),
+    "nested and resumed": Situation(others=(Nested,), cut=5),
+    "another set under other keys": Situation(others=(TrainingSet,)),
+    "another set at epochs": Situation(EPOCHS, others=(AtEpochs,)),
+    "an adapter": Situation(peft=True),
+    "an adapter, resumed": Situation(peft=True, cut=5),
+}
+
+
+@pytest.fixture
+def ready() -> Callable[..., dict[str, Any]]:
+    """Function that adds the metrics, the other callbacks and ours to a trainer."""
+
+    def add(trainer: Trainer, case: Situation, first: bool) -> dict[str, Any]:
+        if case.sets:
+            trainer.eval_dataset = {name: ROWS[name] for name in case.sets}
+
+        def compute(predicted: Any) -> dict[str, float]:
+            rows, step = len(predicted.predictions), trainer.state.global_step
+            if rows == len(ROWS["a"]) * 3 or not trainer.is_in_train:
+                return WRONG
+            values = {"q": Q[step]} | ({"r": R[step]} if case.r == "eval_r" else {})
+            if case.sets:
+                (key,) = (case.sets[name] for name in case.sets if len(ROWS[name]) == rows)
+                values = {key: {"q": Q, "r": R}[key][step]}
+            return values
+
+        trainer.compute_metrics = compute
+        q = "eval_a_q" if case.sets else "eval_q"
+        ours = {
+            "guard": ProxyGuard(case.r, q, "max", "max", window=4, level=0.125),
+            "best": RewardCheckpoint(q, "max", constraints={case.r: (0.35, None)}),
+            "front": ParetoCheckpoint({q: "max", case.r: "max"}),
+            "stop": RewardEarlyStopping(q, "max", patience=3),
+        }
+        others = [make(trainer) for make in case.others]
+        for callback in [*ours.values(), *others] if first else [*others, *ours.values()]:
+            trainer.add_callback(callback)
+        return ours
+
+    return add
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before others", "after others"])
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_decisions(
+    name: str,
+    first: bool,
+    make_trainer: Callable[..., Trainer],
+    ready: Callable[..., dict[str, Any]],
+) -> None:
+    case, used = SITUATIONS[name], {}
+
+    def make(**settings: Any) -> Trainer:
+        trainer = make_trainer(**case.settings, **settings)
+        if case.peft:
+            adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+            trainer = swapped(trainer, get_peft_model(trainer.model, adapter))
+        return trainer
+
+    def prepare(trainer: Trainer) -> None:
+        used.update(ready(trainer, case, first))
+
+    trainer = resumed(make, case.cut, prepare)
+    found = decisions(trainer, used)
+    assert found["steps"] == case.stop
+    assert found["stop"] == (case.stop, 3, Q[3])
+    assert found["best"] == case.best
+    assert found["front"] == list(case.front)
+    assert found["dominated"] == list(case.dominated)
+    assert found["alarm"] == case.alarm
+    folder = Path(trainer.state.best_model_checkpoint or "")
+    assert folder.name == f"checkpoint-{case.best}"
+    assert len(list(folder.glob("adapter_model.safetensors" if case.peft else "model.*"))) == 1
+    assert found["validations"] == case.stop
+    trainer.evaluate()  # with values that would change everything
+    assert decisions(trainer, used) == found
+
+
+def swapped(trainer: Trainer, model: torch.nn.Module) -> Trainer:
+    """Return the trainer of another model."""
+    return Trainer(
+        model,
+        trainer.args,
+        trainer.data_collator,
+        trainer.train_dataset,
+        trainer.eval_dataset,
+        trainer.processing_class,
+    )
+
+
+def decisions(trainer: Trainer, used: dict[str, Any]) -> dict[str, Any]:
+    stop, alarm = used["stop"].state, used["guard"].state
+    return {
+        "steps": trainer.state.global_step,
+        "stop": (stop.stopped_step, stop.wait_count, stop.best),
+        "best": used["best"].selected_step,
+        "validations": used["best"].state.validations,
+        "front": list(used["front"].kept),
+        "dominated": list(used["front"].pruned),
+        "alarm": alarm.alarm_step,
+        "named": trainer.state.best_model_checkpoint,
+    }
+
+
+@pytest.mark.parametrize("cut", [0, 2, 3, 4])
+def test_a_stop_counts_each_logged_value_of_training_once(
+    cut: int, make_trainer: Callable[..., Trainer]
+) -> None:
+    """`r` is .1, .3 and .5 at steps 1, 3 and 5: two that are not lower end the run at step 5."""
+    used = []
+
+    def prepare(trainer: Trainer) -> None:
+        used.append(RewardEarlyStopping("r", "min", patience=2))
+        trainer.add_callback(LogsTraining(trainer))
+        trainer.add_callback(used[-1])
+
+    trainer = resumed(make_trainer, cut, prepare)
+    assert trainer.state.global_step == used[-1].state.stopped_step == 5
+    assert used[-1].state.best == 0.1
