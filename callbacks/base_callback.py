@@ -27,7 +27,7 @@ class CallbackMixin(Callback):
     """Checks that the callbacks support the package and the strategy of the trainer.
 
     A callback that is used for a second run starts again with the state before its first, unless
-    the run resumes from a checkpoint, or the same trainer goes on.
+    the run resumes from a checkpoint, or the same trainer continues.
 
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
     validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and

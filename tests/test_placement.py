@@ -99,7 +99,8 @@ def test_generation_scorer_refuses_before_training() -> None:
         def __init__(self, **read: object) -> None:
             vars(self).update(read)
 
-        enable_validation = strategy = device_ids = world_size = None
+        enable_validation = strategy = device_ids = world_size = ckpt_path = None
+        global_step, callbacks = 0, ()
 
     trainer = Trainer(
         enable_validation=True,
