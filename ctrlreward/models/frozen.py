@@ -64,7 +64,7 @@ class FrozenModel:
 
         Texts longer than the model's context are truncated, with a warning that names them
         `name(i)`. `read` returns a result per row of the model's output and of the attention mask.
-        Unknown tokens get a warning, too, and the vector of a text without a known one is NaN.
+        Unknown tokens get a warning as well, and the vector of a text without a known one is NaN.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:

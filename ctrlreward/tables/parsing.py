@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,6 +42,24 @@ def cell_text(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
+def csv_header(names: Sequence[str]) -> str:
+    r"""Return the first line of a CSV file of this package: its last name alone is in quotes.
+
+    By that the file is known, and its apostrophes are removed. Other programs write names with
+    quotes where they need them, or all names.
+
+    Examples:
+        >>> csv_header(["text", "a,b", "accuracy"])
+        'text,"a,b","accuracy"\n'
+    """
+    last = len(names) - 1
+    cells = [
+        '"' + name.replace('"', '""') + '"' if i == last or re.search(r'[,"\r\n]', name) else name
+        for i, name in enumerate(names)
+    ]
+    return ",".join(cells) + "\n"
+
+
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file."""
     if path.is_dir():
@@ -70,17 +88,35 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
 
 
 def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
-    """Parse a CSV file into its header and rows; see `read_csv`."""
-    header, rows = read_csv(io.StringIO(text, newline=""), path)
+    """Parse a CSV file of numbers into its header and rows; a short row is an error."""
+    header, rows = read_csv(io.StringIO(text, newline=""), path, fill=False)
     return header, list(rows)
 
 
-def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterator[CsvRow]]:
-    """Read the header of a CSV file, and its rows one by one; blank lines are skipped."""
+def read_csv(
+    lines: Iterable[str], path: Path | str, fill: bool = True
+) -> tuple[list[str], Iterator[CsvRow]]:
+    """Read the header of a CSV file, and its rows one by one.
+
+    With `fill`, a short row has empty cells at its end, as in pandas. A blank line is an empty cell
+    in a file of one column, and skipped in others.
+    """
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader(lines, strict=True)
+    read: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for line in lines:
+            if not names:
+                read.append(line)
+            yield line
+
+    names: list[str] = []
+    reader = csv.reader(noted(), strict=True)
     records = _records(reader, path)
-    header = [cell_text(cell) for cell in next(records, [])]
+    names = next(filter(None, records), [])
+    ours = "".join(read).lstrip("\r\n").replace("\r\n", "\n") == csv_header(names)
+    text_of = cell_text if ours else str
+    header = [text_of(cell) for cell in names]
     if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
         start = header[0][:40]
         raise ValueError(
@@ -95,19 +131,24 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
 
     def rows() -> Iterator[CsvRow]:
         for cells in records:
-            if len(cells) != len(header):
+            if not cells and len(header) > 1:
+                continue
+            if len(cells) > len(header) or (len(cells) < len(header) and not fill):
+                more = len(cells) > len(header)
+                advice = "quote cells that contain commas" if more else "add the missing cells"
                 raise ValueError(
                     f"{path}:{reader.line_num} has {len(cells)} cells, but the header has "
-                    f"{len(header)} columns ({', '.join(header)}): quote cells that contain commas"
+                    f"{len(header)} columns ({', '.join(header)}): {advice}"
                 )
-            yield reader.line_num, dict(zip(header, map(cell_text, cells), strict=True))
+            cells = cells + [""] * (len(header) - len(cells))
+            yield reader.line_num, dict(zip(header, map(text_of, cells), strict=True))
 
     return header, rows()
 
 
 def _records(reader: Any, path: Path | str) -> Iterator[list[str]]:
-    """Yield the cells of non-blank lines."""
+    """Yield the cells of each line, none of a blank one."""
     try:
-        yield from filter(None, reader)
+        yield from reader
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None

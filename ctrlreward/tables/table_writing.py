@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.extras import import_extra
-from ctrlreward.tables.parsing import formula_free
+from ctrlreward.tables.parsing import csv_header, formula_free
 from ctrlreward.tables.row_streams import Row
 
 Scores = npt.NDArray[np.float64]
@@ -67,8 +67,8 @@ class TableWriter:
 
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON in
     the cells of a CSV file, and a text that a spreadsheet would run as a formula gets an apostrophe
-    there, which readers of this package remove. An unpaired surrogate, which UTF-8 can't encode,
-    becomes its escape: `\ud800`.
+    there, which readers of this package remove from its own files (`csv_header`). An unpaired
+    surrogate, which UTF-8 can't encode, becomes its escape: `\ud800`.
     """
 
     def __init__(self, file: BinaryIO, shape: TableShape, scores: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ class TableWriter:
             fields = {**shape.types, **dict.fromkeys(scores, pyarrow.float64())}
             self._parquet = parquet.ParquetWriter(file, pyarrow.schema(list(fields.items())))
         elif shape.suffix == ".csv":
-            file.write(_utf8(_csv([[formula_free(name) for name in self._names]])))
+            file.write(_utf8(csv_header([formula_free(name) for name in self._names])))
 
     def write(self, rows: Sequence[Row], scores: Mapping[str, Scores]) -> None:
         """Write the next rows with their scores, arrays of shape (rows,) by name."""

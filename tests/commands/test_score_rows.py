@@ -142,7 +142,8 @@ TABLES = {
         "id,text,text\n1,a,b\n",
         "twice.csv:1 has several columns 'text'. Rename",
     ),
-    "short.csv": ("text,id\na,1\nb\n", "short.csv:3 has 1 cells, but the header has 2 columns"),
+    "short.csv": ("text,id\na,1\nb\n", ""),
+    "long.csv": ("text,id\na,1\nb,c,2\n", "long.csv:3 has 3 cells, but the header has 2 columns"),
     "semicolons.csv": (
         '\ufefftext;id\n"good; bad";1\n',
         "semicolons.csv:1 = text;id has columns separated by ';', must be separated by commas",

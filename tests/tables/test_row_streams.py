@@ -8,11 +8,13 @@ import json
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward.tables.parsing import read_csv
 from ctrlreward.tables.row_streams import read_table
 from ctrlreward.tables.table_writing import TableShape, TableWriter, encode_rows
 
@@ -77,3 +79,34 @@ def test_parquet_types_come_from_all_rows() -> None:
     assert table["s"].to_pylist() == [1.0, None, 3.0]
     with pytest.raises(ValueError, match="the column 'a' can't be stored in Parquet"):
         in_parts(".parquet", [{"a": 1}, {"a": "x"}], {}, 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text,id,label\na\nb,2\nc,3,x\n",
+        "text,id\n\n\na\n\n",
+        "text,id\n'=1,1\n'-x,2\n''+y,3\n",  # of another program: an apostrophe is text
+        '"text","id"\n"\'=1","1"\n',  # as R writes it
+    ],
+)
+def test_rows_are_as_in_pandas(content: str) -> None:
+    frame = pandas.read_csv(io.StringIO(content), dtype=str, keep_default_na=False)
+    _, rows = read_csv(io.StringIO(content), "in.csv")
+    assert [cells for _, cells in rows] == frame.fillna("").to_dict("records")
+
+
+def test_a_blank_line_of_one_column_is_a_row() -> None:
+    content = "text\na\n\nb\n"
+    frame = pandas.read_csv(
+        io.StringIO(content), dtype=str, keep_default_na=False, skip_blank_lines=False
+    )
+    _, rows = read_csv(io.StringIO(content), "in.csv")
+    assert [cells["text"] for _, cells in rows] == frame["text"].tolist() == ["a", "", "b"]
+
+
+def test_apostrophes_of_our_own_files_are_removed() -> None:
+    written = encode_rows(".csv", [{"text": "=1", "id": "'-x"}], {}).decode()
+    assert written == "text,\"id\"\n'=1,''-x\n"
+    _, rows = read_csv(io.StringIO(written), "in.csv")
+    assert [cells for _, cells in rows] == [{"text": "=1", "id": "'-x"}]

@@ -180,7 +180,7 @@ def test_cells_can_be_long(tmp_path: Path) -> None:
         ("x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
         (
             "system,metric,value\nA,x\n",
-            r":2 has 2 cells, but the header has 3 columns \(system, metric",
+            r":2 has 2 cells, but the header has 3 columns \(system, metric, value\): add the miss",
         ),
         ("system,value\nA,1\n", r"has no column 'metric', only system, value"),
         ("system,x\n", r"has no rows below the header"),

@@ -26,8 +26,8 @@ NAN = float("nan")
         ("in.jsonl", '["a"]\n', 'in.jsonl:1 = \\["a"\\] is not a JSON object'),
         (
             "in.csv",
-            "text,id\na,1\n\nb\n",
-            r"in\.csv:4 has 1 cells, but the header has 2 columns \(text, id\)",
+            "text,id\na,1\n\nb,2,c\n",
+            r"in\.csv:4 has 3 cells, but the header has 2 columns \(text, id\): quote cells",
         ),
         ("in.csv", 'text,id\n"a,1\n', "in.csv:. is not valid CSV: unexpected end of data"),
         ("in.csv", "text,id,text\na,1,b\n", "in.csv:1 has several columns 'text'. Rename all"),
@@ -149,7 +149,7 @@ def test_lists_are_json_in_cells() -> None:
     content = encode_rows(
         ".csv", [{"a": ["x", 1]}, {"a": "plain"}], {"s": np.array([0.1, NAN])}
     ).decode()
-    assert content == 'a,s\n"[""x"", 1]",0.1\nplain,\n'
+    assert content == 'a,"s"\n"[""x"", 1]",0.1\nplain,\n'
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -171,4 +171,4 @@ def test_the_error_names_a_column_that_json_cannot_hold() -> None:
         message = r"the column 'when' has the value .* which JSON cannot represent"
         with pytest.raises(ValueError, match=message):
             encode_rows(suffix, [{"when": value}], {})
-    assert encode_rows(".csv", [{"when": day}], {}) == b"when\n2020-02-01\n"
+    assert encode_rows(".csv", [{"when": day}], {}) == b'"when"\n2020-02-01\n'
