@@ -37,8 +37,8 @@ AVERAGES = {
     "perplexity": "mean over the texts of exp(mean negative log-probability of the text's tokens), "
     "prefix included, after a start token: mean_perplexity of the evaluate library",
     "corpus_perplexity": "exp(mean negative log-probability) over the tokens of all texts",
-    "distinct_N": "unique n-grams over tokens of the completions of one prompt (a prefix with a "
-    "combination), texts with prefix; mean over prompts",
+    "distinct_N": "unique n-grams over tokens, prefix included, of all texts of one prefix, of all "
+    "combinations together; mean over prefixes. Of a combination: of its own texts",
     "finished": "share of completions that an end token ended, before the limit of tokens",
     "failed": "share of texts with a score that could not be computed; the means leave it out",
     "overall": "means over all texts, except where combinations are named",
@@ -59,11 +59,13 @@ def figures(
     scores: Mapping[str, Scores],
     ended: Sequence[bool],
     attributes: Sequence[str],
+    by_prefix: Mapping[str, Scores],
 ) -> list[Figure]:
     """Return the figures of each combination, then the figures over all n texts.
 
     `scores`, each of shape (n,), include `AttributeClassifier`'s, and perplexity with
-    log-likelihood and tokens; `ended` says whether an end token ended a text.
+    log-likelihood and tokens; `by_prefix` is Distinct over all texts of a prefix; `ended` says
+    whether an end token ended a text.
     """
     names = [attribute_label(prompt.targets) for prompt in prompts]
     found = []
@@ -71,7 +73,7 @@ def figures(
         rows = np.flatnonzero(np.array(names) == name)
         found += [Figure(COMBINATIONS, name, *each) for each in _of_texts(rows, scores, ended)]
     targets = [prompt.targets for prompt in prompts]
-    everything = dict(_of_texts(np.arange(len(prompts)), scores, ended))
+    everything = dict(_of_texts(np.arange(len(prompts)), {**scores, **by_prefix}, ended))
     for score_name in ("accuracy", "label_probability"):
         report = attribute_report(targets, scores, attributes, score_name)
         over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}

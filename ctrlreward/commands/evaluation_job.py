@@ -159,7 +159,14 @@ def evaluate_generator(
         # The completions of a prompt are scored together: `Distinct` needs complete groups.
         parts = list(in_chunks(range(len(read)), _PROMPTS_PER_RECORD * completions))
         scores = score_parts(score_log, parts, lambda rows: score(components, read[rows]))
-        found = figures(log.prompts, scores, ended, tuple(by_attribute))
+        diverse = {name: used["distinct"][name] for name in used["distinct"].specs}
+        of_prefix = read.replace(groups=[prompt.prefix for prompt in log.prompts])
+        whole = [list(range(len(read)))]
+        by_prefix = score_parts(
+            JsonLog(folder / "distinct.jsonl", identity),
+            *(whole, lambda rows: score(diverse, of_prefix[rows])),
+        )
+        found = figures(log.prompts, scores, ended, tuple(by_attribute), by_prefix)
         kept = {name: values for name, values in scores.items() if name != TOKENS}
         write_scored_samples(folder / "texts.jsonl", samples, kept)
         write_whole(folder / "results.csv", to_csv(found))
