@@ -67,13 +67,16 @@ def rated(
     outputs = Outputs(output, scores, plot, resamples, seed, published)
     rows = read_rows(data)
     existing = {name: number_column(rows, name) for name in metrics}
-    components = name_components(scorers, names) if scorers else {}
+    samples = to_samples(rows, columns) if scorers else Samples([""] * len(rows))  # not used
+    # As `ctrlreward score`, without the scores for which the file has no column.
+    with explained_columns(list(rows[0])):
+        components = name_components(scorers, names, samples) if scorers else {}
     duplicates = sorted(existing.keys() & components.keys())
     if duplicates:
         raise ValueError(f"{', '.join(duplicates)} is both a column and a score. Pass --names.")
     file = Rated(
         data.name,
-        to_samples(rows, columns) if scorers else Samples([""] * len(rows)),  # texts are not used
+        samples,
         {name: number_column(rows, name) for name in ratings},
         _clusters(rows, cluster) if cluster else None,
         _optional_cells(rows, system) if system else None,

@@ -422,3 +422,17 @@ def test_bad_arguments(
     Path("empty.json").write_text("[]")
     Path("bad.csv").write_text("text\na\n")
     assert message in fails(*arguments)
+
+
+def test_scores_without_their_column_are_left_out_as_by_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = ["A good soup.", "A bad soup.", "A great, good evening.", "An awful, bad evening."]
+    rows = [{"text": t, "fluency": n} for t, n in zip(texts, (3, 2, 4, 1), strict=True)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rated = ["meta-eval", "rated", "--data=rows.jsonl", "--ratings=[fluency]"]
+    main([*rated, "--scorers=LexiconSentiment", "--output=out.json", "--resamples=20"])
+    assert "leaves out accuracy, for lack of the columns labels" in caplog.text
+    assert "polarity" in Path("out.json").read_text()
+    assert "accuracy" not in Path("out.json").read_text()
