@@ -57,6 +57,7 @@ class DecisionCallback(TrainerCallback):
         self._save = self._stop = False  # the last decision, for a `control` that lost it
         self._had_stopped = False
         self._missing: ValueError | None = None
+        self._evaluated, self._started = False, 0  # in this training, and its first step
 
     def directed(self, state: TrainerState) -> Any:
         """Return the rule with the given directions, or the ones that scorers declare."""
@@ -95,6 +96,7 @@ class DecisionCallback(TrainerCallback):
                 "eval_strategy='steps' and eval_steps, or 'epoch'."
             )
         self._training, self._missing, self.state = True, None, None
+        self._evaluated, self._started = False, state.global_step
         self._decided = self._waited = -1
         self._save = self._stop = self._had_stopped = False
         before = stored(state).get(self._key)
@@ -126,10 +128,16 @@ class DecisionCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Make no more decisions."""
+        """Make no more decisions; warn of a training without an evaluation."""
         self._training = False
         if self._missing is not None:
             raise self._missing
+        if not self._evaluated and state.global_step > self._started:
+            self.say(
+                state,
+                "training ended before the first validation. eval_steps is more than the "
+                f"{state.global_step} steps of the run. Evaluate more often.",
+            )
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -142,6 +150,7 @@ class DecisionCallback(TrainerCallback):
         """
         metrics: dict[str, float] = kwargs.get("metrics", {})
         saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
+        self._evaluated |= self._training
         if not self._training or not saved:
             return
         if state.global_step != self._decided:

@@ -1,0 +1,215 @@
+"""What is scored is what the reward scores and what the trainer generates, once per step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from scripted_scores import Scripted
+from trainer_runs import tiny_trainer
+from transformers import GenerationConfig, Trainer
+
+from ctrlreward import Reward, Samples, Similarity, WordVectors
+from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint
+from ctrlreward.huggingface.generation import TrainerGenerator, as_scored, prompts_as_texts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+ASKED = CHAT[:1]
+TEMPLATE = (
+    "{% if tools %}{{ tools[0] }}{% endif %}"
+    "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    "{% if style is defined %}{{ style }}{% endif %}"
+    "{% if add_generation_prompt %}f{% endif %}"
+)
+
+
+def lengths(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+REWARD = Reward(lengths)
+ALONE = as_reward_funcs(REWARD)
+CONTINUED = as_reward_funcs(REWARD, {"prefixes": "prompt"})
+LABELLED = as_reward_funcs(REWARD, {"labels": "tone"})
+
+
+# functions, prompt, what the trainer has → what the model reads, text and prompt of a score
+RENDERED: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, str, str]]] = {
+    "a text continues": (None, "ab", {}, ("ab", "ab!", "ab")),
+    "a text of a reward": (ALONE, "ab", {}, ("ab", "!", "ab")),
+    "a text that the reward reads": (CONTINUED, "ab", {}, ("ab", "ab!", "ab")),
+    "a reward of others": ([lengths], "ab", {}, ("ab", "!", "ab")),
+    "a chat": (ALONE, ASKED, {}, ("abf", "!", "ab")),
+    "a chat that the reward reads": (CONTINUED, ASKED, {}, ("abf", "ab!", "ab")),
+    "a chat without a reward": (None, ASKED, {}, ("abf", "!", "ab")),
+    "an answer is continued": (ALONE, CHAT, {}, ("abc", "!", "ab\nc")),
+    "template arguments": (
+        ALONE,
+        ASKED,
+        {"chat_template_kwargs": {"style": "e"}},
+        ("abef", "!", "ab"),
+    ),
+    "a template of the trainer": (ALONE, ASKED, {"chat_template": "d"}, ("d", "!", "ab")),
+}
+
+
+@pytest.mark.parametrize("case", RENDERED)
+def test_scores_read_what_the_reward_reads(make_trainer: Callable[..., Trainer], case: str) -> None:
+    functions, prompt, more, expected = RENDERED[case]
+    tokenizer: Any = make_trainer().processing_class
+    tokenizer.chat_template = TEMPLATE
+    trainer = SimpleNamespace(processing_class=tokenizer, reward_funcs=functions, **more)
+    samples, plain = prompts_as_texts(trainer, {"prompt": [prompt, prompt]})
+    read = Samples(**samples).as_prompts()  # type: ignore[arg-type]
+    assert read.prompts is not None
+    scored = as_scored(read.completed(["!", "!"]), plain)
+    assert scored.prompts is not None
+    assert (read.prompts[1], scored.texts[1], scored.prompts[1]) == expected
+    if functions is not None and functions is not RENDERED["a reward of others"][0]:
+        (function,) = functions
+        _, of_reward = function.samples([prompt], ["!"], {})
+        assert (of_reward.texts[0], of_reward.prompts[0]) == expected[1:]
+
+
+def test_columns_are_mapped_as_for_the_reward(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = SimpleNamespace(
+        processing_class=make_trainer().processing_class, reward_funcs=LABELLED
+    )
+    samples, _ = prompts_as_texts(trainer, [{"prompt": "ab", "tone": "warm"}])
+    assert Samples(**{k: v for k, v in samples.items() if k != "tone"}).labels == ("warm",)  # type: ignore[union-attr]
+
+
+# Settings of generation
+
+SEQ2SEQ = {"predict_with_generate": True}
+
+
+@pytest.mark.parametrize(
+    ("args", "trainer", "given", "expected"),
+    [
+        ({}, {}, None, {"max_new_tokens": 64, "max_length": None, "num_beams": 2}),
+        ({"generation_max_length": 6}, {}, None, {"max_length": 6, "max_new_tokens": None}),
+        ({"generation_num_beams": 3}, {}, None, {"num_beams": 3, "max_new_tokens": 64}),
+        (SEQ2SEQ, {}, None, {"max_length": 9, "max_new_tokens": None}),  # as the model says
+        (SEQ2SEQ, {"_gen_kwargs": {"max_length": 7}}, None, {"max_length": 7}),
+        ({"generation_max_length": 6}, {}, {"max_new_tokens": 3}, {"max_new_tokens": 3}),
+        ({}, {}, {"max_length": 30}, {"max_length": 30, "max_new_tokens": None}),
+        ({}, {"generation_config": GenerationConfig(top_k=5)}, None, {"top_k": 5}),
+        (
+            {},
+            {"generation_config": GenerationConfig(top_k=5, max_new_tokens=8)},
+            {"temperature": 0.5},
+            {"top_k": 5, "max_new_tokens": 8, "temperature": 0.5},
+        ),
+    ],
+)
+def test_generation_is_as_the_trainer_sets_it(args, trainer, given, expected) -> None:
+    generator = TrainerGenerator.__new__(TrainerGenerator)
+    generator.trainer = SimpleNamespace(args=SimpleNamespace(**args), **trainer)
+    generator.generation = given
+    model = SimpleNamespace(generation_config=GenerationConfig(num_beams=2, max_length=9))
+    config = generator._config(model)
+    assert {key: getattr(config, key) for key in expected} == expected
+    if given == {"max_new_tokens": 3}:
+        assert config.max_length is None
+
+
+# Rows of another task
+
+SIMILARITY = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (["soup", None], [0.6, None]),
+        ([None, "soup"], [None, 1.0]),
+        ([float("nan"), None], [None, None]),
+        (["soup", "soup"], [0.6, 1.0]),
+    ],
+)
+def test_a_row_without_a_value_has_no_reward(column: list[Any], expected: list[Any]) -> None:
+    texts, columns = ["broth", "soup"], {"sources": "original"}
+    (plain,) = as_reward_funcs(SIMILARITY, columns)
+    assert plain(["p"] * 2, texts, original=column) == expected
+    (part,), _ = as_component_funcs(SIMILARITY, columns)
+    assert part(["p"] * 2, texts, original=column) == expected
+
+
+def test_nor_in_an_asynchronous_reward() -> None:
+    (function,) = as_async_reward_funcs(SIMILARITY, {"sources": "original"})
+    rewards = asyncio.run(function(["p"] * 2, ["broth", "soup"], original=["soup", None]))
+    assert rewards == [0.6, None]
+
+
+# Evaluations of the same weights, and after training
+
+
+def scored(trainer: Trainer, **settings: Any) -> GenerationScorer:
+    scores = {"a": Scripted(lambda key, step: [step / 8] * 2, trainer, "max")["a"]}
+    return GenerationScorer(trainer, scores, ["ab", "cd"], generation={"max_new_tokens": 2},
+                            **settings)  # fmt: skip
+
+
+def files(trainer: Trainer) -> dict[str, bytes]:
+    folder = Path(trainer.args.output_dir or "") / "samples" / "score"
+    return {file.name: file.read_bytes() for file in folder.glob("*.jsonl")}
+
+
+def test_an_evaluation_after_training_leaves_what_training_stored(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer(max_steps=2)
+    trainer.add_callback(scored(trainer))
+    trainer.train()
+    before, rows = files(trainer), list(trainer.state.log_history)
+    assert [*sorted(before)] == ["step=000001.jsonl", "step=000002.jsonl"]
+    assert trainer.evaluate()["eval_score/a"] == 0.25
+    after = files(trainer)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {"evaluate-step=000002.jsonl"}
+    assert trainer.state.log_history[: len(rows)] == rows
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_resumed_run_scores_its_checkpoint_once(
+    tiny_llama: Callable[[str], str], tmp_path: Path, every: int
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    whole = tiny_trainer(tiny_llama("abcdef"), tmp_path / "whole", max_steps=4, **settings)
+    whole.add_callback(scored(whole, every_n_evaluations=every))
+    whole.train()
+    for steps in (2, 4):
+        cut = tiny_trainer(tiny_llama("abcdef"), tmp_path / "cut", max_steps=steps,
+                           eval_on_start=steps == 4, **settings)  # fmt: skip
+        cut.add_callback(scored(cut, every_n_evaluations=every))
+        cut.add_callback(RewardCheckpoint("score/a"))
+        cut.train(resume_from_checkpoint=steps == 4)
+    assert files(cut) == files(whole)
+    found = [
+        [
+            (row["step"], row["eval_score/a"])
+            for row in run.state.log_history
+            if "eval_score/a" in row
+        ]
+        for run in (whole, cut)
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_training_without_an_evaluation_says_so(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(max_steps=2, eval_steps=50)
+    trainer.add_callback(RewardCheckpoint("eval_loss"))
+    # As in a run whose data are shorter than they say.
+    trainer.evaluate = lambda *_, **__: {}  # type: ignore[method-assign]
+    trainer.train()
+    assert "training ended before the first validation" in caplog.text
