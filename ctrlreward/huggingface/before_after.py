@@ -147,11 +147,12 @@ class BeforeAfter(TrainerCallback):
         names = plain_names(state)
         bounds = keeper.constraints if keeper else {}
         scorers = [each for each in callbacks if isinstance(each, GenerationScorer)]
-        loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        best = state.best_model_checkpoint
+        loaded = args.load_best_model_at_end and best is not None and Path(best).is_dir()
         return {
             "steps": state.global_step,
             "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
-            "best_checkpoint": state.best_model_checkpoint if loaded else "the last step",
+            "best_checkpoint": best if loaded else "the last step",
             "directions": directions(state),
             "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
             "resolution": {k: r._asdict() for each in scorers for k, r in each.resolutions.items()},
