@@ -12,10 +12,12 @@ Texts of four sources, and versions of them that are worse by construction:
 
 Coherence should be higher than with the sentences shuffled, or with one from another topic in
 place of one. Consistency of a prefix and its own remainder should be higher than with the remainder
-of another text of the topic, or of another topic. Prints the AUC of each score without the gain
+of another text of the topic or of another topic, or with some neighbouring words of the remainder
+exchanged. Prints the AUC of each score without the gain
 (`functional.calibration.context_gain`), and by how much the gain changes it, with a 95 % interval
-over the texts. Each direction of consistency is also alone. `ratings` are the sentiment texts of
-the paper, with Kendall's τ instead, and intervals over the prefixes.
+over the texts: in all patterns, in one direction of consistency, and of that direction alone.
+`CTRLEval` has the gain in coherence and, of consistency, in `prefix | remainder`. `ratings` are
+the sentiment texts of the paper, with Kendall's τ instead, and intervals over the prefixes.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ def others(one: Passage, written: Sequence[Passage]) -> tuple[list[Passage], lis
 
 def versions(written: Sequence[Passage], count: int) -> dict[str, dict[str, list[list[Blank]]]]:
     """Return the blanks of each text by aspect and version; the first version is the best."""
-    draw = random.Random(0)
+    draw, exchanged = random.Random(0), random.Random(1)
     usable = [p for p in written if others(p, written)[0]]
     coherence: dict[str, list[list[Blank]]] = {"intact": [], "shuffled": [], "foreign sentence": []}
     consistency: dict[str, list[list[Blank]]] = {
@@ -134,7 +136,7 @@ def versions(written: Sequence[Passage], count: int) -> dict[str, dict[str, list
     for one in draw.sample(usable, min(count, len(usable))):
         same, other = map(draw.choice, others(one, written))
         words = one.remainder.split()
-        for i in draw.sample(range(0, len(words) - 1, 2), len(words) // EXCHANGED):
+        for i in exchanged.sample(range(0, len(words) - 1, 2), len(words) // EXCHANGED):
             words[i : i + 2] = words[i + 1], words[i]
         remainders = one.remainder, same.remainder, other.remainder, " ".join(words)
         for version, remainder in zip(consistency, remainders, strict=True):
