@@ -51,9 +51,10 @@ class PatternScore:
             word of the target label.
         candidates: Fillings to compare with the target, including itself; in attribute
             relevance a word of each label, in their order, elsewhere only the target.
-        score: Mean log-probability of the target's tokens, calibrated for a decoder-only model
-            (`functional.calibration.context_gain`), in (-inf, 0]; for attribute relevance the share
-            of the target among the candidates, in [0, 1]. Higher is better.
+        score: Mean log-probability of the target's tokens, of a sentence or prefix calibrated for
+            a decoder-only model (`functional.calibration.context_gain`), in (-inf, 0]; for
+            attribute relevance the share of the target among the candidates, in [0, 1]. Higher is
+            better.
         weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
@@ -169,6 +170,13 @@ class Evaluated(NamedTuple):
     weights: Scores
 
 
+# Patterns whose neutral likelihood is taken off. That of a remainder is how fluent it is, which
+# people rate too, and the gain loses it (docs/ctrleval.md, choice 7).
+_GAINED: dict[AspectName, slice] = {
+    "coherence": slice(None),
+    "consistency": slice(1, None),  # the prefix given the remainder
+    "attribute_relevance": slice(0),
+}
 _CONTEXTS = 2  # each costs a pass over all targets; a mean depends less on one of them
 
 SPECS: dict[AspectName, ScoreSpec] = {
@@ -212,8 +220,8 @@ class CTRLEval(ModelScorer[Infiller]):
             of the text (`functional.calibration.label_bias`): True measures it once, after 16
             `neutral_texts`, a list after its texts, False turns it off. None is True for a
             decoder-only model with three labels or more (see docs/label_calibration.md).
-            For coherence and consistency of a decoder-only model, subtract half of how likely
-            each target is after the first two of these texts
+            For a decoder-only model, subtract half of how likely a sentence (coherence) or a
+            prefix (consistency) is after the first two of these texts
             (`functional.calibration.context_gain`); False turns it off.
         attribute: Attribute whose label is the target, for samples with labels of several
             (`Samples`); None takes the whole label.
@@ -348,15 +356,18 @@ class CTRLEval(ModelScorer[Infiller]):
             flat: list[Blank] = []
             for _, aspect, blanks in groups:
                 flat += blanks
-                if aspect != "attribute_relevance":
-                    flat += [twin for b in blanks for twin in neutral_blanks(b, contexts)]
+                for blank in blanks[_GAINED[aspect]]:
+                    flat += neutral_blanks(blank, contexts)
             scored = iter((yield from self.loaded_model.requests(flat)))
             for i, aspect, blanks in groups:
                 targets_scored = [target for _ in blanks for target in next(scored)]
                 scores = np.array([target.log_probs.mean() for target in targets_scored])
-                if contexts and blanks and aspect != "attribute_relevance":
-                    neutral = [next(scored)[0].log_probs.mean() for _ in blanks for _ in contexts]
-                    scores = context_gain(scores, np.reshape(neutral, (len(blanks), -1)))
+                if contexts and (gained := blanks[_GAINED[aspect]]):
+                    neutral = [next(scored)[0].log_probs.mean() for _ in gained for _ in contexts]
+                    gains = context_gain(
+                        scores[_GAINED[aspect]], np.reshape(neutral, (len(gained), -1))
+                    )
+                    scores[_GAINED[aspect]] = gains
                 weighting = self._weightings[aspect]
                 beta = np.ones(len(scores))
                 if aspect == "attribute_relevance" and blanks:
