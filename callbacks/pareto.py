@@ -127,9 +127,9 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         return state_key(self, metrics=self.metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept and dominated points, and the path of this callback's `last.ckpt`."""
-        own = {"last_model_path": self.last_model_path, "decided": self._reader.step}
-        return {**self.state.to_dict(), **own}
+        """Return the kept and dominated points, the folder, and the path of `last.ckpt`."""
+        own = {"dirpath": self.dirpath, "last_model_path": self.last_model_path}
+        return {**self.state.to_dict(), **own, "decided": self._reader.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the points. `on_train_start` checks that the files exist."""

@@ -307,11 +307,13 @@ class RunReportMixin(ReadingMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics and the seconds so far."""
-        return {"rows": list(self.rows), "seconds": self._seconds()}
+        own = {"rows": list(self.rows), "decided": self._reader.step}
+        return {**own, "seconds": self._seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
         self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
+        self._reader.step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""

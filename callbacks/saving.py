@@ -92,7 +92,7 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
 
     def reset(self, unused: dict[str, Any]) -> None:
         """Forget the files of an earlier run, and the folder that this run would not have."""
-        self.dirpath = unused["dirpath"]
+        self.dirpath, self.last_model_path = unused["dirpath"], ""
         self.forget_saved()
         super().reset(unused)
 

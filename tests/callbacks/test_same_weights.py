@@ -2,26 +2,227 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
+from counting_module import Counting
 from lightning_choice import (
     GenerationScorer,
+    ParetoCheckpoint,
+    ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
+    RunReport,
 )
+from torch.utils.data import DataLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of"),
+]
+
+# Values by step, from 0. Patience of 2 on `a` ends at 5; 2 is best with `b` of at least 0.5.
+A = [0.5, 0.25, 0.75, 0.875, 0.5, 0.5, 0.5, 0.5, 0.5]
+B = [0.5, 0.75, 0.5, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 
-def test_the_same_weights_are_validated_once(fit, counter, curve, held_out, tmp_path) -> None:
-    # Four batches per optimizer step, a validation after each: steps 0, 0, 0, 1, 1, 1, 1, 2, ...
-    rise = curve([0.5, 0.4, 0.3, 0.2, 0.1])
-    scorer = GenerationScorer({"a": rise["value"]}, held_out)
+class OwnKeys(Counting):
+    """Logs both metrics itself, after the callbacks."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("a", A[self.trainer.global_step])
+        self.log("b", B[self.trainer.global_step])
+
+
+class KeysOfTraining(Counting):
+    """Logs both metrics in every second training step; each step is validated."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        step = self.trainer.global_step + 1
+        if step % 2:
+            self.log_dict({"a": A[step], "b": B[step]}, on_step=True, on_epoch=False)
+        return super().training_step(batch, batch_idx)
+
+
+class TwoLoaders(Counting):
+    """Logs the first metric at every validation, the second at every other one."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        step = self.trainer.global_step
+        if dataloader_idx == 0:
+            self.log("a", A[step], batch_size=1)
+        elif step % 2:
+            self.log("b", B[step], batch_size=1)
+
+    def val_dataloader(self) -> list[DataLoader[int]]:  # type: ignore[override]
+        return [DataLoader(range(1)), DataLoader(range(1))]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """How a run is validated, and what its rules decide, worked out by hand."""
+
+    stop: int = 5
+    best: int | None = 2
+    front: tuple[int, ...] = (1, 2, 3)
+    seen: tuple[int, ...] = (1, 2, 3, 4, 5)  # steps at which the guard has new values of both
+    rows: tuple[int, ...] = (1, 2, 3, 4, 5)
+    module: type[Counting] | None = None  # by default, a GenerationScorer logs both
+    keys: tuple[str, str] = ("a", "b")
+    every: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    cut: int = 0  # the run is interrupted after this step and resumed
+
+
+ACCUMULATED = {"accumulate_grad_batches": 4, "val_check_interval": 1}
+SITUATIONS = {
+    "plain": Situation(),
+    "several validations of a step": Situation(
+        seen=(0, 1, 2, 3, 4, 5), rows=(0, 1, 2, 3, 4, 5), options=ACCUMULATED
+    ),
+    "keys of the module": Situation(module=OwnKeys),
+    "keys of the module, several validations of a step": Situation(
+        module=OwnKeys, seen=(0, 1, 2, 3, 4, 5), rows=(0, 1, 2, 3, 4, 5), options=ACCUMULATED
+    ),
+    # New at 1, 3, 5, 7; of these, 5 is the first of the best that meet the constraint.
+    "keys of training": Situation(
+        7, 5, (1, 3, 5, 7), (1, 3, 5, 7), tuple(range(1, 8)), KeysOfTraining
+    ),
+    "every second validation": Situation(
+        6, 2, (2,), (2, 4, 6), tuple(range(1, 7)), every=2
+    ),
+    # Without the best: whether the last value of a constraint counts is for the rule to say.
+    "two dataloaders": Situation(
+        5, None, (1, 3, 5), (1, 3, 5),
+        module=TwoLoaders, keys=("a/dataloader_idx_0", "b/dataloader_idx_1"),
+    ),
+    "resumed": Situation(cut=3),
+    "keys of the module, resumed": Situation(module=OwnKeys, cut=3),
+    "every second validation, resumed": Situation(
+        6, 2, (2,), (2, 4, 6), tuple(range(1, 7)), every=2, cut=3
+    ),
+    "several validations of a step, resumed": Situation(
+        seen=(0, 1, 2, 3, 4, 5), rows=(0, 1, 2, 3, 4, 5), options=ACCUMULATED, cut=2
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def rules(curve, held_out, monkeypatch):
+    """Return a function that builds all rules of a situation, by name; they draw nothing."""
+    monkeypatch.setattr("ctrlreward.callbacks.report.draw_curves", lambda *_: None)
+    monkeypatch.setattr("ctrlreward.callbacks.pareto.draw_front", lambda *_: None)
+
+    def build(situation: Situation, folder: Path) -> dict[str, Any]:
+        a, b = situation.keys
+        built: dict[str, Any] = {}
+        if situation.module is None:
+            scores = {"a": curve(A)["value"], "b": curve(B)["value"]}
+            built["scorer"] = GenerationScorer(scores, held_out, situation.every)
+            a, b = "score/a", "score/b"
+        constraints = {b: (0.5, None)}
+        return built | {
+            "guard": ProxyGuard(a, b, "max", "max", window=8),
+            "stop": RewardEarlyStopping(a, "max", patience=2),
+            "best": RewardCheckpoint(a, "max", str(folder / "best"), constraints=constraints),
+            "front": ParetoCheckpoint({a: "max", b: "max"}, str(folder / "front")),
+            "report": RunReport(str(folder)),
+        }
+
+    return build
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_rules_decide_once_on_new_values(name, rules, fit, counter, tmp_path) -> None:
+    case = SITUATIONS[name]
+    module, ours = case.module or counter, rules(case, tmp_path)
+    if case.cut:
+        fit(module(), list(ours.values()), **{**case.options, "max_steps": case.cut})
+        ours = rules(case, tmp_path)
+        path = tmp_path / "front/last.ckpt"  # written by the last of the callbacks
+        trainer = fit(module(), list(ours.values()), ckpt_path=path, **case.options)
+    else:
+        trainer = fit(module(), list(ours.values()), **case.options)
+
+    a, b = case.keys if case.module else ("score/a", "score/b")
+    assert (ours["stop"].stopped_step, trainer.global_step) == (case.stop, case.stop)
+    assert case.best in (None, ours["best"].selected_step)
+    assert ours["front"].kept == {step: (A[step], B[step]) for step in case.front}
+    if case.module:
+        assert ours["guard"].values == [(A[step], B[step]) for step in case.seen]
+    else:  # scores by prompt are compared with the first
+        assert ours["guard"].state.tests == len(case.seen) - 1
+    rows = ours["report"].rows
+    assert [row["step"] for row in rows] == list(case.rows)
+    assert [row["step"] for row in rows if b in row] == list(case.seen)
+    for row in rows:
+        assert row.get(a, A[row["step"]]) == A[row["step"]]
+        assert row.get(b, B[row["step"]]) == B[row["step"]]
+    if "scorer" in ours:
+        assert ours["scorer"].validations == len(case.rows)
+
+
+def test_a_second_run_starts_afresh(rules, fit, counter, tmp_path) -> None:
+    case = SITUATIONS["plain"]
+    again, fresh = rules(case, tmp_path / "again"), rules(case, tmp_path / "fresh")
+    fit(counter(), list(again.values()))
+    second = fit(counter(), list(again.values()))
+    once = fit(counter(), list(fresh.values()))
+    assert second.global_step == once.global_step == case.stop
+    for name in ("scorer", "guard", "stop"):
+        assert again[name].state_dict() == fresh[name].state_dict()
+    assert again["best"].state == fresh["best"].state
+    assert again["front"].kept == fresh["front"].kept
+    assert Path(again["front"].last_model_path).exists()
+    assert again["report"].rows == fresh["report"].rows
+
+
+def test_a_second_run_has_its_own_folder(fit, counter, curve, held_out, tmp_path) -> None:
+    kept = RewardCheckpoint("score/a")
+    scorer = GenerationScorer({"a": curve(A)["value"]}, held_out)
+    for name in ("first", "second"):
+        fit(counter(), [scorer, kept], default_root_dir=tmp_path / name, max_steps=3)
+        assert Path(kept.best_model_path).parent == tmp_path / name / "checkpoints"
+        assert Path(kept.best_model_path).exists()
+
+
+def test_the_same_trainer_goes_on(fit, counter, curve, held_out) -> None:
+    scorer = GenerationScorer({"a": curve(A)["value"]}, held_out)
+    stop, module = RewardEarlyStopping("score/a", patience=9), counter()
+    trainer = fit(module, [scorer, stop], max_steps=3)
+    trainer.fit_loop.epoch_loop.max_steps = 6
+    trainer.fit(module)
+    assert (trainer.global_step, scorer.validations) == (6, 6)
+    assert (stop.state.best, stop.wait_count) == (0.875, 3)  # at 3, then 4 to 6
+
+
+@pytest.mark.parametrize(
+    ("failing", "end", "cause"),
+    [((2,), 8, None), ((2, 3), 8, None), ((2, 3, 4), 4, "non_finite_metric")],
+)
+def test_samples_that_all_fail(failing, end, cause, fit, counter, curve, held_out) -> None:
+    rise = [float("nan") if step in failing else step / 8 for step in range(9)]
     stop = RewardEarlyStopping("score/a", patience=2)
-    fit(
-        counter(),
-        [scorer, stop, RewardCheckpoint("score/a", dirpath=tmp_path / "kept")],
-        max_steps=4,
-        accumulate_grad_batches=4,
-        val_check_interval=1,
-    )
-    assert (stop.stopped_step, scorer.validations) == (2, 3)  # 0.5, then two without improvement
+    trainer = fit(counter(), [GenerationScorer({"a": curve(rise)["value"]}, held_out), stop])
+    assert (trainer.global_step, stop.stopped_by) == (end, cause)
+
+
+def test_evaluations_after_training(fit, counter, curve, held_out, tmp_path) -> None:
+    scorer = GenerationScorer({"a": curve(A)["value"]}, held_out)
+    stop, kept = RewardEarlyStopping("score/a", patience=2), RewardCheckpoint("score/a")
+    module = counter()
+    module.test_step = module.validation_step
+    trainer = fit(module, [scorer, stop, kept])
+    folder = tmp_path / "samples/score"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    decided = scorer.state_dict(), stop.state_dict(), kept.state
+    with torch.no_grad():
+        module.weight.fill_(7.0)  # other texts at the same step
+    trainer.validate(module, verbose=False)
+    trainer.test(module, module.val_dataloader(), verbose=False)
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before.items() <= after.items()
+    assert after.keys() - before.keys() == {"validate-step=000005.jsonl", "test-step=000005.jsonl"}
+    assert (scorer.state_dict(), stop.state_dict(), kept.state) == decided
