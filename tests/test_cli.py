@@ -442,6 +442,8 @@ def test_callbacks_resume_their_counters(resumed: Resumed) -> None:
     scorer = state(GenerationScorer)
     evidence = scorer.pop("by_prompt")["score/attribute_relevance"]
     assert sum(map(sum, evidence)) / len(evidence) == pytest.approx(scores[-1])
+    assert scorer.pop("validated_step") == 10
+    assert scorer.pop("last_logged")["score/attribute_relevance"] == pytest.approx(scores[-1])
     assert scorer == counted
     assert state(RewardEarlyStopping)["wait_count"] == expected.wait_count
     assert state(RewardEarlyStopping)["best"] == pytest.approx(expected.best)

@@ -317,7 +317,7 @@ def test_what_a_missing_extra_costs_names_the_command(
 def test_what_needs_no_extra(last_lines: dict[str, str]) -> None:
     assert last_lines["star"] == "CTRLEval"
     assert re.fullmatch(r"\[0\.\d+\] \[0?\.\d+\]", last_lines["reward"])
-    assert last_lines["score"] == "text,label,coherence"
+    assert last_lines["score"] == 'text,label,"coherence"'
 
 
 def test_training_without_the_logger_of_a_configuration(last_lines: dict[str, str]) -> None:

@@ -192,7 +192,7 @@ class _Total(_RewardFunc):
         **dataset: Any,
     ) -> Rewards:
         rows, samples = self.samples(prompts, completions, dataset)
-        return spread(self.logged_total(self.reward(samples), log_metric), rows, len(completions))
+        return _spread(self.logged_total(self.reward(samples), log_metric), rows, len(completions))
 
 
 class _AsyncTotal(_RewardFunc):
@@ -207,7 +207,7 @@ class _AsyncTotal(_RewardFunc):
     ) -> Rewards:
         rows, samples = self.samples(prompts, completions, dataset)
         batch = await asyncio.wrap_future(self.reward.submit(samples))
-        return spread(self.logged_total(batch, log_metric), rows, len(completions))
+        return _spread(self.logged_total(batch, log_metric), rows, len(completions))
 
 
 class _Component(_RewardFunc):
@@ -226,7 +226,7 @@ class _Component(_RewardFunc):
         if log_metric is not None:
             for value in values:
                 log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
-        return spread(_failed_as_none(values, batch), rows, len(completions))
+        return _spread(_failed_as_none(values, batch), rows, len(completions))
 
 
 class _CachedReward:
@@ -246,13 +246,8 @@ class _CachedReward:
         return {"reward": self.reward, "last": None}
 
 
-def spread(rewards: Rewards, rows: Sequence[int], n: int) -> Rewards:
-    """Return n rewards, None for the rows that were not scored.
-
-    Examples:
-        >>> spread([0.6], [1], 3)
-        [None, 0.6, None]
-    """
+def _spread(rewards: Rewards, rows: Sequence[int], n: int) -> Rewards:
+    """Return n rewards, None for the rows that were not scored."""
     known = dict(zip(rows, rewards, strict=True))
     return [known.get(i) for i in range(n)]
 

@@ -38,7 +38,7 @@ AVERAGES = {
     "prefix included, after a start token: mean_perplexity of the evaluate library",
     "corpus_perplexity": "exp(mean negative log-probability) over the tokens of all texts",
     "distinct_N": "unique n-grams over tokens, prefix included, of all texts of one prefix, of all "
-    "combinations together; mean over prefixes. Of a combination: of its own texts",
+    "combinations together; mean over prefixes. For a combination: over the texts of both",
     "finished": "share of completions that an end token ended, before the limit of tokens",
     "failed": "share of texts with a score that could not be computed; the means leave it out",
     "overall": "means over all texts, except where combinations are named",

@@ -170,8 +170,8 @@ class Evaluated(NamedTuple):
     weights: Scores
 
 
-# Patterns whose neutral likelihood is taken off. That of a remainder is how fluent it is, which
-# people rate too, and the gain loses it (docs/ctrleval.md, choice 7).
+# Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
+# fluency, which people rate as well, and the gain loses it (docs/ctrleval.md, choice 7).
 _GAINED: dict[AspectName, slice] = {
     "coherence": slice(None),
     "consistency": slice(1, None),  # the prefix given the remainder

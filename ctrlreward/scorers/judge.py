@@ -177,6 +177,8 @@ def closed(answers: Sequence[TokenScores]) -> npt.NDArray[np.float64]:
     log(p - Σ p of the answers that directly continue it).
 
     Examples:
+        >>> from ctrlreward.models.tasks import TokenScores
+        >>> from ctrlreward.scorers.judge import closed
         >>> one = TokenScores(np.array([7]), np.log([0.5]))  # "1"
         >>> ten = TokenScores(np.array([7, 3]), np.log([0.5, 0.75]))  # "10"
         >>> np.exp(closed([one, ten]))
