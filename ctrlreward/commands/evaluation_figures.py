@@ -20,7 +20,7 @@ from ctrlreward.scorers.attribute import attribute_report
 from ctrlreward.scorers.base import DEVIATION, Scores
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.scorers.records import sample_table
-from ctrlreward.tables.parsing import formula_free
+from ctrlreward.tables.parsing import csv_header, formula_free
 
 COMBINATIONS, OVERALL = "combinations", "overall"
 _TEXTS = 64  # in a table of Weights & Biases
@@ -102,7 +102,7 @@ def to_csv(found: Sequence[Figure]) -> str:
     """Return results.csv, which `ctrlreward compare` reads; NaN is an empty cell."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(Figure._fields)
+    text.write(csv_header(Figure._fields))
     for figure in found:
         number = finite_or_none(figure.value)
         rows.writerow([*map(formula_free, figure[:3]), "" if number is None else repr(number)])

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -426,10 +426,8 @@ def interval_of(
     if not (isfinite(low) and isfinite(high)):
         return None
     smallest, largest = selection.run.ranges.get(key, (None, None))
-    return (
-        low if smallest is None else max(low, smallest),
-        high if largest is None else min(high, largest),
-    )
+    within = (-inf if smallest is None else smallest, inf if largest is None else largest)
+    return min(max(low, within[0]), within[1]), max(min(high, within[1]), within[0])
 
 
 def _note(selection: Selection, each: Decided) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -371,7 +372,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             shaped, _ = gather_values(rewards)
             valid = shaped[~shaped.isnan()]
             values["reward/shaped"] = float(valid.mean())
-            values["reward/shaped_std"] = float(valid.std(correction=0))
+            values["reward/shaped_std"] = float(valid.std(correction=0)) if len(valid) else math.nan
         values |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
         mask = scored.rollout.mask
         values["rollout/length"] = float(mask.sum(dim=1).mean())

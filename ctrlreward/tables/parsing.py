@@ -114,7 +114,9 @@ def read_csv(
     reader = csv.reader(noted(), strict=True)
     records = _records(reader, path)
     names = next(filter(None, records), [])
-    ours = "".join(read).lstrip("\r\n").replace("\r\n", "\n") == csv_header(names)
+    # Of one column, the header of a program that quotes all names is the same.
+    line = "".join(read).lstrip("\r\n").replace("\r\n", "\n")
+    ours = len(names) > 1 and line == csv_header(names)
     text_of = cell_text if ours else str
     header = [text_of(cell) for cell in names]
     if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):

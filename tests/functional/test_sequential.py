@@ -204,3 +204,19 @@ def test_optimism_is_the_excess_of_the_best_of_equals() -> None:
 def test_bad_arguments(arguments, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         paired_difference(*arguments)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([[1, 0], [0, 1]], 1 / math.sqrt(2)),
+        ([[math.nan, 1, 0], [math.nan, 0, 1]], 1 / math.sqrt(2)),  # a prompt that always fails
+        ([[1, 0], [0, 1], [9, math.nan]], 1 / math.sqrt(2)),  # a half without a score
+        ([[math.nan, 1], [1, math.nan]], math.nan),
+        ([[math.nan, 1], [math.nan, 0]], math.nan),
+        ([[math.nan, math.nan]], math.nan),
+    ],
+)
+def test_optimism_leaves_out_prompts_without_a_score(scores, expected: float) -> None:
+    assert selection_optimism(scores) == pytest.approx(expected, nan_ok=True)

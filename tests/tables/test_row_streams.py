@@ -88,6 +88,7 @@ def test_parquet_types_come_from_all_rows() -> None:
         "text,id\n\n\na\n\n",
         "text,id\n'=1,1\n'-x,2\n''+y,3\n",  # of another program: an apostrophe is text
         '"text","id"\n"\'=1","1"\n',  # as R writes it
+        '"text"\n"\'=1"\n',
     ],
 )
 def test_rows_are_as_in_pandas(content: str) -> None:
