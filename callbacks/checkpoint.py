@@ -12,7 +12,6 @@ from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,
     check_timely,
-    read_metrics,
     resolve_mode,
     rule_errors,
 )
@@ -166,14 +165,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         if self.save_top_k == 0:
             return
         rule, step = self.rule, trainer.global_step
-        metrics, stale, evidence = read_metrics(trainer, self._reader)
-        # A metric logged without sync_dist differs between ranks; files and paths must not.
-        metrics = trainer.strategy.broadcast(metrics)
-        before_update = self.state
-        with rule_errors(self):
-            self.state, decision = rule.update(self.state, step, metrics, stale, evidence)
-        if self.state is not before_update:
-            self._reader.decide(trainer)
+        metrics, decision = self.decide(trainer)
         if self.verbose:
             rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
         before = dict(self._paths)

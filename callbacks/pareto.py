@@ -16,7 +16,6 @@ from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
     FRONT_NAMES,
     check_timely,
-    read_metrics,
     resolve_mode,
     rule_errors,
 )
@@ -172,15 +171,8 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is on the front, and remove dominated ones."""
         step = trainer.global_step
-        metrics, stale, evidence = read_metrics(trainer, self._reader)
-        # A metric logged without sync_dist differs between ranks; the files must not.
-        metrics = trainer.strategy.broadcast(metrics)
         before = self._paths(self.state)
-        before_update = self.state
-        with rule_errors(self):
-            self.state, decision = self.rule.update(self.state, step, metrics, stale, evidence)
-        if self.state is not before_update:
-            self._reader.decide(trainer)
+        _, decision = self.decide(trainer)
         if decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         after = self._paths(self.state)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
-from ctrlreward.callbacks.monitoring import ReadingMixin
+from ctrlreward.callbacks.monitoring import ReadingMixin, read_metrics, rule_errors
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -75,6 +75,9 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
     Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
     """
 
+    rule: Any
+    state: Any
+
     @property
     def best_adapter_path(self) -> str:
         """Adapter folder of `best_model_path`, "" if there is none."""
@@ -89,6 +92,20 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
     @abstractmethod
     def select(self, trainer: Trainer) -> None:
         """Decide on the checkpoint of the validation that just ended, save and remove files."""
+
+    def decide(self, trainer: Trainer) -> tuple[dict[str, float], Any]:
+        """Update the state by the rule; return rank 0's metrics, and the decision."""
+        metrics, stale, evidence = read_metrics(trainer, self._reader)
+        # A metric logged without sync_dist differs between ranks; files and paths must not.
+        metrics = trainer.strategy.broadcast(metrics)
+        before = self.state
+        with rule_errors(self):
+            self.state, decision = self.rule.update(
+                before, trainer.global_step, metrics, stale, evidence
+            )
+        if self.state is not before:
+            self._reader.decide(trainer)
+        return metrics, decision
 
     def reset(self, unused: dict[str, Any]) -> None:
         """Forget the files of an earlier run, and the folder that this run would not have."""

@@ -162,10 +162,8 @@ def evaluate_generator(
         diverse = {name: used["distinct"][name] for name in used["distinct"].specs}
         of_prefix = read.replace(groups=[prompt.prefix for prompt in log.prompts])
         whole = [list(range(len(read)))]
-        by_prefix = score_parts(
-            JsonLog(folder / "distinct.jsonl", identity),
-            *(whole, lambda rows: score(diverse, of_prefix[rows])),
-        )
+        distinct_log = JsonLog(folder / "distinct.jsonl", identity)
+        by_prefix = score_parts(distinct_log, whole, lambda rows: score(diverse, of_prefix[rows]))
         found = figures(log.prompts, scores, ended, tuple(by_attribute), by_prefix)
         kept = {name: values for name, values in scores.items() if name != TOKENS}
         write_scored_samples(folder / "texts.jsonl", samples, kept)

@@ -426,8 +426,8 @@ def interval_of(
     if not (isfinite(low) and isfinite(high)):
         return None
     smallest, largest = selection.run.ranges.get(key, (None, None))
-    within = (-inf if smallest is None else smallest, inf if largest is None else largest)
-    return min(max(low, within[0]), within[1]), max(min(high, within[1]), within[0])
+    least, most = -inf if smallest is None else smallest, inf if largest is None else largest
+    return min(max(low, least), most), min(max(high, least), most)
 
 
 def _note(selection: Selection, each: Decided) -> str:

@@ -88,7 +88,7 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
 
 
 def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
-    """Parse a CSV file of numbers into its header and rows; a short row is an error."""
+    """Parse a CSV file of numbers; a short row is an error, and blank lines are skipped."""
     header, rows = read_csv(io.StringIO(text, newline=""), path, fill=False)
     return header, list(rows)
 
@@ -133,7 +133,7 @@ def read_csv(
 
     def rows() -> Iterator[CsvRow]:
         for cells in records:
-            if not cells and len(header) > 1:
+            if not cells and (len(header) > 1 or not fill):
                 continue
             if len(cells) > len(header) or (len(cells) < len(header) and not fill):
                 more = len(cells) > len(header)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.tables.parsing import read_csv
+from ctrlreward.tables.parsing import parse_csv, read_csv
 from ctrlreward.tables.row_streams import read_table
 from ctrlreward.tables.table_writing import TableShape, TableWriter, encode_rows
 
@@ -104,6 +105,11 @@ def test_a_blank_line_of_one_column_is_a_row() -> None:
     )
     _, rows = read_csv(io.StringIO(content), "in.csv")
     assert [cells["text"] for _, cells in rows] == frame["text"].tolist() == ["a", "", "b"]
+
+
+def test_blank_lines_of_a_file_of_numbers_are_skipped() -> None:
+    _, rows = parse_csv("loss\n1\n\n2\n\n", Path("run.csv"))
+    assert [cells["loss"] for _, cells in rows] == ["1", "2"]
 
 
 def test_apostrophes_of_our_own_files_are_removed() -> None:
