@@ -47,7 +47,7 @@ GUARD_NAMES = {
 
 
 class Reader:
-    """The metrics that a callback has not read before, and the step of its last decision.
+    """Record of the metrics that a callback has read, and the step of its last decision.
 
     Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
     again is in other memory. A metric that validations log is new if the last one has logged it,

@@ -1,4 +1,4 @@
-"""Whether half of the neutral likelihood taken off helps CTRLEval: coherence and consistency, AUC.
+"""AUC of coherence and consistency with and without the gain over a neutral context.
 
     python benchmarks/studies/context_gain.py [--sets own wikitext novels outputs ratings]
         [--texts 40] [--model smollm2-135m]

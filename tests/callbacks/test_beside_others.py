@@ -119,7 +119,7 @@ THEIRS = {"stopping": stopping, "best": checkpoint, "last": last, "average": ave
 
 
 def facts(trainer: Any, others: list[Any], module: Any, folder: Path) -> dict[str, Any]:
-    """What the run and the callbacks of Lightning did."""
+    """Return the results of the run and the states of Lightning's callbacks."""
     metrics = {k: v.item() for k, v in trainer.callback_metrics.items() if k == "val_loss"}
     found: dict[str, Any] = {
         "steps": trainer.global_step,

@@ -1,4 +1,4 @@
-"""Our callbacks beside those of transformers: the trainer does what it does without ours.
+"""Our callbacks beside the callbacks of transformers: the trainer behaves as without ours.
 
 Each situation runs without our callbacks, and with all of them before and after the other one.
 Learning rates, steps, the trainer's own log and the checkpoints at its own steps are compared. The

@@ -1,4 +1,4 @@
-"""What is scored is what the reward scores and what the trainer generates, once per step."""
+"""Held-out scores read the texts of the reward, with the generation settings of the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a new value, and what as one evaluation: all rules in a table of situations.
+"""New values and repeated evaluations: all rules in a table of situations.
 
 `q` rises to step 3 and falls, `r` rises throughout; 1 to 8 are steps, 0 is before training:
 
