@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,
     check_timely,
+    known_bounds,
     resolve_mode,
     rule_errors,
 )
@@ -54,7 +56,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         save_last: Write `last.ckpt`.
         verbose: Log each decision.
         constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
-            bound. A validation that violates one is not a candidate.
+            bound. A validation that violates one is not a candidate; a key that it did not log
+            counts with its last value.
         ties_by: Choice among checkpoints whose score is not distinguishable from the best:
             "earliest", or one logged key → its better direction, {"policy/kl": "min"}.
         constraint_test: "point" compares the metric with the bounds; "unless_violated" rejects a
@@ -157,6 +160,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         super().setup(trainer, pl_module, stage)
         mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
         self.mode, self._given_mode = mode, self._given_mode  # the given one, for the next fit
+        self.rule = replace(self.rule, ranges=known_bounds(trainer))
         ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
         check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
 

@@ -20,6 +20,7 @@ from ctrlreward.lightning_package import (
     TorchCheckpointIO,
     Trainer,
     averaging_callbacks,
+    callbacks_of,
     misconfigured,
     mixed,
     package_of,
@@ -77,6 +78,7 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
 
     rule: Any
     state: Any
+    _writes_last = False
 
     @property
     def best_adapter_path(self) -> str:
@@ -134,13 +136,19 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the checkpoint if it is selected, and always `last.ckpt`."""
-        skips = self.skips_saving(trainer)  # also if these weights are in `last.ckpt`
+        """Save the checkpoint if it is selected, and always `last.ckpt`.
+
+        The last of these callbacks writes it for all, so that it has the decision of each.
+        """
+        self._writes_last = not self.skips_saving(trainer)  # unless `last.ckpt` has these weights
         # Step 0 and fast_dev_run have no checkpoint.
         if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.select(trainer)
-        if not skips:
-            self.save_last_checkpoint(trainer)
+        callbacks = callbacks_of(trainer, SelectingCheckpointMixin)
+        if self is callbacks[-1]:
+            for callback in callbacks:
+                if callback._writes_last:
+                    callback.save_last_checkpoint(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write `last.ckpt` if no validation has, but not under `fast_dev_run`."""

@@ -29,3 +29,16 @@ class Scripted(Scorer):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         step = self.trainer.state.global_step
         return {key: np.array(self.values(key, step)[: len(samples)]) for key in "ab"}
+
+
+class Share(Scorer):
+    """Score of 1 for the first texts of a call, of 0 for the others."""
+
+    pointwise = False
+    specs = dict.fromkeys(["share"], ScoreSpec(True, (0.0, 1.0)))
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        return {"share": np.array([float(i < self.first) for i in range(len(samples))])}

@@ -261,7 +261,7 @@ def _rules(
                 for key, (low, high) in (chosen.get("constraints") or {}).items()
             }
             mode = better_mode(stored, monitor)
-            found["best"] = BestRule(monitor, mode, constraints=bounds)
+            found["best"] = BestRule(monitor, mode, constraints=bounds, ranges=stored.ranges)
         except ValueError as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
@@ -304,6 +304,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
         settings = {k: v for k, v in given.items() if k in known and v is not None}
         if "constraints" in settings:
             settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
+            settings["ranges"] = stored.ranges
         try:
             for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
                 if key in settings:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -264,6 +264,7 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
             constraint_test=options.constraint_test,
             level=options.level,
             top_k=1 if options.ties_by is None else -1,
+            ranges=stored.ranges,
         )
         if options.stop:
             stop = StopRule(key, mode, **{"level": options.level, **_stop_settings(options.stop)})
@@ -422,12 +423,9 @@ def interval_of(
     if row is None or key in each.validation.stale:
         return None
     level = selection.rules.best.level if selection.rules.best else 0.05
-    _, low, high = mean_interval(row, level_of_test(level, number))
-    if not (isfinite(low) and isfinite(high)):
-        return None
-    smallest, largest = selection.run.ranges.get(key, (None, None))
-    least, most = -inf if smallest is None else smallest, inf if largest is None else largest
-    return min(max(low, least), most), min(max(high, least), most)
+    within = selection.run.ranges.get(key, (None, None))
+    _, low, high = mean_interval(row, level_of_test(level, number), within)
+    return (low, high) if isfinite(low) and isfinite(high) else None
 
 
 def _note(selection: Selection, each: Decided) -> str:

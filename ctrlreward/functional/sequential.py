@@ -176,25 +176,35 @@ def rise_p_value(
     return sign_flip_p_value(sums - margin * sizes)
 
 
-def mean_interval(values: npt.ArrayLike, level: float) -> tuple[float, float, float]:
+def mean_interval(
+    values: npt.ArrayLike,
+    level: float,
+    within: Sequence[float | None] = (None, None),
+) -> tuple[float, float, float]:
     """Return the mean of a validation with its two-sided interval by Student's t.
 
     Approximate: unlike a difference, a mean of skewed scores is not symmetric. `values` are the
     score of each prompt, NaN if it could not be scored; the interval misses the mean with
-    probability `level`. Its ends are infinite with fewer than two prompts.
+    probability `level`. Its ends are infinite with fewer than two prompts. It stays `within` the
+    smallest and largest possible value, None for no bound.
 
     Examples:
         >>> mean_interval([1.0, 2.0, 3.0], level=0.05)
         (2.0, -0.484..., 4.484...)
+        >>> mean_interval([1.0, 2.0, 3.0], level=0.05, within=(0.0, None))
+        (2.0, 0.0, 4.484...)
     """
+    smallest = -math.inf if within[0] is None else within[0]
+    largest = math.inf if within[1] is None else within[1]
     array = np.asarray(values, dtype=np.float64)
     valid = array[np.isfinite(array)]
     mean = float(valid.mean()) if len(valid) else math.nan
     if len(valid) < 2:
-        return mean, -math.inf, math.inf
+        return mean, smallest, largest
     error = float(valid.std(ddof=1)) / math.sqrt(len(valid))
     width = float(stats.t.isf(level / 2, len(valid) - 1)) * error
-    return mean, mean - width, mean + width
+    low, high = mean - width, mean + width
+    return mean, min(max(low, smallest), largest), max(min(high, largest), smallest)
 
 
 def detectable_difference(

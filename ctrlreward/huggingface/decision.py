@@ -19,6 +19,7 @@ from ctrlreward.huggingface.run_state import (
     directions,
     last_step,
     of_evaluation,
+    ranges,
     read_validation,
     resolve_mode,
     stored,
@@ -266,6 +267,10 @@ class RewardCheckpoint(DecisionCallback):
         top_k = 1 if ties_by is None else -1
         settings = (top_k, self.constraints, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode or "max", *settings))
+
+    def directed(self, state: TrainerState) -> BestRule:
+        """Return the rule with the direction and the ranges that scorers declare."""
+        return replace(super().directed(state), ranges=ranges(state))
 
     def bounded(self) -> Collection[str]:
         """Return the keys of the constraints and of the choice among ties."""

@@ -132,6 +132,13 @@ def directions(state: TrainerState) -> dict[str, Mode]:
     }
 
 
+def ranges(state: TrainerState) -> dict[str, list[float | None]]:
+    """Return the smallest and largest value of each key of a `GenerationScorer`, of both names."""
+    declared = [scored.get("ranges", {}) for scored in scorers(state).values()]
+    names = {key: bounds for each in declared for key, bounds in each.items()}
+    return names | {PREFIX + key: bounds for key, bounds in names.items()}
+
+
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -27,7 +27,8 @@ from ctrlreward.selection.metrics import (
     read,
 )
 
-Bounds: TypeAlias = tuple[float | None, float | None]
+Bounds: TypeAlias = Sequence[float | None]
+"""Smallest and largest value, both inclusive, None for no bound."""
 ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
 Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
 
@@ -112,7 +113,8 @@ class BestRule:
         mode: "max" if higher is better, "min" if lower is better.
         top_k: Number of checkpoints to keep, -1 for all.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
-            NaN and a key without a value violate the constraint. A stale value counts.
+            NaN and a key without a value violate the constraint. A key that this validation did
+            not log counts with its last value.
         ties_by: Choice among checkpoints whose score is not distinguishable from the best one:
             "earliest", or one key → its better direction, {"policy/kl": "min"}. By default, the
             score itself decides.
@@ -120,6 +122,7 @@ class BestRule:
             validation only if the metric's interval is outside, "if_shown" unless it is inside;
             metrics without scores by prompt are compared with the bounds.
         level: Probability that any interval of the run misses its value, in (0, 1).
+        ranges: Key → smallest and largest possible value, within which an interval stays.
 
     Raises:
         ValueError: Unknown mode, choice or test, `top_k` below -1, `level` out of range, or a
@@ -157,6 +160,7 @@ class BestRule:
     ties_by: Ties | None = None
     constraint_test: ConstraintTest = "point"
     level: float = 0.05
+    ranges: Mapping[str, Bounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_key("monitor", self.monitor)
@@ -369,7 +373,7 @@ class BestRule:
                 why = f"{key} is {value:.4f}, outside of [{smallest}, {largest}]"
             else:
                 level = level_of_test(self.level, max(1, state.validations))
-                _, bottom, top = mean_interval(row, level)
+                _, bottom, top = mean_interval(row, level, self.ranges.get(key, (None, None)))
                 why = f"{key} is {value:.4f} ({bottom:.4f} to {top:.4f}), "
                 if self.constraint_test == "unless_violated":
                     met = not (top < smallest or bottom > largest)

@@ -17,6 +17,8 @@ from lightning_choice import (
     RewardEarlyStopping,
     RunReport,
 )
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 pytestmark = [
@@ -65,7 +67,7 @@ class Situation:
     """How a run is validated, and what its rules decide, worked out by hand."""
 
     stop: int = 5
-    best: int | None = 2
+    best: int = 2
     front: tuple[int, ...] = (1, 2, 3)
     seen: tuple[int, ...] = (1, 2, 3, 4, 5)  # steps at which the guard has new values of both
     rows: tuple[int, ...] = (1, 2, 3, 4, 5)
@@ -73,6 +75,7 @@ class Situation:
     keys: tuple[str, str] = ("a", "b")
     every: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    peft: bool = False
     cut: int = 0  # the run is interrupted after this step and resumed
 
 
@@ -93,11 +96,13 @@ SITUATIONS = {
     "every second validation": Situation(
         6, 2, (2,), (2, 4, 6), tuple(range(1, 7)), every=2
     ),
-    # Without the best: whether the last value of a constraint counts is for the rule to say.
+    # At 2 the constraint has its value of 1.
     "two dataloaders": Situation(
-        5, None, (1, 3, 5), (1, 3, 5),
+        5, 2, (1, 3, 5), (1, 3, 5),
         module=TwoLoaders, keys=("a/dataloader_idx_0", "b/dataloader_idx_1"),
     ),
+    "an adapter": Situation(peft=True),
+    "an adapter, resumed": Situation(peft=True, cut=3),
     "resumed": Situation(cut=3),
     "keys of the module, resumed": Situation(module=OwnKeys, cut=3),
     "every second validation, resumed": Situation(
@@ -134,21 +139,43 @@ def rules(curve, held_out, monkeypatch):
     return build
 
 
+@pytest.fixture
+def adapted(counter):
+    """Return a counter whose weight is in an adapter of PEFT."""
+
+    class Adapted(counter):
+        def __init__(self) -> None:
+            super().__init__()
+            del self._parameters["weight"]
+            base = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
+            self.model = get_peft_model(base, LoraConfig(r=1, target_modules=["0"]))
+
+        @property
+        def weight(self) -> torch.Tensor:
+            return self.model.get_submodule("base_model.model.0").lora_B["default"].weight.sum()
+
+        def export_adapter(self, folder: str) -> None:
+            self.model.save_pretrained(folder)
+
+    return Adapted
+
+
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_rules_decide_once_on_new_values(name, rules, fit, counter, tmp_path) -> None:
+def test_rules_decide_once_on_new_values(name, rules, fit, counter, adapted, tmp_path) -> None:
     case = SITUATIONS[name]
-    module, ours = case.module or counter, rules(case, tmp_path)
+    module, ours = case.module or (adapted if case.peft else counter), rules(case, tmp_path)
     if case.cut:
         fit(module(), list(ours.values()), **{**case.options, "max_steps": case.cut})
         ours = rules(case, tmp_path)
-        path = tmp_path / "front/last.ckpt"  # written by the last of the callbacks
+        # The first checkpoint callback's file has the decisions of the second.
+        path = tmp_path / "best/last.ckpt"
         trainer = fit(module(), list(ours.values()), ckpt_path=path, **case.options)
     else:
         trainer = fit(module(), list(ours.values()), **case.options)
 
     a, b = case.keys if case.module else ("score/a", "score/b")
     assert (ours["stop"].stopped_step, trainer.global_step) == (case.stop, case.stop)
-    assert case.best in (None, ours["best"].selected_step)
+    assert ours["best"].selected_step == case.best
     assert ours["front"].kept == {step: (A[step], B[step]) for step in case.front}
     if case.module:
         assert ours["guard"].values == [(A[step], B[step]) for step in case.seen]
@@ -162,6 +189,9 @@ def test_rules_decide_once_on_new_values(name, rules, fit, counter, tmp_path) ->
         assert row.get(b, B[row["step"]]) == B[row["step"]]
     if "scorer" in ours:
         assert ours["scorer"].validations == len(case.rows)
+    if case.peft:
+        saved = load_file(Path(ours["best"].best_adapter_path) / "adapter_model.safetensors")
+        assert saved["base_model.model.0.lora_B.weight"].item() == case.best
 
 
 def test_a_second_run_starts_afresh(rules, fit, counter, tmp_path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_scores import Scripted
+from scripted_scores import Scripted, Share
 from tokenizers.processors import TemplateProcessing
 from trainer_runs import tiny_trainer
 from transformers import PreTrainedTokenizerFast, Trainer
@@ -50,6 +50,19 @@ def test_rules_decide_at_the_same_evaluation_in_any_order(
     assert trainer.state.best_model_checkpoint == f"{trainer.args.output_dir}/checkpoint-1"
     scorers = [c for c in trainer.callback_handler.callbacks if isinstance(c, GenerationScorer)]
     assert [each.name for each in scorers] == ["score", "second"]
+
+
+def test_an_interval_ends_where_the_range_of_a_score_does(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer, prompts = make_trainer(**SAVING), [f"Prompt {i}" for i in range(32)]
+    scores = {"share": Share(29)["share"]}
+    trainer.add_callback(GenerationScorer(trainer, scores, prompts, generation=SHORT))
+    bounds: dict[str, Any] = {"eval_score/share": (0.4, 1.0)}
+    best = RewardCheckpoint("score/share", constraints=bounds, constraint_test="if_shown")
+    trainer.add_callback(best)
+    trainer.train()
+    assert best.selected_step == 1  # 29 of 32: Student's interval would end at 1.013
 
 
 def test_an_evaluation_without_a_checkpoint_is_not_selected(

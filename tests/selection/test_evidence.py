@@ -252,6 +252,16 @@ def test_constraints_by_point_or_interval(test, mean, keep) -> None:
     assert plain.keep == (mean >= 0.5)
 
 
+def test_intervals_stay_within_the_range_of_a_score() -> None:
+    """29 of 32 correct: 0.906, and Student's interval ends at 1.013."""
+    correct = np.arange(32) < 29
+    for ranges, keep in (({}, False), ({"z": (0.0, 1.0)}, True)):
+        bounds = {"z": (0.4, 1.0)}
+        rule = BestRule("y", constraints=bounds, constraint_test="if_shown", ranges=ranges)
+        _, (decision,) = fold(rule, [{**near(0.6)[0], "z": correct.astype(float)}])
+        assert decision.keep == keep
+
+
 def test_optimism_needs_scores_of_two_validations() -> None:
     rule = BestRule("y")
     assert rule.optimism(fold(rule, near(0.6))[0]) is None

@@ -436,3 +436,16 @@ def test_scores_without_their_column_are_left_out_as_by_score(
     assert "leaves out accuracy, for lack of the columns labels" in caplog.text
     assert "polarity" in Path("out.json").read_text()
     assert "accuracy" not in Path("out.json").read_text()
+
+
+def test_ctrleval_of_rated_texts_without_prefixes(
+    tiny_llama: Callable[[str], str], one_thread: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"text": f"It is {'b' * i}. So is the sea.", "fluency": i} for i in (1, 2, 3)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rated = ["meta-eval", "rated", "--data=rows.jsonl", "--ratings=[fluency]", "--resamples=20"]
+    main(
+        [*rated, "--scorers=CTRLEval", f"--scorers.model={tiny_llama(LETTERS)}", "--output=o.json"]
+    )
+    assert "leaves out consistency, attribute_relevance, for lack of" in caplog.text
+    assert {score for score, *_ in rows_of("o.json")} == {"coherence"}
