@@ -52,12 +52,32 @@ pytest_plugins = ["command_lines", "tiny_models"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_collection_finish() -> None:
-    # What was imported lives to the end: `gc.collect`, which `release` calls, need not look at it.
+_looked_at = 0  # modules that were imported at the last `_freeze`
+
+
+def _freeze() -> None:
+    """Exempt from collections what lives to the end: `release` calls `gc.collect` in most tests."""
+    global _looked_at
+    _looked_at = len(sys.modules)
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    if wandb := sys.modules.get("wandb"):
+        # Runs look for inputs of W&B's launch, which no test has: a second of imports.
+        wandb.Run._detect_and_apply_job_inputs = lambda run: None
+    _freeze()
     gc.enable()
     start_server()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Between files, whose fixtures are gone, exempt what their tests have imported."""
+    yield
+    if nextitem and nextitem.path != item.path and len(sys.modules) > _looked_at + 200:
+        _freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary

@@ -25,7 +25,6 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
-from torch.utils import _pytree as tree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -172,8 +171,25 @@ def _moved(key: Any, device: torch.device) -> Any:
     return torch.tensor(key, device=device) if isinstance(key, list) else key
 
 
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a value with its tensors replaced; `tree_map` would take longer than most passes."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(part, change) for part in value])
+    if isinstance(value, dict):
+        return {key: _mapped(part, change) for key, part in value.items()}
+    return value
+
+
 def _run(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    given = [x for x in tree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    given: list[torch.Tensor] = []
+
+    def raw(x: torch.Tensor) -> torch.Tensor:
+        given.append(x)
+        return x.raw if isinstance(x, SecondTensor) else x
+
+    args_, kwargs_ = _mapped((args, dict(kwargs)), raw)
     devices = {x.device for x in given}
     target = kwargs.get("device")
     if len(devices) > 1 and op not in _MOVES:
@@ -183,7 +199,6 @@ def _run(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if _is_composite(op):  # arrives whole in inference mode, with the device in other arguments
         return op.decompose(*args, **kwargs)
     device = torch.device(target) if target is not None else given[0].device
-    args_, kwargs_ = tree.tree_map_only(SecondTensor, lambda x: x.raw, (args, dict(kwargs)))
     if target is not None:
         kwargs_["device"] = "cpu"
     kwargs_.pop("pin_memory", None)
@@ -195,7 +210,7 @@ def _run(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # In inference mode too, a view of an ordinary tensor is an ordinary tensor.
         ordinary = _is_view(op) and not given[0].is_inference()
         with torch.inference_mode(False) if ordinary else nullcontext():
-            result = tree.tree_map_only(torch.Tensor, lambda x: SecondTensor(x, index), result)
+            result = _mapped(result, lambda x: SecondTensor(x, index))
     if any(isinstance(x, SecondTensor) and x.shape != x.raw.shape for x in given):
         raise NotImplementedError(f"{op} changes a shape in place, which wrappers do not follow")
     if op not in _MOVES and any(isinstance(x, SecondTensor) for x in given):

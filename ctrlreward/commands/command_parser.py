@@ -16,6 +16,7 @@ from ctrlreward.commands.config_files import check_size, nesting_named
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.score import SCORERS, SCORERS_HINT
 from ctrlreward.commands.terminal import examples_epilog
+from ctrlreward.files import ShallowLoader
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
 # its name in the group.
@@ -34,7 +35,7 @@ def _load_checked(text: str) -> Any:
     """Return a value, or raise a YAMLError; the parser's loader overflows the stack of C."""
     if len(text) > _LONG or "&" in text:
         with nesting_named():
-            check_size(yaml.compose(text, yaml.SafeLoader))
+            check_size(yaml.compose(text, ShallowLoader))
     try:
         return _load(text)
     except ValueError as error:  # an integer of thousands of digits

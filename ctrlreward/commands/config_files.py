@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from ctrlreward.arguments import did_you_mean
+from ctrlreward.files import ShallowLoader
 from ctrlreward.weights.sources import check_spelling
 
 _EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
@@ -144,7 +145,7 @@ def _inner(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from item if isinstance(item, tuple) else (item,)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(ShallowLoader):
     """Loader that keeps the names of anchors, and replaces the values of some."""
 
     def __init__(self, text: str, replaced: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 
 class Correlation(NamedTuple):
@@ -126,6 +125,8 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
     if a.size < 3 or not finite or np.ptp(a) == 0 or np.ptp(b) == 0:
         return Correlation(nan, nan, a.size)
+    from scipy import stats  # takes half a second
+
     pearson, spearman = stats.pearsonr(a, b).statistic, stats.spearmanr(a, b).statistic
     return Correlation(float(pearson), float(spearman), a.size)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import hmean
 
 from ctrlreward.functional.means import valid_mean
 
@@ -80,6 +79,8 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
         >>> preservation([1.0, 0.5, -0.1], [0.6, 0.5, 0.9])
         array([0.75, 0.5 , 0.  ])
     """
+    from scipy.stats import hmean  # takes half a second
+
     both = np.stack(np.broadcast_arrays(output, source)).astype(np.float64)
     return np.asarray(hmean(np.maximum(both, 0.0), axis=0))
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from ctrlreward.files import read_json, write_whole
@@ -438,6 +437,8 @@ def _fit(rises: Floats, weights: Floats, penalty: float, start: Floats | None = 
     """Return the rise of each segment, 0 or more, shape (segments,)."""
     if not rises.shape[1]:  # all scores are constant
         return np.zeros(0)
+
+    from scipy.optimize import minimize  # takes half a second
 
     def loss(heights: Floats) -> tuple[float, Floats]:
         gains = rises @ heights

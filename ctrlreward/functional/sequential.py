@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from ctrlreward.functional.means import valid_row_means
 
@@ -201,6 +200,8 @@ def mean_interval(
     mean = float(valid.mean()) if len(valid) else math.nan
     if len(valid) < 2:
         return mean, smallest, largest
+    from scipy import stats  # takes half a second
+
     error = float(valid.std(ddof=1)) / math.sqrt(len(valid))
     width = float(stats.t.isf(level / 2, len(valid) - 1)) * error
     low, high = mean - width, mean + width
@@ -225,6 +226,8 @@ def detectable_difference(
     valid = differences[np.isfinite(differences)]
     if len(valid) < 2:
         return math.inf
+    from scipy import stats  # takes half a second
+
     quantiles = stats.t.isf([level / 2, 1 - power], len(valid) - 1).sum()
     return float(quantiles * valid.std(ddof=1) / math.sqrt(len(valid)))
 

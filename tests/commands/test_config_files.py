@@ -154,7 +154,7 @@ def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -
 EXTENDING = [
     path
     for path in sorted(CONFIGS.rglob("*.yaml"))
-    if "extends" in yaml.safe_load(path.read_text())
+    if re.search("^extends:", path.read_text(), re.MULTILINE)  # each process collects: no parser
     and "PolicyTuner" in str(with_extended(["--config", str(path)])[0])
 ]
 
