@@ -29,10 +29,11 @@ from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGene
 from ctrlreward import Samples
 from ctrlreward.data import local_file
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.tasks import Continuation
+from ctrlreward.models.pieces import read_ids
+from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns
 from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
-from ctrlreward.scorers.task import TEXT_SLOT, Task
+from ctrlreward.scorers.task import Task
 
 SUITE = "ctrleval"
 ASPECTS = ("attribute_relevance", "coherence", "consistency")
@@ -110,7 +111,7 @@ def causal_rows(samples: Samples, runs: int) -> None:
     after_text = Task([p for p in task.prompts if p.startswith(TEXT_SLOT)], task.verbalizers)
     scorer = CTRLEval(CAUSAL, after_text, ("attribute_relevance",), dtype="float32")
     ours = scoring(scorer, samples)
-    needed = floor.unpadded(scorer.loaded_model.lm, ours)
+    needed = floor.unpadded(scorer.loaded_model, ours)
     for name, peer in (
         ("one pass per prompt", published.prompt_by_prompt),
         ("published procedure", published.by_continuing),
@@ -126,8 +127,8 @@ def sharing_row(count: int, runs: int) -> None:
     scorer = CTRLEval(CAUSAL, dtype="float32")
     samples = prefixed(running_texts(count, 60), scorer.labels)
     ours = scoring(scorer, samples)
-    lm = scorer.loaded_model.lm
-    nodes, unshared = prefix_tree_size(lm, recorded_continuations(lm, ours))
+    lm = scorer.loaded_model
+    nodes, unshared = prefix_tree_size(lm, recorded_strings(lm, ours))
     with floor.count_cost() as cost:
         ours()
     ids = torch.randint(len(lm.tokenizer), (math.ceil(nodes / PLAIN_ROW), PLAIN_ROW))
@@ -158,29 +159,29 @@ def sharing_row(count: int, runs: int) -> None:
     print(json.dumps(record), flush=True)
 
 
-def recorded_continuations(lm: CausalLM, work: Work) -> list[Continuation]:
-    """Return the continuations that the model scores during the work."""
-    recorded: list[Continuation] = []
-    original = lm.log_probs
+def recorded_strings(lm: CausalLM, work: Work) -> list[str]:
+    """Return the contexts with their targets that the model scores during the work."""
+    recorded: list[str] = []
+    original = lm.answer
 
-    def record(continuations: Sequence[Continuation]) -> list:
-        recorded.extend(continuations)
-        return original(continuations)
+    def record(tasks: Sequence[Continuation | Patterns]) -> list:
+        for task in tasks:
+            asked = lm._orders.of(task)[0] if isinstance(task, Patterns) else [task]
+            recorded.extend("".join((*c.context, *t)) for c in asked for t in c.targets)
+        return original(tasks)
 
-    lm.log_probs = record
+    lm.answer = record
     try:
         work()
     finally:
-        del lm.log_probs
+        del lm.answer
     return recorded
 
 
-def prefix_tree_size(lm: CausalLM, continuations: list[Continuation]) -> tuple[int, int]:
+def prefix_tree_size(lm: CausalLM, texts: list[str]) -> tuple[int, int]:
     """Return the number of tokens to read with shared prefixes read once, and without sharing."""
     start = start_token(lm.tokenizer)
-    texts = [context + target for context, target in continuations]
-    rows = lm.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-    inputs = [[*start, *ids][:-1] for ids in rows]  # the last token is only predicted
+    inputs = [[*start, *ids][:-1] for ids in read_ids(lm.tokenizer, texts)]
     nodes = {path for ids in inputs for path in accumulate(ids, lambda path, i: hash((path, i)))}
     return len(nodes), sum(len(ids) for ids in inputs)
 

@@ -761,7 +761,7 @@ def speed(kit: Kit) -> Cases:
 
 
 def texts_per_second(
-    kit: Kit, case: str, build: Callable[..., Any], logits: int = output_layer._CUDA_LOGITS
+    kit: Kit, case: str, build: Callable[..., Any], logits: int | None = None
 ) -> Row:
     import floor
 
@@ -770,7 +770,8 @@ def texts_per_second(
         most, words = 256, 60
     few = samples_of(case, kit.texts(most // 16 or 1, words))
     scorer.score(few)  # loads the model
-    default, output_layer._CUDA_LOGITS = output_layer._CUDA_LOGITS, logits
+    if logits is not None:
+        scorer.loaded_model.block = logits
     try:
         _, seconds = timed(partial(scorer.score, few))
         count = min(most, max(len(few), int(len(few) / seconds)))  # for about a second
@@ -780,7 +781,6 @@ def texts_per_second(
         with floor.count_cost() as cost:
             work()
     finally:
-        output_layer._CUDA_LOGITS = default
         scorer.release()
         kit.card.clean()
     dtype = torch.bfloat16 if kit.card.type == "cuda" else torch.float32

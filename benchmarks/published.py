@@ -4,7 +4,7 @@ forward pass in the given order, with padding and logits over the whole vocabula
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -14,13 +14,12 @@ from floor import pytorch_products
 from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
-from ctrlreward.engine.sharing import run_requests
 from ctrlreward.functional.ctrleval import label_probabilities, weighted_mean
-from ctrlreward.models.tasks import Blank
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns
 from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
-from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator
+from ctrlreward.scorers.task import WORD_SLOT, Evaluator
 
 BATCH = 8
 
@@ -29,16 +28,15 @@ BATCH = 8
 def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
     """Score an aspect with an encoder-decoder such as PEGASUS."""
     words = tuple(w for words in scorer.task.verbalizers.values() for w in words)
-    blanks_of: dict[str, Callable[[int], list[Blank]]] = {
+    prompts = relevance_blanks([Evaluator(prompt, words) for prompt in scorer.task.prompts])
+    blanks_of: dict[str, Callable[[int], Sequence[Blank]]] = {
         "coherence": lambda i: coherence_blanks(scorer.split(samples.texts[i])),
         "consistency": lambda i: consistency_blanks(samples.texts[i], samples.prefixes[i]),
-        "attribute_relevance": lambda i: relevance_blanks(
-            samples.texts[i], [Evaluator(prompt, words) for prompt in scorer.task.prompts]
-        ),
+        "attribute_relevance": lambda i: [blank.about(samples.texts[i]) for blank in prompts],
     }
     groups = [blanks_of[aspect](i) for i in range(len(samples))]
     rows = [
-        (blank.left + "<mask_1>" + blank.right, target, blank.ends)
+        ("".join((*blank.left, "<mask_1>", *blank.right)), target, blank.ends)
         for group in groups
         for blank in group
         for target in blank.targets
@@ -83,9 +81,9 @@ def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
         means = []
         for prompt in scorer.task.prompts:
             words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
-            blanks = relevance_blanks(text, [Evaluator(prompt, tuple(words))])
-            ((word_scores,),) = run_requests([scorer.loaded_model.requests(blanks)])
-            means += [word.log_probs.mean() for word in word_scores]
+            blanks = relevance_blanks([Evaluator(prompt, tuple(words))])
+            (word_scores,) = scorer.loaded_model.answer([Patterns(blanks, text)])
+            means += word_scores.means.tolist()
         probabilities = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), "mean")
         values.append(probabilities[scorer.labels.index(label)])
     return np.array(values)
@@ -139,7 +137,7 @@ def _infilled(scorer: CTRLEval, rows: list[tuple[str, str, bool]]) -> list[tuple
 
 def _continued(scorer: CTRLEval, rows: list[tuple[str, str]]) -> list[float]:
     """Return the mean log-probability of each row's target after its context."""
-    tokenizer, model = scorer.loaded_model.tokenizer, scorer.loaded_model.lm.model
+    tokenizer, model = scorer.loaded_model.tokenizer, scorer.loaded_model.model
     begin = start_token(tokenizer)
     means = []
     for start in range(0, len(rows), BATCH):

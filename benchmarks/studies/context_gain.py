@@ -35,12 +35,12 @@ from scipy.stats import kendalltau
 
 from ctrlreward import CTRLEval
 from ctrlreward.data import data_folder, local_file
-from ctrlreward.engine.sharing import run_requests
 from ctrlreward.functional import Estimate, auc, paired_auc_bootstrap
 from ctrlreward.functional.calibration import context_gain
 from ctrlreward.functional.ctrleval import weighted_mean
+from ctrlreward.models import tasks
 from ctrlreward.models.tasks import Blank
-from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, neutral_blanks
+from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, neutral_blank
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.passages import Passage, passages
 from ctrlreward.text.sentences import find_splitter
@@ -157,12 +157,12 @@ def versions(written: Sequence[Passage], count: int) -> dict[str, dict[str, list
 def pattern_scores(scorer: CTRLEval, texts: Sequence[Sequence[Blank]]) -> list[Patterns]:
     """Score the patterns of each text."""
     blanks = [blank for text in texts for blank in text]
-    twins = [twin for blank in blanks for twin in neutral_blanks(blank, CONTEXTS)]
-    (found,) = run_requests([scorer.loaded_model.requests([*blanks, *twins])])
-    means = np.array([target.log_probs.mean() for (target,) in found])
+    twins = [neutral_blank(blank, context) for blank in blanks for context in CONTEXTS]
+    found = scorer.loaded_model.answer([tasks.Patterns((blank,)) for blank in (*blanks, *twins)])
+    means = np.array([each.means.item() for each in found])
     plain = means[: len(blanks)]
     gained = context_gain(plain, means[len(blanks) :].reshape(len(blanks), -1))
-    weights = np.array([scorer.iwf.sentence_weight(t.ids) for (t,) in found[: len(blanks)]])
+    weights = np.array([scorer.iwf.sentence_weight(t.ids) for t in found[: len(blanks)]])
     ends = np.cumsum([len(text) for text in texts])[:-1]
     parts = (np.split(values, ends) for values in (plain, gained, weights))
     return [Patterns(*one) for one in zip(*parts, strict=True)]

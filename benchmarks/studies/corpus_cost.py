@@ -202,18 +202,6 @@ def _exponential(generator: np.random.Generator, rate: float) -> Iterator[float]
         yield from (generator.exponential(1 / rate, 10_000).tolist() if rate else [math.inf])
 
 
-def rate_table() -> Iterator[str]:
-    """Yield the lines of the table of texts per GPU-second, which is derived, not measured."""
-    yield "| parameters | tokens | A100, texts per s | H100, texts per s | H100s per driver |"
-    yield "|---|---|---|---|---|"
-    for model, parameters in MODELS.items():
-        for tokens in LENGTHS:
-            a100, h100 = (
-                texts_per_second(parameters, tokens, PEAK[gpu], UTILISATION) for gpu in PEAK
-            )
-            yield f"| {model} | {tokens} | {a100:,.0f} | {h100:,.0f} | {1 / READ / h100:,.1f} |"
-
-
 def job_of(model: str, tokens: int, hours_between_deaths: float) -> Job:
     """Return the job of `TEXTS` texts on `GPUS` H100s."""
     rate = texts_per_second(MODELS[model], tokens, PEAK["H100"], UTILISATION)
@@ -242,7 +230,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="simulated runs per row")
     options = parser.parse_args()
-    print(*rate_table(), sep="\n")
     for model, tokens, hours in SHOWN:
         job = job_of(model, tokens, hours)
         print(f"\n{model}, {tokens} tokens, a death per {hours:g} h: best {best_size(job):,.0f}")
