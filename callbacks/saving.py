@@ -20,7 +20,6 @@ from ctrlreward.lightning_package import (
     TorchCheckpointIO,
     Trainer,
     averaging_callbacks,
-    callbacks_of,
     misconfigured,
     mixed,
     package_of,
@@ -144,7 +143,11 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
         # Step 0 and fast_dev_run have no checkpoint.
         if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.select(trainer)
-        callbacks = callbacks_of(trainer, SelectingCheckpointMixin)
+        callbacks = [
+            each
+            for each in trainer.checkpoint_callbacks
+            if isinstance(each, SelectingCheckpointMixin)
+        ]
         if self is callbacks[-1]:
             for callback in callbacks:
                 if callback._writes_last:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from ctrlreward.engine.sharing import exclusive, run_requests
+from ctrlreward.engine.sharing import exclusive
 from ctrlreward.reward import AnyReward, Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Credit, Scorer, Scores, check_columns, score
@@ -108,7 +107,5 @@ def _credits(scorer: Scorer, samples: Samples, names: set[str]) -> dict[str, lis
     if invalid := distinct.invalid_unicode():
         distinct = distinct.blanked(invalid)
     with exclusive(scorer):
-        found: Any = scorer.credit_samples(distinct, names)
-        if isinstance(found, Generator):
-            (found,) = run_requests([found])
+        found = scorer.credit_samples(distinct, names)
     return {name: [found[name][row] for row in inverse] for name in names}

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ctrlreward.engine import sharing
+from ctrlreward.engine import batching
 from ctrlreward.processor.accelerators import on_this_device
 
 log = logging.getLogger(__name__)
@@ -260,7 +260,7 @@ def _watch() -> None:
     started = since = time.monotonic()
     seen: object = None
     while _running or time.monotonic() - started < 60:
-        now = (sharing.answered, tuple(_running.items()))
+        now = (batching.passes, tuple(_running.items()))
         if not _running or now != seen:
             seen, since = now, time.monotonic()
         elif time.monotonic() - since >= GRACE:

@@ -101,7 +101,7 @@ def test_a_line_names_the_parts(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
     with track("CTRLEval", 100):
-        for _ in windows(["text"] * 50):
+        for _ in windows([4] * 50):
             wait(40)
             run_batched([1] * 20, 1, lambda batch: wait(1) or batch, "tiny: 20 texts")
     whole = "CTRLEval: 0 of 100 texts, time left unknown"
@@ -155,7 +155,7 @@ def test_a_generator_that_is_dropped_within_work_ends_its_part(
     wait: Callable[[float], None], lines: Callable[[], list[str]]
 ) -> None:
     with track("CTRLEval", 100) as advance:
-        unfinished = windows(["text"] * 50)
+        unfinished = windows([4] * 50)
         next(unfinished)
         del unfinished
         wait(20)

@@ -29,15 +29,18 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.engine import batching, output_layer
+from ctrlreward.engine.batching import Ids
 from ctrlreward.engine.sharing import built_by
 from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.models.aligner import TokenAlignment
-from ctrlreward.models.causal import CausalLM, build_prefix_trees
+from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.classifier import Classifier, is_text_cnn, load_classifier
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.pairs import encode_pairs
+from ctrlreward.models.pieces import Integers
+from ctrlreward.models.prefix_trees import Row
 from ctrlreward.models.seq2seq import Filling, Seq2SeqInfiller
-from ctrlreward.models.tasks import Continuation, TokenScores
+from ctrlreward.models.tasks import TokenScores
 from ctrlreward.models.tokenization import encode_texts
 from ctrlreward.policy import packing
 from ctrlreward.policy.adapted_module import PROMPTS_PER_BATCH
@@ -175,17 +178,22 @@ def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=_META)
 
 
-def run_output_layer(model: Any, states: Tensor, device: str, temperature: float = 1.0) -> Tensor:
+def run_output_layer(
+    model: Any, states: Tensor, device: str, temperature: float = 1.0, block: int | None = None
+) -> Tensor:
     """Return the sum of a log-probability per state, by blocks as in `token_log_probs`."""
     vocabulary = len(model.get_output_embeddings().weight)
-    rows, words = output_layer._CPU_STATES, output_layer._CPU_WORDS
-    if device != "cpu":
-        rows, words = max(1, output_layer._CUDA_LOGITS // vocabulary), vocabulary
+    rows, words = output_layer.block_shape(block, len(states), vocabulary, device)
     total: Any = 0.0
     for part in states.split(rows):
-        blocks = output_layer.logit_blocks(model, part, words, temperature)
-        sums = [logits.logsumexp(-1) - logits[:, 0] for logits in blocks]
-        total = total + torch.stack(sums).logsumexp(0).sum()
+        blocks = -(-vocabulary // words)
+        each = torch.arange(-(-len(part) // blocks), device=part.device)  # tokens of a block
+        sums = torch.empty((blocks, len(part)), device=part.device)
+        picked = torch.empty(len(each) * blocks, device=part.device)
+        for k, logits in enumerate(output_layer.logit_blocks(model, part, words, temperature)):
+            picked[k * len(each) : (k + 1) * len(each)] = logits[each, each]
+            sums[k] = logits.logsumexp(-1)
+        total = total + (picked[: len(part)] - sums.logsumexp(0)).sum()
     return total
 
 
@@ -215,13 +223,15 @@ class Planned(FrozenModel):
                 self.rows, self.width = rows, width
             return batch
 
-        batching.run_batched(lengths, self.batch_tokens, record_pass, "planning")
+        batching.run_batched(lengths, self.batch_tokens, record_pass, "planning", self.padding)
         self.scored += scored
         self.decoded += decoded
 
-    def read_texts(self, texts: Sequence[str], name: Any, read: Any) -> list[Any]:
+    def read_texts(
+        self, texts: Sequence[str], name: Any, read: Any, rows: list[Ids] | None = None
+    ) -> list[Any]:
         """Record the texts, and return the results for equal hidden states."""
-        rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
+        rows = rows or encode_texts(self.tokenizer, texts, self.max_tokens, name)
         self.record([len(row) for row in set(rows)])
         results: list[Any] = []
         for row in rows:
@@ -268,25 +278,27 @@ class Planned(FrozenModel):
 
 
 class _PlannedCausal(Planned, CausalLM):
-    def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
-        """Record the prefix trees of continuations, and return equal log-probabilities."""
-        encoded = self._encode(continuations) if continuations else []
-        trees = build_prefix_trees([ids[:-1] for ids, _ in encoded], self._max_unshared)
-        targets = [np.array(ids[start:], np.int64) for ids, start in encoded]
-        lengths = [max(1, len(tree.ids)) for tree in trees]
-        self.record(lengths, sum(map(len, targets)))
-        return [TokenScores(ids, np.full(len(ids), -3.0)) for ids in targets]
+    def _read(self, rows: Sequence[Row], ends: Any) -> Any:
+        """Record the rows, and return equal log-probabilities."""
+        self.record([max(1, len(row.ids)) for row in rows], int(ends[-1]))
+        return np.full(ends[-1], -3.0)
 
 
 class _PlannedSeq2Seq(Planned, Seq2SeqInfiller):
-    def fill(self, sources: Any, fillings: list[list[Filling]]) -> list[list[TokenScores]]:
+    def fill(
+        self, sources: Sequence[Integers], fillings: Sequence[tuple[Filling, ...]]
+    ) -> list[TokenScores]:
         """Record sources and fillings, and return equal log-probabilities."""
         states = sum(len(filling.read) for group in fillings for filling in group)
-        lengths = [len(source) for source in dict.fromkeys(sources)]
+        lengths = [len(source) for source in {each.tobytes(): each for each in sources}.values()]
         scored = sum(len(filling.scored) for group in fillings for filling in group)
         self.record(lengths, scored, states)
-        ids = [[np.array(filling.scored, np.int64) for filling in group] for group in fillings]
-        return [[TokenScores(each, np.full(len(each), -3.0)) for each in group] for group in ids]
+        answers = []
+        for group in fillings:
+            sizes = np.array([len(filling.scored) for filling in group])
+            ids = np.array([token for filling in group for token in filling.scored])
+            answers.append(TokenScores(ids, np.full(len(ids), -3.0), sizes))
+        return answers
 
 
 class StepPlan:

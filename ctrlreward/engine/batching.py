@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 Result = TypeVar("Result")
 
-# Characters of one window of texts, about 47 texts of 60 words. Patterns, tokens and
-# log-probabilities are kept for one window only, so that memory does not grow with the texts.
+# Characters of one window of texts on the CPU, about 47 texts of 60 words; more for larger passes.
+# Tokens are kept for one window only, so that memory does not grow with the texts.
 _WINDOW_CHARACTERS = 2**14
 
 # Measured on two cores with 32 MiB of cache and models of width 256 to 576: budgets of 1024 to 4096
@@ -28,8 +30,24 @@ _WINDOW_CHARACTERS = 2**14
 _CPU_TOKENS = 2**11
 _MIN_ACCELERATOR_TOKENS, _MAX_ACCELERATOR_TOKENS = 2**12, 2**16
 
-# Fixed cost of a forward pass, as a share of the token budget.
-_PASS_COST = 1 / 64
+# Calls of models so far in all threads, a sign of progress.
+passes = 0
+
+
+def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
+    """Return the fixed cost of a forward pass, in tokens of padding.
+
+    An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
+    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU a pass costs 1/64 of
+    the default budget; a larger budget is given for fewer passes.
+    """
+    if free_memory(model.device) is None:
+        return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
+    config = model.config
+    layers = getattr(config, "num_hidden_layers", 12) * (1 + config.is_encoder_decoder)
+    weights = sum(p.numel() for p in model.parameters())
+    return float(layers * 50 * 6e-6 * 0.4 * 790e12 / (2 * weights))
+
 
 # With fewer batches, the work ends before a progress bar could be read.
 _MIN_BATCHES_FOR_PROGRESS = 20
@@ -56,19 +74,31 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
     return min(max(tokens, _MIN_ACCELERATOR_TOKENS), _MAX_ACCELERATOR_TOKENS)
 
 
-def windows(texts: Sequence[str]) -> Iterator[range]:
-    """Yield indices of texts to score together, of `_WINDOW_CHARACTERS` or a single text."""
-    with part("scoring", len(texts)) as advance:
+def logits_within(batch_tokens: int, device: torch.device) -> int:
+    """Return the number of logits, states × words, of one block of the output layer.
+
+    On the CPU a block for the default budget stays in the cache (`engine.output_layer`), and none
+    takes 32 MiB, which the heap would return to the system each time. On an accelerator it takes a
+    quarter of the free memory, at 16 bytes per logit with all copies.
+    """
+    free = free_memory(device)
+    return min(batch_tokens * 2**9, 6 * 2**20) if free is None else max(2**22, free // 64)
+
+
+def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[range]:
+    """Yield indices of items to score together, by their numbers of characters, or a single one."""
+    largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
+    with part("scoring", len(sizes)) as advance:
         start = characters = 0
-        for i, text in enumerate(texts):
-            if i > start and characters + len(text) > _WINDOW_CHARACTERS:
+        for i, size in enumerate(sizes):
+            if i > start and characters + size > largest:
                 yield range(start, i)
                 advance(i - start)
                 start, characters = i, 0
-            characters += len(text)
-        if start < len(texts):
-            yield range(start, len(texts))
-            advance(len(texts) - start)
+            characters += size
+        if start < len(sizes):
+            yield range(start, len(sizes))
+            advance(len(sizes) - start)
 
 
 def run_batched(
@@ -76,14 +106,17 @@ def run_batched(
     batch_tokens: int,
     forward: Callable[[list[int]], Sequence[Result]],
     description: str,
+    padding: float | None = None,
 ) -> list[Result]:
     """Call `forward` on batches of items and return the results in the caller's order.
 
     Items are sorted by length, longest first, which minimises padding, and memory runs out at
     the first batch or never. A batch that runs out of memory is halved and retried, and the smaller
     budget is kept. An item longer than the budget is a batch. `forward` takes indices into
-    `lengths`, the numbers of tokens, and returns one result each.
+    `lengths`, the numbers of tokens, and returns one result each. A batch ends where its padding
+    would exceed `padding` tokens, by default 1/64 of the budget.
     """
+    global passes
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     results: dict[int, Result] = {}
     shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
@@ -93,10 +126,10 @@ def run_batched(
         shown = show(description, len(lengths), "rows")
     with torch.inference_mode(), shown as advance:
         while pending:
-            longest, padding, size = lengths[pending[0]], 0, 1
+            longest, unused, size = lengths[pending[0]], 0, 1
             while size < len(pending) and (size + 1) * longest <= batch_tokens:
-                padding += longest - lengths[pending[size]]
-                if padding > batch_tokens * _PASS_COST:  # a further pass costs less
+                unused += longest - lengths[pending[size]]
+                if unused > (batch_tokens / 64 if padding is None else padding):
                     break
                 size += 1
             batch, rest = pending[:size], pending[size:]
@@ -110,6 +143,7 @@ def run_batched(
                 free_unused()  # after the handler: its traceback holds the failed batch's tensors
                 batch_tokens = size * longest // 2
                 continue
+            passes += 1
             results.update(zip(batch, outputs, strict=True))
             pending = rest
             advance(size)
@@ -121,6 +155,7 @@ def run_distinct(
     batch_tokens: int,
     forward: Callable[[list[Ids]], Sequence[Result]],
     description: str,
+    padding: float | None = None,
 ) -> list[Result]:
     """Run rows of token ids in batches, equal ones once; return a result per row, in order."""
     indices: dict[Ids, int] = {}
@@ -131,13 +166,18 @@ def run_distinct(
         batch_tokens,
         lambda batch: forward([distinct[i] for i in batch]),
         description,
+        padding,
     )
     return [results[i] for i in inverse]
 
 
-def pad_rows(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_rows(
+    rows: Sequence[Ids] | Sequence[npt.NDArray[np.int64]], pad: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Pad token ids on the right; return ids and attention mask, each (rows, longest row)."""
-    width = max(1, *(len(row) for row in rows))
-    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return ids.to(device), mask.to(device)
+    lengths = np.array([len(row) for row in rows])
+    mask = np.arange(max(1, lengths.max())) < lengths[:, None]
+    ids = np.full(mask.shape, pad, np.int64)
+    ids[mask] = np.concatenate(rows)
+    both = torch.from_numpy(np.stack([ids, mask])).to(device)  # one copy to the device
+    return both[0], both[1]

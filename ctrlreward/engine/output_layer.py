@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +15,24 @@ from ctrlreward.processor.onednn import linear
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Size of a block of logits, states × vocabulary. On the CPU, a block of 4 MiB stays in the cache
-# between the matrix product and its logsumexp, and weights are read once for many states. Blocks of
-# 16 MiB took up to 25 % longer and, through heap fragmentation, five times the memory (2,048
-# states); full rows took twice as long.
-_CPU_STATES, _CPU_WORDS = 2**10, 2**10
-_CUDA_LOGITS = 2**22
+# Logits of a block, states × words of the vocabulary. On the CPU, a block of 4 MiB stays in the
+# cache between the matrix product and its logsumexp, and weights are read once for many states.
+# Blocks of 16 MiB took up to 25 % longer and, through heap fragmentation, five times the memory
+# (2,048 states); full rows took twice as long.
+_CPU_BLOCK, _MIN_WORDS = 2**20, 2**10
+_CUDA_BLOCK = 2**22
+
+
+def block_shape(block: int | None, states: int, vocabulary: int, device: str) -> tuple[int, int]:
+    """Return the states and words of a block of logits: whole rows on an accelerator."""
+    if device != "cpu":
+        return max(1, min(states, (block or _CUDA_BLOCK) // vocabulary)), vocabulary
+    block = block or _CPU_BLOCK
+    most = max(1, block // _MIN_WORDS)
+    rows = -(-states // -(-states // most)) if states else 1  # blocks of equal size
+    # A smaller block of few states is as fast; a large budget asks for few operations.
+    words = _MIN_WORDS if block <= _CPU_BLOCK else max(_MIN_WORDS, block // rows)
+    return rows, min(vocabulary, words)
 
 
 def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Any]:
@@ -43,34 +55,37 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
 
 def token_log_probs(
-    model: PreTrainedModel, hidden: Tensor, states: Tensor, tokens: Tensor, temperature: float = 1.0
+    model: PreTrainedModel,
+    hidden: Tensor,
+    states: Tensor,
+    tokens: Tensor,
+    temperature: float = 1.0,
+    block: int | None = None,
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`, float32, (k,).
 
     Differentiable with respect to the states, shape (states, width), and the weights. The logits of
     a state, which are divided by `temperature`, are computed once, and only for states
-    in `states`. A block of logits that does not fit into the device's memory is halved. `states`
-    and `tokens` may be on the CPU.
+    in `states`, `block` of them at a time. A block that does not fit into the device's memory is
+    halved. `states` and `tokens` may be on the CPU.
     """
     used, states = states.unique(return_inverse=True)
     if len(used) < len(hidden):
         hidden = hidden[used.to(hidden.device)]
     states, tokens = states.to(hidden.device), tokens.to(hidden.device)
     vocabulary = len(model.get_output_embeddings().weight)
-    rows, words = _CPU_STATES, _CPU_WORDS
-    if hidden.device.type != "cpu":
-        rows, words = max(1, _CUDA_LOGITS // vocabulary), vocabulary
+    rows, words = block_shape(block, len(hidden), vocabulary, hidden.device.type)
     edges = [*range(0, vocabulary, words), vocabulary]
-    result = hidden.new_zeros(len(tokens), dtype=torch.float32)
-    rows, start = min(rows, len(hidden)), 0
+    result, start = hidden.new_zeros(len(tokens), dtype=torch.float32), 0
     while start < len(hidden):
-        inside = ((states >= start) & (states < start + rows)).nonzero().squeeze(-1)
-        block = hidden[start : start + rows]
+        inside: Any = slice(None)
+        if rows < len(hidden):  # nonzero waits for the device
+            inside = ((states >= start) & (states < start + rows)).nonzero().squeeze(-1)
         values = None
         try:
             values = _gather(  # unnamed, so that the blocks are freed after an error
-                logit_blocks(model, block, words, temperature),
-                *(len(block), edges, states[inside] - start, tokens[inside]),
+                logit_blocks(model, hidden[start : start + rows], words, temperature),
+                *(min(rows, len(hidden) - start), edges, states[inside] - start, tokens[inside]),
             )
         except torch.OutOfMemoryError:
             if rows == 1:
@@ -79,6 +94,8 @@ def token_log_probs(
             free_unused()
             rows //= 2
             continue
+        if rows >= len(hidden):
+            return values
         result = result.index_copy(0, inside, values)
         start += rows
     return result
@@ -92,15 +109,25 @@ def _gather(
     `blocks` are logits of consecutive parts of the vocabulary, each of shape (rows, words), and
     `edges` has the first word of each, and the size of the vocabulary.
     """
+    if len(edges) == 2:
+        (logits,) = blocks
+        return logits[states, tokens] - logits.logsumexp(dim=-1)[states]
     tokens, order = tokens.sort()
-    cuts = torch.searchsorted(tokens, torch.tensor(edges, device=tokens.device)).tolist()
+    states = states[order]
+    starts = torch.tensor(edges, device=tokens.device)
+    cuts = torch.searchsorted(tokens, starts)
+    counts = cuts.diff()
+    words = tokens - starts[:-1].repeat_interleave(counts)
+    sizes = counts.tolist()
+    places = zip(states.split(sizes), words.split(sizes), strict=True)
     # Allocated before the large blocks: small tensors between them would fragment the heap.
-    sums = torch.empty((len(edges) - 1, rows), device=tokens.device)
-    picked = torch.empty(len(tokens), device=tokens.device)
-    for k, (logits, (start, end)) in enumerate(zip(blocks, pairwise(cuts), strict=True)):
+    sums = torch.empty((len(sizes), rows), device=tokens.device)
+    picked, end = torch.empty(len(tokens), device=tokens.device), 0
+    for k, (logits, place) in enumerate(zip(blocks, places, strict=True)):
+        start, end = end, end + sizes[k]
+        picked[start:end] = logits[place]
         sums[k] = logits.logsumexp(dim=-1)
-        picked[start:end] = logits[states[order[start:end]], tokens[start:end] - edges[k]]
-    values = picked - sums.logsumexp(dim=0)[states[order]]
+    values = picked - sums.logsumexp(dim=0)[states]
     return torch.zeros_like(values).index_copy(0, order, values)
 
 
@@ -148,7 +175,8 @@ def logit_blocks(
     layer_biases = repeat(None) if layer.bias is None else layer.bias.split(words)
     final_biases = repeat(None) if final is None else final.split(words, dim=-1)
     for weight, bias, final_bias in zip(weights, layer_biases, final_biases, strict=False):
-        values = multiply(hidden, weight, bias).float()
+        values = multiply(hidden, weight, bias)
+        values = values if values.dtype == torch.float32 else values.float()
         if final_bias is not None:
             values += final_bias
         if scale != 1 and not folded:

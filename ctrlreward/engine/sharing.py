@@ -1,85 +1,14 @@
-"""Models shared by all scorers with the same name, each used by one thread at a time.
-
-A scorer may be a generator that yields a `Request` and is sent the responses. Requests of several
-scorers to one model become one call: the model then reads a common prefix once for all
-scorers, and its batches are full.
-"""
+"""Models shared by all scorers with the same name, each used by one thread at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock, RLock
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
-
-Result = TypeVar("Result")
-
-
-class TaskModel(Protocol):
-    """A frozen model that scores each task independently of the others in the call."""
-
-    def log_probs(self, tasks: Sequence[Any], /) -> list[Any]:
-        """Return one response per task, in the given order."""
-
-
-class Request(NamedTuple):
-    """Tasks for a model."""
-
-    model: TaskModel
-    tasks: Sequence[Any]
-
-
-# A generator that yields requests, is sent the responses of each, and returns its result.
-Requests = Generator[Request, list[Any], Result]
-
-
-# Number of requests that models have answered in all threads, a sign of progress.
-answered = 0
-
-
-def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
-    """Run generators concurrently and merge their requests to one model into one call.
-
-    Waits for a model that another thread is using.
-    """
-    merged = joined(generators)
-    responses = None
-    while True:
-        try:
-            request = merged.send(responses)  # type: ignore[arg-type]  # None starts it
-        except StopIteration as end:
-            results: list[Result] = end.value
-            return results
-        with exclusive(request.model):
-            responses = request.model.log_probs(request.tasks)
-        global answered
-        answered += 1
-
-
-def joined(generators: Sequence[Requests[Result]]) -> Requests[list[Result]]:
-    """Join concurrent generators into one, with the requests to one model merged."""
-    results: dict[int, Result] = {}
-    pending: dict[int, Request] = {}
-    responses: dict[int, Any] = dict.fromkeys(range(len(generators)))  # None starts a generator
-    while responses:
-        for i, response in responses.items():
-            try:
-                pending[i] = generators[i].send(response)
-            except StopIteration as end:
-                results[i] = end.value
-        responses = {}
-        if pending:
-            model = next(iter(pending.values())).model
-            same_model = [i for i in pending if pending[i].model is model]
-            merged = {i: pending.pop(i).tasks for i in same_model}
-            all_tasks = [task for tasks in merged.values() for task in tasks]
-            answers = iter((yield Request(model, all_tasks)))
-            responses = {i: [next(answers) for _ in tasks] for i, tasks in merged.items()}
-    return [results[i] for i in range(len(generators))]
-
 
 Model = TypeVar("Model")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -65,7 +66,7 @@ class EmbeddingAligner:
         """
         last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
-        remaining = windows(distinct)
+        remaining = windows(list(map(len, distinct)), self.encoder.batch_tokens)
         tokens: dict[str, _Tokens] = {}
         for i, pair in enumerate(pairs):
             while not tokens.keys() >= {*pair}:
@@ -79,15 +80,22 @@ class EmbeddingAligner:
 
     def _tokens(self, texts: list[str]) -> list[_Tokens]:
         """Encode texts; drop their special tokens."""
+        reader = text_reader(self.encoder.tokenizer, texts)
+        read = partial(
+            reader,
+            texts,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
         with exclusive(self.encoder):
-            embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
-            encoded = text_reader(self.encoder.tokenizer, texts)(
-                texts,
-                truncation=True,
-                max_length=max(1, *map(len, embedded)),  # truncate as the encoder did
-                return_offsets_mapping=True,
-                return_special_tokens_mask=True,
-            )
+            encoded = read()
+            fits = max(map(len, encoded.input_ids), default=0) <= self.encoder.max_tokens
+            rows = list(map(tuple, encoded.input_ids)) if fits else None
+            embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]), rows)
+            if not fits:  # truncate as the encoder did
+                encoded = read(truncation=True, max_length=max(1, *map(len, embedded)))
         tokens = []
         for i, vectors in enumerate(embedded):
             own = [j for j, added in enumerate(encoded.special_tokens_mask[i]) if not added]

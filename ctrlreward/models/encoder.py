@@ -15,6 +15,7 @@ from torch.nn import ModuleList
 from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel
 
+from ctrlreward.engine.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.weights.sources import SHORT_NAMES, resolve
 
@@ -127,19 +128,22 @@ class Encoder(FrozenModel):
         )
 
     def token_embeddings(
-        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
+        self,
+        texts: Sequence[str],
+        name: Callable[[int], str] = "texts[{}]".format,
+        rows: list[Ids] | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """Return the hidden states of each text at the layer, float32, shape (tokens, width).
 
         Row j of a text belongs to token j of `text_reader`, special tokens included, and is not
-        normalised. Longer texts are truncated, with a warning.
+        normalised. Longer texts are truncated, with a warning. `rows` are the tokens, if known.
         """
 
         def split(output: Any, mask: Tensor) -> list[npt.NDArray[np.float32]]:
             values = output.last_hidden_state.float().cpu().numpy()
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
-        return self.read_texts(texts, name, split)
+        return self.read_texts(texts, name, split, rows)
 
 
 @cache

@@ -9,7 +9,14 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
+from ctrlreward.engine.batching import (
+    Ids,
+    logits_within,
+    pad_rows,
+    pass_cost,
+    run_distinct,
+    token_budget,
+)
 from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_unknown
 from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
@@ -45,6 +52,8 @@ class FrozenModel:
         if getattr(self.model.config, "pad_token_id", None) is None:
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
         self.batch_tokens = token_budget(self.model, batch_tokens)
+        self.padding = pass_cost(self.model, self.batch_tokens)
+        self.block = logits_within(self.batch_tokens, self.model.device)
         self.max_tokens = max_tokens(self.tokenizer, self.model.config)
         self._prepare()
 
@@ -59,21 +68,26 @@ class FrozenModel:
         texts: Sequence[str],
         name: Callable[[int], str],
         read: Callable[[Any, Tensor], list[Row]],
+        rows: list[Ids] | None = None,
     ) -> list[Row]:
         """Return the result of `read` for each text; equal texts are read once.
 
         Texts longer than the model's context are truncated, with a warning that names them
         `name(i)`. `read` returns a result per row of the model's output and of the attention mask.
         Unknown tokens get a warning as well, and the vector of a text without a known one is NaN.
+        `rows` are the tokens of the texts, if they are known.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:
             ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
             return read(self.model(input_ids=ids, attention_mask=mask), mask)
 
-        rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
+        if rows is None:
+            rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
         unread = warn_unknown(self.tokenizer, texts, rows, name)
-        found = run_distinct(rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts")
+        found = run_distinct(
+            rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.padding
+        )
         for i in unread:
             if np.ndim(found[i]) == 1:  # of the text, not of its tokens
                 found[i] = found[i] * np.nan

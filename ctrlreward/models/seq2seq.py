@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,16 +13,16 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched
+from ctrlreward.engine.batching import Ids, pad_rows, run_batched, windows
 from ctrlreward.engine.output_layer import (
     check_output_layer,
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.engine.sharing import Request, Requests
-from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
+from ctrlreward.models.control_tokens import control_tokens, mark, text_reader
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.tasks import Blank, TokenScores
+from ctrlreward.models.pieces import Integers, Pieces, Reading, glued, read_ids
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
 from ctrlreward.models.tokenization import encode_texts, warn_truncated
 
 
@@ -37,16 +37,16 @@ def conditional_log_probs(
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
-    rows = _encode(model, sources, model.max_tokens)
-    scored = model.fill(rows, [[Filling((start,), ids)] for ids in fillings])
-    return [scores for (scores,) in scored]
+    rows = [np.array(ids, np.int64) for ids in _encode(model, sources, model.max_tokens)]
+    return model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
 
 
 def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> list[Ids]:
     return encode_texts(model.tokenizer, [*texts.values()], limit, [*texts].__getitem__)
 
 
-# Approximate decoder states per call of the output layer, since each call reads all weights.
+# Approximate decoder states per call of the output layer, since each call reads all weights; as
+# many as the tokens of a pass where these are more.
 _STATES_PER_CALL = 2**13
 
 _NO_MASK = -1  # of a tokenizer that cannot mark blanks
@@ -84,6 +84,9 @@ class Seq2SeqInfiller(FrozenModel):
     def _prepare(self) -> None:
         self._check()
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
+        self._reads_left = self.model.config.model_type == "bart"
+        self._layout = lru_cache(maxsize=256)(_layout)
+        self._about = lru_cache(maxsize=16)(self._cut_at_slot)
         # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
@@ -92,150 +95,253 @@ class Seq2SeqInfiller(FrozenModel):
         check_output_layer(self.model)
         return True
 
-    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
-        """See `Infiller.requests`."""
-        return (yield Request(self, blanks))
+    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
+        """Return the scores of the targets of each task, blank by blank."""
+        answers: list[TokenScores] = []
+        lengths: list[int] = []
+        read: list[int] = []
+        for window in windows([task.size for task in tasks], self.batch_tokens):
+            answers += self._answer(tasks[window.start : window.stop], lengths, read)
+        warn_truncated("patterns", lengths, self.max_tokens, "tokens farthest from the blank")
+        warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
+        return answers
 
-    def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
-        """Return the scores of each target of each blank, in the given order."""
-        if not blanks:
-            return []
-        if self._mask == _NO_MASK:
+    def _answer(
+        self, tasks: Sequence[Patterns], lengths: list[int], read: list[int]
+    ) -> list[TokenScores]:
+        """Answer tasks; add the lengths of patterns and of what the decoder reads to two lists."""
+        if self._mask == _NO_MASK and any(task.blanks for task in tasks):
             raise ValueError(
                 f"the tokenizer of model = {self.name!r} has no mask token for blanks. Use the "
                 "tokenizer that the model was pretrained with."
             )
-        masked = [blank.left + mark(self._mask) + blank.right for blank in blanks]
-        rows = text_reader(self.tokenizer, masked)(masked, verbose=False).input_ids
-        sources = [real_ids(self.tokenizer, row) for row in rows]
-        fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
-        lengths = [len(ids) for ids in sources]
-        read = [len(filling.read) for group in fillings for filling in group]
-        warn_truncated("patterns", lengths, self.max_tokens, "tokens farthest from the blank")
-        warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
-        return self.fill(
-            [self._around_mask(tuple(ids), self._mask) for ids in sources],
-            [[filling.truncate(self.decoder_limit) for filling in group] for group in fillings],
-        )
+        asked = [each for task in tasks for each in self._asked(task)]
+        sources = self._encode([pieces for pieces, _ in asked])
+        fillings = [group for _, group in asked]
+        lengths += [len(ids) for ids in sources]
+        read += [len(filling.read) for group in fillings for filling in group]
+        if self.decoder_limit and max(read, default=0) > self.decoder_limit:
+            fillings = [
+                tuple(each.truncate(self.decoder_limit) for each in group) for group in fillings
+            ]
+        scored = iter(self.fill([self._around_mask(ids) for ids in sources], fillings))
+        return [TokenScores.joined([next(scored) for _ in task.blanks]) for task in tasks]
 
-    def _around_mask(self, ids: Ids, mask: int) -> Ids:
+    def _asked(self, task: Patterns) -> list[tuple[Pieces, tuple[Filling, ...]]]:
+        """Return the masked pattern and the fillings of each blank."""
+        mask = mark(self._mask)
+        if not task.text:
+            return [(_masked(blank, mask), self._fillings(blank)) for blank in task.blanks]
+        if self._reads_left:  # the text may be part of what the decoder is given
+            blanks = [blank.about(task.text) for blank in task.blanks]
+            return [(_masked(blank, mask), self._fillings(blank)) for blank in blanks]
+        return [
+            ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
+            for before, slot, after, group in self._about(task.blanks)
+        ]
+
+    def _cut_at_slot(
+        self, blanks: tuple[Blank, ...]
+    ) -> list[tuple[Pieces, str, Pieces, tuple[Filling, ...]]]:
+        """Return masked patterns about a text, cut around the piece that has its slot."""
+        found = []
+        for blank in blanks:
+            pieces = _masked(blank, mark(self._mask))
+            slot = next(i for i, piece in enumerate(pieces) if TEXT_SLOT in piece)
+            parts = pieces[:slot], pieces[slot], pieces[slot + 1 :]
+            found.append((*parts, self._fillings(blank)))
+        return found
+
+    def _fillings(self, blank: Blank) -> tuple[Filling, ...]:
+        return tuple(self._filling(blank, target) for target in blank.targets)
+
+    def _encode(self, rows: Sequence[Pieces]) -> list[Integers]:
+        """Return the ids of strings in pieces, with special tokens."""
+        strings = dict.fromkeys(piece for row in rows for piece in row)
+        reading = Reading(self.tokenizer, strings, (pair for row in rows for pair in pairwise(row)))
+        before, after = self._special
+        found = [reading.joined(row, before, after) for row in rows]
+        whole = [i for i, ids in enumerate(found) if ids is None]
+        read = read_ids(self.tokenizer, ["".join(rows[i]) for i in whole])
+        for i, ids in zip(whole, read, strict=True):
+            found[i] = np.concatenate([before, np.array(ids, np.int64), after])
+        return [ids for ids in found if ids is not None]
+
+    @cached_property
+    def _special(self) -> tuple[Integers, Integers]:
+        """Special tokens before and after a text."""
+        (alone,) = read_ids(self.tokenizer, ["a"])
+        whole = self.tokenizer("a").input_ids
+        start = next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)
+        parts = whole[:start], whole[start + len(alone) :]
+        return np.array(parts[0], np.int64), np.array(parts[1], np.int64)
+
+    def _around_mask(self, ids: Integers) -> Integers:
         """Truncate a masked text around its mask to the model's context."""
         if len(ids) <= self.max_tokens:
             return ids
-        start = min(max(0, ids.index(mask) - self.max_tokens // 2), len(ids) - self.max_tokens)
-        return (*ids[start : start + self.max_tokens - 1], ids[-1])
+        place = int(np.flatnonzero(ids == self._mask)[0])
+        start = min(max(0, place - self.max_tokens // 2), len(ids) - self.max_tokens)
+        return np.concatenate([ids[start : start + self.max_tokens - 1], ids[-1:]])
 
-    def fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
+    def fill(
+        self, sources: Sequence[Integers], fillings: Sequence[tuple[Filling, ...]]
+    ) -> list[TokenScores]:
         """Score the fillings of each masked text; equal texts are encoded once."""
-        wanted: dict[Ids, dict[Filling, None]] = {}
-        for source, group in zip(sources, fillings, strict=True):
-            wanted.setdefault(source, {}).update(dict.fromkeys(group))
-        groups = list(wanted.items())
-        ends = np.cumsum([sum(len(filling.scored) for filling in group) for _, group in groups])
-        scores: dict[tuple[Ids, Filling], TokenScores] = {}
-        for _, run in groupby(range(len(groups)), lambda i: ends[i] // _STATES_PER_CALL):
-            scores |= self._score([groups[i] for i in run])
+        keys = [source.tobytes() for source in sources]
+        wanted: dict[bytes, tuple[Filling, ...]] = {}
+        for key, group in zip(keys, fillings, strict=True):
+            known = wanted.setdefault(key, group)
+            if known is not group and known != group:
+                wanted[key] = tuple(dict.fromkeys((*known, *group)))
+        distinct = dict(zip(keys, sources, strict=True))
+        groups = [(distinct[key], self._layout(group)) for key, group in wanted.items()]
+        ends = np.cumsum([len(layout.tokens) for _, layout in groups])
+        most = max(_STATES_PER_CALL, self.batch_tokens)
+        scored: list[TokenScores] = []
+        for _, run in groupby(range(len(groups)), lambda i: ends[i] // most):
+            scored += self._score([groups[i] for i in run])
+        found = dict(zip(wanted, scored, strict=True))
         return [
-            [scores[source, filling] for filling in group]
-            for source, group in zip(sources, fillings, strict=True)
+            _part(found[key], wanted[key], group) for key, group in zip(keys, fillings, strict=True)
         ]
 
-    def _score(
-        self, groups: list[tuple[Ids, dict[Filling, None]]]
-    ) -> dict[tuple[Ids, Filling], TokenScores]:
+    def _score(self, groups: list[tuple[Integers, _Layout]]) -> list[TokenScores]:
         """Score the fillings of each source with one call of the output layer."""
-        rows = [_decoder_rows(fillings) for _, fillings in groups]
-        sizes = [row.states for group in rows for row in group]
+        first = np.cumsum([0, *(layout.states for _, layout in groups)])
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
-            (sum(sizes), self.model.config.d_model),
+            (int(first[-1]), self.model.config.d_model),
             dtype=self.model.dtype,
             device=self.model.device,
         )
-        views = iter(states.split(sizes))
-        kept = [[next(views) for _ in group] for group in rows]
-        run_batched(
-            [len(source) for source, _ in groups],
-            self.batch_tokens,
-            lambda batch: self._read([(groups[i][0], rows[i], kept[i]) for i in batch]),
-            f"{self.name}: {len(groups)} blanks",
-        )
-        keys: list[tuple[Ids, Filling]] = []
-        predicting: list[int] = []
-        first = 0
-        for (source, _), group in zip(groups, rows, strict=True):
-            for row in group:
-                for filling in row.fillings:
-                    start = first + len(filling.given) - 1 - row.unused
-                    predicting += range(start, start + len(filling.scored))
-                    keys.append((source, filling))
-                first += row.states
-        scored = [token for _, filling in keys for token in filling.scored]
-        tokens, places = torch.tensor([scored, predicting], dtype=torch.long)
-        log_probs = token_log_probs(self.model, states, places, tokens)
-        ends = np.cumsum([len(filling.scored) for _, filling in keys])[:-1]
-        parts = (np.split(x, ends) for x in (tokens.numpy(), log_probs.cpu().double().numpy()))
-        return dict(zip(keys, map(TokenScores, *parts), strict=True))
 
-    def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:
-        """Run sources and their decoder rows; copy each row's predicting states to its view."""
-        pad = self.model.config.pad_token_id
-        ids, mask = pad_rows([source for source, _, _ in work], pad, self.model.device)
-        encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        flat = [
-            (k, row, view)
-            for k, (_, rows, views) in enumerate(work)
-            for row, view in zip(rows, views, strict=True)
+        def read(batch: list[int]) -> list[None]:
+            self._read([groups[k] for k in batch], first[np.array(batch)], states)
+            return [None] * len(batch)
+
+        lengths = [len(source) for source, _ in groups]
+        description = f"{self.name}: {len(groups)} blanks"
+        run_batched(lengths, self.batch_tokens, read, description, self.padding)
+        predicting = [layout.predicting + k for (_, layout), k in zip(groups, first, strict=False)]
+        tokens = np.concatenate([layout.tokens for _, layout in groups])
+        log_probs = token_log_probs(
+            self.model,
+            states,
+            torch.from_numpy(np.concatenate(predicting)),
+            torch.from_numpy(tokens),
+            block=self.block,
+        )
+        ends = np.cumsum([len(layout.tokens) for _, layout in groups])[:-1]
+        values = np.split(log_probs.cpu().double().numpy(), ends)
+        return [
+            TokenScores(layout.tokens, value, layout.sizes)
+            for (_, layout), value in zip(groups, values, strict=True)
         ]
 
+    def _read(
+        self, groups: Sequence[tuple[Integers, _Layout]], first: Integers, states: Tensor
+    ) -> None:
+        """Run sources and their decoder rows; write the predicting states of each from `first`."""
+        pad = self.model.config.pad_token_id
+        ids, mask = pad_rows([source for source, _ in groups], pad, self.model.device)
+        encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        rows = [row for _, layout in groups for row in layout.rows]
+        owners = np.repeat(np.arange(len(groups)), [len(layout.rows) for _, layout in groups])
+        begins = np.array([row.begin for row in rows]) + first[owners]
+
         def decode(batch: list[int]) -> list[None]:
-            chosen = [flat[i] for i in batch]
-            read, _ = pad_rows([row.read for _, row, _ in chosen], pad, self.model.device)
-            source = torch.tensor([k for k, _, _ in chosen], device=self.model.device)
+            chosen = [rows[i] for i in batch]
+            read, _ = pad_rows([row.read for row in chosen], pad, self.model.device)
+            source = torch.from_numpy(owners[batch]).to(self.model.device)
             hidden, _ = states_and_output(
                 self.model,
                 encoder_outputs=BaseModelOutput(last_hidden_state=encoded[source]),
                 attention_mask=mask[source],
                 decoder_input_ids=read,
             )
-            for states, (_, row, view) in zip(hidden, chosen, strict=True):
-                view.copy_(states[row.unused : len(row.read)])
+            unused = np.array([row.unused for row in chosen])
+            sizes = np.array([len(row.read) for row in chosen]) - unused
+            steps = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            places = np.arange(len(chosen)) * read.shape[1] + unused, begins[batch]
+            both = np.stack([steps + np.repeat(place, sizes) for place in places])
+            taken, kept = torch.from_numpy(both).to(states.device)
+            states.index_copy_(0, kept, hidden.flatten(0, 1)[taken])
             return [None] * len(batch)
 
-        # A decoder row also takes the memory of its source's states.
-        lengths = [len(row.read) + len(work[k][0]) for k, row, _ in flat]
-        run_batched(lengths, self.batch_tokens, decode, self.name)
-        return [None] * len(work)
+        # A decoder row also takes the memory of its source's states, about half of what the encoder
+        # takes for a token.
+        encoder = np.array([len(source) for source, _ in groups])
+        decoder = np.array([len(row.read) for row in rows])
+        lengths = (decoder + (encoder[owners] + 1) // 2).tolist()
+        run_batched(lengths, self.batch_tokens, decode, self.name, self.padding)
+
+
+def _part(
+    scores: TokenScores, known: tuple[Filling, ...], wanted: tuple[Filling, ...]
+) -> TokenScores:
+    """Return the scores of some of the fillings of a source."""
+    if known is wanted or known == wanted:
+        return scores
+    return scores.reordered(np.array([known.index(filling) for filling in wanted], np.int64))
+
+
+def _masked(blank: Blank, mask: str) -> Pieces:
+    """Return a pattern with a mask at its blank."""
+    left, space = glued(blank.left)
+    right, rest = glued(blank.right)
+    last = "".join(left[-1:]) + space
+    return tuple(piece for piece in (*left[:-1], last, mask, *right, rest) if piece)
 
 
 class _DecoderRow(NamedTuple):
-    """Decoder input, and the fillings that it scores."""
+    """Decoder input, its leading states that predict no scored token, and its first state."""
 
     read: Ids
-    fillings: list[Filling]
-
-    @property
-    def unused(self) -> int:
-        """Number of leading states that predict no scored token."""
-        return min(len(filling.given) for filling in self.fillings) - 1
-
-    @property
-    def states(self) -> int:
-        """Number of remaining states, one per input token."""
-        return len(self.read) - self.unused
+    unused: int
+    begin: int
 
 
-def _decoder_rows(fillings: Iterable[Filling]) -> list[_DecoderRow]:
+class _Layout(NamedTuple):
+    """Decoder rows of the fillings of a source.
+
+    Attributes:
+        rows: The rows.
+        states: Number of states that predict tokens, row by row.
+        predicting: State that predicts each scored token, shape (tokens,).
+        tokens: The scored tokens, filling by filling, shape (tokens,).
+        sizes: Number of scored tokens of each filling, shape (fillings,).
+    """
+
+    rows: list[_DecoderRow]
+    states: int
+    predicting: Integers
+    tokens: Integers
+    sizes: Integers
+
+
+def _layout(fillings: tuple[Filling, ...]) -> _Layout:
     """Merge fillings into decoder rows: an input may be a prefix of another."""
-    rows: list[_DecoderRow] = []
-    for filling in sorted(fillings, key=lambda f: -len(f.read)):
-        for row in rows:
-            if row.read[: len(filling.read)] == filling.read:
-                row.fillings.append(filling)
+    merged: list[tuple[Ids, list[int]]] = []
+    for i in sorted(range(len(fillings)), key=lambda i: -len(fillings[i].read)):
+        read = fillings[i].read
+        for longer, members in merged:
+            if longer[: len(read)] == read:
+                members.append(i)
                 break
         else:
-            rows.append(_DecoderRow(filling.read, [filling]))
-    return rows
+            merged.append((read, [i]))
+    rows, states, starts = [], 0, [0] * len(fillings)
+    for read, members in merged:
+        unused = min(len(fillings[i].given) for i in members) - 1
+        rows.append(_DecoderRow(read, unused, states))
+        for i in members:
+            starts[i] = states + len(fillings[i].given) - 1 - unused
+        states += len(read) - unused
+    scored = [filling.scored for filling in fillings]
+    predicting = [s + k for s, each in zip(starts, scored, strict=True) for k in range(len(each))]
+    arrays = predicting, [token for each in scored for token in each], [*map(len, scored)]
+    return _Layout(rows, states, *(np.array(values, np.int64) for values in arrays))
 
 
 def _family(
@@ -259,7 +365,7 @@ def _family(
 
     def whole_text(blank: Blank, target: str) -> Filling:
         """BART: the decoder generates the whole text; it is given up to the blank, then scored."""
-        left = blank.left.strip()
+        left = "".join(blank.left).strip()
         given = (start, tokenizer.bos_token_id, *ids(left))
         return Filling(given, ids(" " + target.strip() if left else target.strip()))
 

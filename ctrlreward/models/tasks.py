@@ -1,51 +1,145 @@
 """Task types of frozen models, and the scores that answer them.
 
-`Continuation("The soup was", " cold.")` asks a decoder-only model for the log-probabilities of the
-tokens of " cold."; `Blank("The ", " was cold.", ("soup", "staff"))` asks an infilling model for
-the log-probabilities of each candidate at the blank. Each candidate is answered by one
-`TokenScores`.
+`Continuation(("The soup was",), (("", " cold."), ("", " hot.")))` asks a decoder-only model for the
+log-probabilities of the tokens of " cold." and of " hot."; `Patterns((Blank(("The ",),
+(" was cold.",), ("soup", "staff")),))` asks any model that fills blanks for the log-probabilities
+of each candidate at the blank. Each task is answered by one `TokenScores`.
+
+A string is given in pieces wherever several tasks share a part of it, such as the text that they
+are about: each piece is tokenized once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.models.pieces import Pieces
+
+TEXT_SLOT = "<gen_result>"
+"""Piece of a pattern that stands for the text of the task."""
+
 
 class Continuation(NamedTuple):
-    """Context and target; the target follows the context character for character.
+    """A context, and targets of which each follows it character for character.
 
-    An empty context means that the target begins the document.
+    An empty context means that the targets begin a document.
+
+    Attributes:
+        context: The context, in pieces.
+        targets: Of each target, a beginning that is only read, and the rest, which is scored.
+        fixed: Whether the same targets follow many contexts.
     """
 
-    context: str
-    target: str
+    context: Pieces
+    targets: tuple[tuple[str, str], ...]
+    fixed: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of characters of the context and of the targets that differ between tasks."""
+        own = 0 if self.fixed else sum(len(a) + len(b) for a, b in self.targets)
+        return sum(map(len, self.context)) + own
 
 
 class Blank(NamedTuple):
     """A pattern with one blank, and candidate fillings to be scored there.
 
     Attributes:
-        left: The pattern before the blank.
-        right: The pattern after the blank.
+        left: The pattern before the blank, in pieces.
+        right: The pattern after the blank, in pieces.
         targets: Candidate fillings.
         ends: Whether the end token counts as part of each target.
         closing: In a prompt about a text, the part of `right` that completes it (`"."`).
         joined: Whether the targets carry the space that separates them from `left`.
     """
 
-    left: str
-    right: str
+    left: Pieces
+    right: Pieces
     targets: tuple[str, ...]
     ends: bool = False
     closing: str | None = None
     joined: bool = False
 
+    def about(self, text: str) -> Blank:
+        """Return the blank with a text in place of `TEXT_SLOT`."""
+        left, right = (
+            tuple(text if piece == TEXT_SLOT else piece for piece in pieces)
+            for pieces in (self.left, self.right)
+        )
+        return self._replace(left=left, right=right)
+
+
+class Patterns(NamedTuple):
+    """Blanks that are filled for one text; `TEXT_SLOT` in them stands for it."""
+
+    blanks: tuple[Blank, ...]
+    text: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of characters of the text, or of the patterns."""
+        if self.text:
+            return len(self.text)
+        return sum(len(p) for blank in self.blanks for p in (*blank.left, *blank.right))
+
 
 class TokenScores(NamedTuple):
-    """Tokens of a target, int64, and their natural log-probabilities, float64, shape (tokens,)."""
+    """Tokens of the targets of a task, one target after the other, and their log-probabilities.
+
+    Attributes:
+        ids: Tokens, int64, shape (tokens,).
+        log_probs: Their natural log-probabilities, float64, shape (tokens,).
+        sizes: Number of tokens of each target, int64, shape (targets,).
+    """
 
     ids: npt.NDArray[np.int64]
     log_probs: npt.NDArray[np.float64]
+    sizes: npt.NDArray[np.int64]
+
+    @property
+    def means(self) -> npt.NDArray[np.float64]:
+        """Mean log-probability of the tokens of each target, shape (targets,)."""
+        places = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        sums = np.bincount(places, self.log_probs, minlength=len(self.sizes))
+        return np.divide(sums, self.sizes, out=np.full(len(sums), np.nan), where=self.sizes > 0)
+
+    @property
+    def tokens(self) -> list[npt.NDArray[np.int64]]:
+        """Tokens of each target."""
+        return np.split(self.ids, np.cumsum(self.sizes)[:-1]) if len(self.sizes) else []
+
+    def split(self, counts: Sequence[int]) -> list[TokenScores]:
+        """Return the scores of the first targets, of the next ones, and so on."""
+        if len(counts) == 1:
+            return [self]
+        edges = np.cumsum([0, *counts])
+        ends = np.concatenate([[0], np.cumsum(self.sizes)])[edges].tolist()
+        spans = zip(pairwise(ends), pairwise(edges.tolist()), strict=True)
+        return [
+            TokenScores(self.ids[i:j], self.log_probs[i:j], self.sizes[k:n])
+            for (i, j), (k, n) in spans
+        ]
+
+    @staticmethod
+    def joined(parts: Sequence[TokenScores], order: Sequence[int] | None = None) -> TokenScores:
+        """Return the scores of the targets of several tasks, possibly in another order."""
+        if not parts:
+            nothing = np.zeros(0, np.int64)
+            return TokenScores(nothing, np.zeros(0), nothing)
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = TokenScores(*map(np.concatenate, zip(*parts, strict=True)))
+        return whole if order is None else whole.reordered(np.array(order))
+
+    def reordered(self, order: npt.NDArray[np.int64]) -> TokenScores:
+        """Return the scores of the targets at some places, which may repeat."""
+        starts = (np.cumsum(self.sizes) - self.sizes)[order]
+        sizes = self.sizes[order]
+        shifts = starts - (np.cumsum(sizes) - sizes)
+        tokens = np.arange(sizes.sum()) + np.repeat(shifts, sizes)
+        return TokenScores(self.ids[tokens], self.log_probs[tokens], sizes)

@@ -205,7 +205,7 @@ def _run(
         )
 
     limit = aligner.max_tokens
-    for window in windows([a + b for a, b in pairs]):
+    for window in windows([len(a) + len(b) for a, b in pairs], aligner.batch_tokens):
         chosen = [pairs[i] for i in window]
         encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
         warn_truncated_pairs(chosen, encoded, limit)
@@ -215,5 +215,6 @@ def _run(
             aligner.batch_tokens,
             partial(forward, encoded),
             f"{aligner.name}: {len(chosen)} pairs",
+            aligner.padding,
         )
         yield from zip(encoded, values, strict=True)

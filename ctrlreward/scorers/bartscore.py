@@ -14,6 +14,7 @@ from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.perplexity import mean_log_probs
 from ctrlreward.weights.loading import load_config
 
 AspectName: TypeAlias = Literal["faithfulness", "precision", "recall", "f_score"]
@@ -117,7 +118,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         sources, targets = (samples.require(c, f"BARTScore {aspect}") for c in (given, scored))
         scores = np.full(len(samples), np.nan)
         kept = nonempty(aspect, **{given: sources, scored: targets})
-        for window in windows([sources[i] + targets[i] for i in kept]):
+        for window in windows([len(sources[i]) + len(targets[i]) for i in kept]):
             rows = [kept[place] for place in window]
             with self.exclusive_model() as model:
                 results = conditional_log_probs(
@@ -125,7 +126,5 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
                     {f"{given}[{i}]": sources[i] for i in rows},
                     {f"{scored}[{i}]": targets[i] for i in rows},
                 )
-            for i, (_, log_probs) in zip(rows, results, strict=True):
-                # Rounding can push the log-probability of a certain token just above 0.
-                scores[i] = np.minimum(log_probs, 0.0).mean()
+            scores[rows], _ = mean_log_probs(results)
         return scores

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ctrlreward.arguments import Mode
-from ctrlreward.engine.sharing import Requests, exclusive, run_requests
+from ctrlreward.engine.sharing import exclusive
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
 from ctrlreward.samples import (
@@ -243,18 +243,17 @@ class Scorer(ABC):
         return names or tuple(self.specs)
 
     @abstractmethod
-    def score_samples(self, samples: Samples) -> Mapping[str, Any] | Requests[Mapping[str, Any]]:
+    def score_samples(self, samples: Samples) -> Mapping[str, Any]:
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
         Subclasses implement this, without random draws, as it may run on a thread. A second
-        parameter, `names=None`, gets the names of the requested scores, None for all. Written
-        as a generator, it yields the requests to its model, which are merged with the requests of
-        other scorers to the same model (`engine.sharing`). A pointwise scorer gets no sample twice.
+        parameter, `names=None`, gets the names of the requested scores, None for all. A pointwise
+        scorer gets no sample twice. See `TaskScorer` for scorers of one model.
         """
 
     def credit_samples(
         self, samples: Samples, names: Collection[str]
-    ) -> Mapping[str, list[Credit]] | Requests[Mapping[str, list[Credit]]]:
+    ) -> Mapping[str, list[Credit]]:
         """Split the scores in `names`, all of them in `credited`, over the parts of each text."""
         raise NotImplementedError(f"{type(self).__name__} does not split a score over a text")
 
@@ -391,35 +390,121 @@ class Component:
         return {end: folds[self.name + end] for end in ("", DEVIATION) if self.name + end in folds}
 
 
-def checked_requests(
-    scorer: Scorer, samples: Samples, names: Collection[str]
-) -> Requests[dict[str, Scores]]:
-    """Run `scorer.score_samples` as a generator of its model requests, in either form.
+class TaskModel(Protocol):
+    """A frozen model that answers each task independently of the others in the call."""
+
+    def answer(self, tasks: Sequence[Any], /) -> list[Any]:
+        """Return one answer per task, in the given order."""
+
+
+class TaskScorer(Scorer):
+    """A scorer in two steps around one model: tasks, and the fold of their answers into scores.
+
+    The tasks of several scorers for one model are answered in one call, so that its batches are
+    full.
+
+    Examples:
+        >>> from ctrlreward import ScoreSpec
+        >>> class Lengths:
+        ...     def answer(self, tasks):
+        ...         return [len(task) for task in tasks]
+        >>> class Length(TaskScorer):
+        ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
+        ...     loaded_model = Lengths()
+        ...
+        ...     def tasks(self, samples, names):
+        ...         return list(samples.texts)
+        ...
+        ...     def fold(self, samples, answers, names):
+        ...         return {"length": np.array(answers)}
+        >>> Length().score(["Soup.", "The soup was good."])
+        {'length': array([ 5., 18.])}
+    """
+
+    @property
+    @abstractmethod
+    def loaded_model(self) -> TaskModel:
+        """The model, loaded at the first use."""
+
+    @abstractmethod
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Any]:
+        """Return the tasks for the model."""
+
+    @abstractmethod
+    def fold(
+        self, samples: Samples, answers: Sequence[Any], names: Collection[str]
+    ) -> Mapping[str, Any]:
+        """Return an array of shape (n,) for each score in `names`, from the answers of `tasks`."""
+
+    def score_samples(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Mapping[str, Any]:
+        """See `Scorer.score_samples`."""
+        wanted = self.specs if names is None else names
+        return self.fold(samples, answers(self, samples, wanted), wanted)
+
+
+def answers(scorer: TaskScorer, samples: Samples, names: Collection[str]) -> list[Any]:
+    """Return the answers of a scorer's model to its tasks."""
+    tasks = scorer.tasks(samples, names)
+    with exclusive(scorer.loaded_model):
+        return scorer.loaded_model.answer(tasks)
+
+
+def scores_of(
+    wanted: Mapping[Scorer, Collection[str]], samples: Samples
+) -> dict[Scorer, dict[str, Scores]]:
+    """Return the named scores of each scorer; one call of a model answers the tasks of all.
 
     A text that is not valid Unicode is scored as an empty one, since a tokenizer would fail on the
-    whole batch.
+    whole batch. Waits for a model that another thread is using.
     """
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():
         log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
     if invalid:
         samples = samples.blanked(invalid)
-    method: Callable[..., Any] = scorer.score_samples
-    takes_names = len(signature(method).parameters) > 1
+    asked: dict[int, tuple[TaskModel, list[Any]]] = {}
+    spans: dict[Scorer, tuple[int, slice]] = {}
+    for scorer, names in wanted.items():
+        if isinstance(scorer, TaskScorer):
+            with _named_error(scorer, samples, names):
+                tasks, model = scorer.tasks(samples, names), scorer.loaded_model
+            together = asked.setdefault(id(model), (model, []))[1]
+            spans[scorer] = id(model), slice(len(together), len(together) + len(tasks))
+            together += tasks
+    answered = {}
+    for key, (model, tasks) in asked.items():
+        with exclusive(model):
+            answered[key] = model.answer(tasks)
+    found = {}
+    for scorer, names in wanted.items():
+        with _named_error(scorer, samples, names):
+            returned: Any
+            if isinstance(scorer, TaskScorer):
+                key, span = spans[scorer]
+                returned = scorer.fold(samples, answered[key][span], names)
+            else:
+                method: Callable[..., Any] = scorer.score_samples
+                takes_names = len(signature(method).parameters) > 1
+                returned = method(samples, names) if takes_names else method(samples)
+        found[scorer] = checked_scores(scorer, samples, returned, names)
+        for values in found[scorer].values() if invalid else ():
+            values[list(invalid)] = np.nan
+    return found
+
+
+@contextmanager
+def _named_error(scorer: Scorer, samples: Samples, names: Collection[str]) -> Iterator[None]:
+    """Add the scorer to an error, unless it names an item of the samples."""
     try:
-        returned = method(samples, names) if takes_names else method(samples)
-        if isinstance(returned, Generator):
-            returned = yield from returned
+        yield
     except Exception as error:
-        if not isinstance(error, ValueError | TypeError):  # which name an item of the samples
+        if not isinstance(error, ValueError | TypeError):
             shown = f"{type(scorer).__name__} ({', '.join(sorted(names))})"
             count = f"{len(samples)} sample{'s' * (len(samples) != 1)}"
             error.add_note(f"raised by {shown} for {count}")
         raise
-    scores = checked_scores(scorer, samples, returned, names)
-    for values in scores.values() if invalid else ():
-        values[list(invalid)] = np.nan
-    return scores
 
 
 def checked_scores(
@@ -491,26 +576,22 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """Return the scores of n samples by name, arrays of shape (n,).
 
     Each scorer runs once, for all of its components; a pointwise one gets each distinct sample
-    once. Requests of several scorers to the same model are merged into one call. A scorer in
-    use by another thread is waited for.
+    once. A model answers the tasks of all its scorers in one call. A scorer in use by another
+    thread is waited for.
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
+    pointwise = {s: names for s, names in wanted.items() if s.pointwise}
+    others = {s: names for s, names in wanted.items() if not s.pointwise}
     with ExitStack() as contexts:
         for scorer in scorers:
             contexts.enter_context(exclusive(scorer))
-        results = run_requests(
-            [
-                _named(checked_requests(scorer, distinct, names), first_rows)
-                if scorer.pointwise and distinct is not samples
-                else checked_requests(scorer, samples, names)
-                for scorer, names in wanted.items()
-            ]
-        )
-    outputs = dict(zip(scorers, results, strict=True))
+        with items_named(lambda column, i: f"{column}[{first_rows[i]}]"):
+            outputs = scores_of(pointwise, distinct) if pointwise else {}
+        outputs |= scores_of(others, samples) if others else {}
     return {
         name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
         for name, c in components.items()
@@ -525,21 +606,6 @@ def describe_batch(components: Mapping[str, Component], samples: Samples) -> str
     scorers = ", ".join(f"{scorer} ({', '.join(own)})" for scorer, own in names.items())
     first = f" (the first is {shortened(samples.texts[0])})" if len(samples) else ""
     return f"{len(samples)} texts{first} by {scorers}"
-
-
-def _named(
-    requests: Requests[dict[str, Scores]], rows: Sequence[int]
-) -> Requests[dict[str, Scores]]:
-    """Run requests of a scorer for some rows of the samples, and name these rows."""
-    responses = None
-    while True:
-        with items_named(lambda column, i: f"{column}[{rows[i]}]"):
-            try:
-                request = requests.send(responses)  # type: ignore[arg-type]  # None starts it
-            except StopIteration as end:
-                scores: dict[str, Scores] = end.value
-                return scores
-        responses = yield request
 
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of, positive, some_of
-from ctrlreward.engine.batching import windows
-from ctrlreward.engine.sharing import Requests, run_requests
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
@@ -25,14 +23,15 @@ from ctrlreward.functional.ctrleval import (
     weighted_mean,
 )
 from ctrlreward.items import item_logger
+from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
-from ctrlreward.models.tasks import Blank
+from ctrlreward.models.infill import Infiller, load_infiller
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec
+from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, TaskScorer
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
-from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator, Task, require_texts
+from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
 
@@ -91,55 +90,55 @@ def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str,
     ]
 
 
-def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
+def coherence_blanks(sentences: Sequence[str]) -> tuple[Blank, ...]:
     """Return one blank per sentence, to be filled given all other sentences."""
-    return [
+    spaced = [f" {sentence}" for sentence in sentences]
+    return tuple(
         Blank(
-            " ".join(sentences[:i]) + " ",
-            " " + " ".join(sentences[i + 1 :]),
+            (*sentences[: min(i, 1)], *spaced[1:i], " "),
+            tuple(spaced[i + 1 :]) or (" ",),
             (sentence,),
             ends=True,
         )
         for i, sentence in enumerate(sentences)
-    ]
+    )
 
 
-def consistency_blanks(text: str, prefix: str) -> list[Blank]:
+def consistency_blanks(text: str, prefix: str) -> tuple[Blank, ...]:
     """Return two blanks: remainder, with its leading space, given prefix, and the reverse."""
     remainder = text[len(prefix) :]
-    return [
-        Blank(prefix + " ", "", (remainder,), joined=True),
-        Blank("", " " + remainder, (prefix,)),
-    ]
+    return (
+        Blank((prefix, " "), (), (remainder,), joined=True),
+        Blank((), (f" {remainder}",), (prefix,)),
+    )
 
 
-def neutral_blanks(blank: Blank, texts: Sequence[str]) -> list[Blank]:
-    """Return the blank once per text, with the text in place of its context.
+def neutral_blank(blank: Blank, text: str) -> Blank:
+    """Return the blank with a text in place of its context.
 
-    A text follows the blank if nothing precedes it. A blank without context is not changed.
+    The text follows the blank if nothing precedes it. A blank without context is not changed.
     """
-    if blank.left.strip():
-        return [blank._replace(left=f"{text} ", right="") for text in texts]
-    if blank.right.strip():
-        return [blank._replace(left="", right=f" {text}") for text in texts]
-    return [blank] * len(texts)
+    if "".join(blank.left).strip():
+        return blank._replace(left=(f"{text} ",), right=())
+    if "".join(blank.right).strip():
+        return blank._replace(left=(), right=(f" {text}",))
+    return blank
 
 
-def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
-    """Return one blank per prompt that contains the text, with all its words as candidates."""
+def relevance_blanks(evaluators: Sequence[Evaluator]) -> tuple[Blank, ...]:
+    """Return one blank per prompt about a text, with all its words as candidates."""
     blanks = []
     for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
-        # Split before inserting the text, which may itself contain the names of the slots.
         left, right = prompt.split(WORD_SLOT, 1)
-        blanks.append(
-            Blank(
-                left.replace(TEXT_SLOT, text),
-                right.replace(TEXT_SLOT, text),
-                tuple(word for evaluator in group for word in evaluator.words),
-                closing=right.partition(TEXT_SLOT)[0].rstrip(),
-            )
-        )
-    return blanks
+        words = tuple(word for evaluator in group for word in evaluator.words)
+        closing = right.partition(TEXT_SLOT)[0].rstrip()
+        blanks.append(Blank(_cut(left), _cut(right), words, closing=closing))
+    return tuple(blanks)
+
+
+def _cut(pattern: str) -> tuple[str, ...]:
+    """Return a pattern in pieces, one of which may be the slot of the text."""
+    return tuple(piece for piece in pattern.partition(TEXT_SLOT) if piece)
 
 
 def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
@@ -157,25 +156,22 @@ AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance
 class Evaluated(NamedTuple):
     """Pattern evaluators of one text for one aspect; none if there is nothing to score.
 
-    `blanks` are the blanks that the model filled: one per evaluator, in attribute relevance one per
-    prompt. `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
+    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
     `label` is the index of the target label in attribute relevance, None in the other aspects.
     """
 
     sample: int
     aspect: str
     label: int | None
-    blanks: Sequence[Blank]
     scores: Scores
     weights: Scores
 
 
 # Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
 # fluency, which people rate as well, and the gain loses it (docs/ctrleval.md, choice 7).
-_GAINED: dict[AspectName, slice] = {
+_GAINED: Mapping[str, slice] = {
     "coherence": slice(None),
     "consistency": slice(1, None),  # the prefix given the remainder
-    "attribute_relevance": slice(0),
 }
 _CONTEXTS = 2  # each costs a pass over all targets; a mean depends less on one of them
 
@@ -187,7 +183,7 @@ SPECS: dict[AspectName, ScoreSpec] = {
 
 
 @checked_keywords(**NEIGHBOURS, max_length="max_tokens")
-class CTRLEval(ModelScorer[Infiller]):
+class CTRLEval(ModelScorer[Infiller], TaskScorer):
     """Coherence, consistency and attribute relevance of controlled text, by text infilling.
 
     - `coherence`: weighted mean over sentences of the mean token log-probability of the sentence
@@ -309,99 +305,111 @@ class CTRLEval(ModelScorer[Infiller]):
         """Raise if the samples lack a column that the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
-            reader = "CTRLEval attribute_relevance"
-            samples.label_indices(self.labels, reader, "the task", self.attribute)
+            self._targets(samples)
 
-    def score_samples(
-        self,
-        samples: Samples,
-        names: Collection[str] | None = None,
-        evaluated: list[Evaluated] | None = None,
-    ) -> Requests[dict[str, Scores]]:
-        """Compute the chosen aspects, with `names` only these, each float64 of shape (n,).
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
+        """Return the patterns of each aspect of each text, and the ones of neutral contexts.
 
-        NaN, with a warning, if an aspect has nothing to score: an empty text; for consistency
-        also a text without a prefix, or with nothing after it. The values behind the scores are
-        appended to `evaluated`, sample by sample.
+        Without patterns, and with a warning, for an empty text; for consistency also for one
+        without a prefix, or with nothing after it.
         """
-        aspects = [a for a in self.aspects if names is None or a in names]
+        aspects = self._chosen(names)
         prefixes: Sequence[str] = [""] * len(samples.texts)
-        targets: list[int] = []
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in aspects:
-            reader = "CTRLEval attribute_relevance"
-            targets = samples.label_indices(self.labels, reader, "the task", self.attribute)
-            if self._bias is None:
-                yield from self._label_bias()
-        contexts = self._contexts
-        results: dict[str, Scores] = {a: np.full(len(samples.texts), np.nan) for a in aspects}
+            self._targets(samples)
+            self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
-        for window in windows(texts):
-            groups: list[tuple[int, AspectName, list[Blank]]] = []
-            for i in window:
-                text, prefix = texts[i], prefixes[i][: len(texts[i])]
-                for aspect in aspects:
-                    blanks: list[Blank] = []
-                    if aspect == "coherence":
-                        blanks = coherence_blanks([s for s in self.split(text) if s.strip()])
-                    elif aspect == "attribute_relevance" and text.strip():
-                        blanks = relevance_blanks(text, self.pattern_evaluators)
-                    elif prefix.strip() and text[len(prefix) :].strip():
-                        blanks = consistency_blanks(text, prefix)
-                    if not blanks:
-                        reason = reason_for_nan(aspect, text, prefix)
-                        log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
-                    groups.append((i, aspect, blanks))
-            flat: list[Blank] = []
-            for _, aspect, blanks in groups:
-                flat += blanks
-                for blank in blanks[_GAINED[aspect]]:
-                    flat += neutral_blanks(blank, contexts)
-            scored = iter((yield from self.loaded_model.requests(flat)))
-            for i, aspect, blanks in groups:
-                targets_scored = [target for _ in blanks for target in next(scored)]
-                scores = np.array([target.log_probs.mean() for target in targets_scored])
-                if contexts and (gained := blanks[_GAINED[aspect]]):
-                    neutral = [next(scored)[0].log_probs.mean() for _ in gained for _ in contexts]
-                    gains = context_gain(
-                        scores[_GAINED[aspect]], np.reshape(neutral, (len(gained), -1))
-                    )
-                    scores[_GAINED[aspect]] = gains
-                weighting = self._weightings[aspect]
-                beta = np.ones(len(scores))
-                if aspect == "attribute_relevance" and blanks:
-                    log_probs = scores.reshape(-1, len(self.labels)) - self._bias
-                    shares, beta = relevance_evaluators(log_probs)
-                    scores = shares[:, targets[i]]
-                elif weighting == "beta":  # the others ignore β; its table may be large
-                    beta = np.array([self.iwf.sentence_weight(t.ids) for t in targets_scored])
-                weights = evaluator_weights(weighting, scores, beta) if blanks else beta
-                results[aspect][i] = weighted_mean(scores, weights)
-                if evaluated is not None:
-                    label = targets[i] if aspect == "attribute_relevance" else None
-                    evaluated.append(Evaluated(i, aspect, label, blanks, scores, weights))
+        tasks = []
+        for i, (text, prefix) in enumerate(zip(texts, prefixes, strict=True)):
+            prefix = prefix[: len(text)]
+            for aspect in aspects:
+                task = Patterns(())
+                if aspect == "coherence":
+                    task = Patterns(coherence_blanks([s for s in self.split(text) if s.strip()]))
+                elif aspect == "attribute_relevance" and text.strip():
+                    task = Patterns(self._prompts, text)
+                elif prefix.strip() and text[len(prefix) :].strip():
+                    task = Patterns(consistency_blanks(text, prefix))
+                if not task.blanks:
+                    reason = reason_for_nan(aspect, text, prefix)
+                    log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
+                tasks.append(task)
+                if aspect in _GAINED:
+                    gained = task.blanks[_GAINED[aspect]]
+                    for context in self._contexts:
+                        tasks.append(Patterns(tuple(neutral_blank(b, context) for b in gained)))
+        return tasks
+
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
+        """Return the chosen aspects, each float64 of shape (n,); NaN for one without patterns."""
+        results: dict[str, Scores] = {
+            aspect: np.full(len(samples), np.nan) for aspect in self._chosen(names)
+        }
+        for found in self.evaluated(samples, answers, names):
+            results[found.aspect][found.sample] = weighted_mean(found.scores, found.weights)
         return results
+
+    def evaluated(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> Iterator[Evaluated]:
+        """Yield the evaluators behind the scores, sample by sample and aspect by aspect."""
+        aspects = self._chosen(names)
+        targets = self._targets(samples) if "attribute_relevance" in aspects else []
+        left = iter(answers)
+        for i in range(len(samples)):
+            for aspect in aspects:
+                answer, gained, label = next(left), _GAINED.get(aspect), None
+                scores, weighting = answer.means, self._weightings[aspect]
+                if gained and self._contexts:
+                    neutral = np.stack([next(left).means for _ in self._contexts], axis=1)
+                    scores[gained] = context_gain(scores[gained], neutral)
+                beta = np.ones(len(scores))
+                if aspect == "attribute_relevance":
+                    label = targets[i]
+                    if len(scores):
+                        words = scores.reshape(-1, len(self.labels)) - self._calibrated()
+                        shares, beta = relevance_evaluators(words)
+                        scores = shares[:, label]
+                elif weighting == "beta":  # the others ignore β; its table may be large
+                    beta = np.array([self.iwf.sentence_weight(ids) for ids in answer.tokens])
+                weights = evaluator_weights(weighting, scores, beta) if len(scores) else beta
+                yield Evaluated(i, aspect, label, scores, weights)
+
+    def _chosen(self, names: Collection[str]) -> list[AspectName]:
+        return [aspect for aspect in self.aspects if aspect in names]
+
+    def _targets(self, samples: Samples) -> list[int]:
+        """Return the index of each sample's label."""
+        reader = "CTRLEval attribute_relevance"
+        return samples.label_indices(self.labels, reader, "the task", self.attribute)
+
+    @cached_property
+    def _prompts(self) -> tuple[Blank, ...]:
+        """Blanks of attribute relevance, about any text."""
+        return relevance_blanks(self.pattern_evaluators)
 
     @property
     def credited(self) -> Collection[str]:
         """Coherence, by sentence."""
         return [aspect for aspect in self.aspects if aspect == "coherence"]
 
-    def credit_samples(
-        self, samples: Samples, names: Collection[str]
-    ) -> Requests[dict[str, list[Credit]]]:
+    def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
         """Split coherence over the sentences: the weighted score of each, at its end.
 
         Raises:
             ValueError: The sentence splitter has changed a sentence.
         """
-
-        def split(found: Evaluated) -> Credit:
+        credits = []
+        for found, blanks in self._with_blanks(samples, ["coherence"]):
             if not len(found.scores):
-                return NO_CREDIT
+                credits.append(NO_CREDIT)
+                continue
             ends, text = [0], samples.texts[found.sample]
-            for blank in found.blanks:
+            for blank in blanks:
                 start = text.find(blank.targets[0], ends[-1])
                 if start < 0:
                     raise ValueError(
@@ -412,11 +420,7 @@ class CTRLEval(ModelScorer[Infiller]):
                 ends.append(start + len(blank.targets[0]))
             weights = normalize_weights(found.weights)
             values = weights * np.where(weights > 0, found.scores, 0.0)  # 0 · -inf would be NaN
-            return Credit(np.array(ends[1:]), values)
-
-        evaluated: list[Evaluated] = []
-        yield from self.score_samples(samples, ["coherence"], evaluated)
-        credits = [split(found) for found in evaluated]
+            credits.append(Credit(np.array(ends[1:]), values))
         return dict.fromkeys(names, credits)
 
     def explain(
@@ -428,27 +432,38 @@ class CTRLEval(ModelScorer[Infiller]):
         data.
         """
         samples = as_samples(samples, **columns)
-        computable = self.computable(samples)
-        aspects = [aspect for aspect in self.aspects if aspect in computable]
-
-        def explained(found: Evaluated) -> Explanation:
-            if not len(found.scores):
-                return Explanation(found.aspect, np.nan)
-            patterns = [(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
-            if (label := found.label) is not None:
-                parts = [(e.prompt.split(WORD_SLOT, 1), e.words) for e in self.pattern_evaluators]
-                patterns = [(left, right, w[label], w) for (left, right), w in parts]
-            scores, weights = found.scores.tolist(), normalize_weights(found.weights).tolist()
-            rows = zip(patterns, scores, weights, strict=True)
-            evaluators = tuple(PatternScore(*pattern, *values) for pattern, *values in rows)
-            return Explanation(found.aspect, weighted_mean(found.scores, found.weights), evaluators)
-
-        evaluated: list[Evaluated] = []
-        run_requests([self.score_samples(samples, aspects, evaluated)])
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
-        for found in evaluated:
-            rows[found.sample][found.aspect] = explained(found)
+        for found, blanks in self._with_blanks(samples, self.computable(samples)):
+            score = weighted_mean(found.scores, found.weights)
+            evaluators: tuple[PatternScore, ...] = ()
+            if len(found.scores):
+                patterns = [
+                    ("".join(b.left), "".join(b.right), b.targets[0], b.targets) for b in blanks
+                ]
+                if (label := found.label) is not None:
+                    patterns = []
+                    for prompt, words in self.pattern_evaluators:
+                        left, right = prompt.split(WORD_SLOT, 1)
+                        patterns.append((left, right, words[label], words))
+                weights = normalize_weights(found.weights).tolist()
+                values = zip(patterns, found.scores.tolist(), weights, strict=True)
+                evaluators = tuple(PatternScore(*pattern, *both) for pattern, *both in values)
+            rows[found.sample][found.aspect] = Explanation(found.aspect, score, evaluators)
         return rows
+
+    def _with_blanks(
+        self, samples: Samples, names: Collection[str]
+    ) -> Iterator[tuple[Evaluated, tuple[Blank, ...]]]:
+        """Yield the evaluators of each aspect of each sample, and their blanks."""
+        tasks = self.tasks(samples, names)
+        with self.exclusive_model() as model:
+            answers = model.answer(tasks)
+        kept = iter(tasks)
+        for found in self.evaluated(samples, answers, names):
+            yield found, next(kept).blanks
+            if found.aspect in _GAINED:
+                for _ in self._contexts:
+                    next(kept)
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """Return the probability of each label, shape (n, labels): the task as a classifier.
@@ -456,47 +471,43 @@ class CTRLEval(ModelScorer[Infiller]):
         NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
         which pick an evaluator for each label.
         """
+        bias = self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)
         kept = [i for i, text in enumerate(texts) if text.strip()]
-        words = self._word_log_probs([texts[i] for i in kept])
-        log_probs, bias = run_requests([words, self._label_bias()])
-        for i, values in zip(kept, log_probs, strict=True):
-            result[i] = label_probabilities(values - bias, self._weightings["attribute_relevance"])
+        weighting = self._weightings["attribute_relevance"]
+        for i, values in zip(kept, self._word_log_probs([texts[i] for i in kept]), strict=True):
+            result[i] = label_probabilities(values - bias, weighting)
         return result
 
-    def _word_log_probs(self, texts: Sequence[str]) -> Requests[Scores]:
+    def _word_log_probs(self, texts: Sequence[str]) -> Scores:
         """Return the log-probability of each word after each text, (texts, evaluators, labels)."""
-        means: list[float] = []
-        for window in windows(texts):
-            blanks = [
-                b for i in window for b in relevance_blanks(texts[i], self.pattern_evaluators)
-            ]
-            scored = yield from self.loaded_model.requests(blanks)
-            means += [word.log_probs.mean() for words in scored for word in words]
+        with self.exclusive_model() as model:
+            answers = model.answer([Patterns(self._prompts, text) for text in texts])
         shape = len(texts), len(self.pattern_evaluators), len(self.labels)
-        return np.array(means).reshape(shape)
+        return np.array([answer.means for answer in answers]).reshape(shape)
 
-    def _label_bias(self) -> Requests[Scores]:
-        """Return the bias that calibration subtracts, shape (evaluators, labels); computed once."""
-        if self._bias is None:
-            texts = self.calibration
-            if texts is None:
-                texts = isinstance(self.loaded_model, CausalInfiller) and len(self.labels) > 2
-            if texts is True:
-                texts = neutral_texts()
-            elif texts:
-                texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
-            if texts:
-                self._bias = label_bias((yield from self._word_log_probs(texts)))
-            else:
-                self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
+    def _calibrated(self) -> Scores:
+        """Return the bias that calibration subtracts, shape (evaluators, labels); measured once."""
+        if self._bias is not None:
+            return self._bias
+        texts = self.calibration
+        if texts is None:
+            texts = isinstance(self.loaded_model, CausalLM) and len(self.labels) > 2
+        if texts is True:
+            texts = neutral_texts()
+        elif texts:
+            texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
+        if texts:
+            self._bias = label_bias(self._word_log_probs(texts))
+        else:
+            self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
         return self._bias
 
     @cached_property
     def _contexts(self) -> Sequence[str]:
         """Uninformative contexts of a sentence, prefix or remainder; empty: no calibration."""
-        if self.calibration is False or not isinstance(self.loaded_model, CausalInfiller):
+        if self.calibration is False or not isinstance(self.loaded_model, CausalLM):
             return ()
         if isinstance(self.calibration, tuple):
             texts = self.calibration[:_CONTEXTS]
@@ -507,6 +518,6 @@ class CTRLEval(ModelScorer[Infiller]):
     def _weightings(self) -> dict[str, Weighting]:
         """Weighting of the evaluators of each aspect."""
         default: dict[str, Weighting] = dict.fromkeys(SPECS, "beta")
-        if isinstance(self.loaded_model, CausalInfiller):
+        if isinstance(self.loaded_model, CausalLM):
             default["attribute_relevance"] = "mean"
         return default if self.weights is None else dict.fromkeys(SPECS, self.weights)

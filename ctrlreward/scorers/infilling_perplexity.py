@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.engine.batching import windows
-from ctrlreward.engine.sharing import Requests
 from ctrlreward.models.infill import Infiller, load_infiller
-from ctrlreward.models.tasks import Blank
+from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, nonempty
 from ctrlreward.scorers.ctrleval import coherence_blanks
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
-from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
+from ctrlreward.scorers.perplexity import TOKENS, mean_log_probs, pooled_perplexity
 from ctrlreward.text.sentences import find_splitter
 
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
-class InfillingPerplexity(ModelScorer[Infiller]):
+class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
     """Perplexity of each text under an infilling model, prefix included.
 
     Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
@@ -84,30 +82,24 @@ class InfillingPerplexity(ModelScorer[Infiller]):
         """Load the model, or share it with other scorers."""
         return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
-        """See `Perplexity.score_samples`."""
-        log_likelihood = np.full(len(samples), np.nan)
-        tokens = np.zeros(len(samples))
-        kept = set(nonempty("infilling_perplexity", texts=samples.texts))
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
+        """Return the sentences of each text as blanks; a warning names an empty text."""
+        nonempty("infilling_perplexity", texts=samples.texts)
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
-        for window in windows(texts):
-            groups: dict[int, list[Blank]] = {}
-            for i in window:
-                if i in kept:  # a text without sentences counts as one sentence
-                    sentences = [s for s in self.split(texts[i]) if s.strip()] or [texts[i]]
-                    groups[i] = coherence_blanks(sentences)
-            flat = [blank for group in groups.values() for blank in group]
-            scored = iter((yield from self.loaded_model.requests(flat)))
-            for i, group in groups.items():
-                targets = [target for _ in group for target in next(scored)]
-                log_probs = np.concatenate([target.log_probs for target in targets])
-                # Rounding can push the log-probability of a certain token just above 0.
-                log_likelihood[i] = np.minimum(log_probs, 0.0).mean()
-                tokens[i] = len(log_probs)
+        # A text without sentences counts as one sentence.
+        sentences = [[s for s in self.split(text) if s.strip()] or [text] for text in texts]
+        return [
+            Patterns(coherence_blanks(found) if text.strip() else ())
+            for text, found in zip(texts, sentences, strict=True)
+        ]
+
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
+        """See `Perplexity.fold`."""
+        log_likelihood, tokens = mean_log_probs(answers)
         scores = {
             "infilling_perplexity": np.exp(-log_likelihood),
             "infilling_log_likelihood": log_likelihood,
         }
-        return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
+        return {**scores, TOKENS: tokens} if TOKENS in names else scores

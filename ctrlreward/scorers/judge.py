@@ -21,7 +21,7 @@ import tenacity
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.sharing import Request, Requests, shared_model
+from ctrlreward.engine.sharing import shared_model
 from ctrlreward.files import read_yaml
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
@@ -171,7 +171,7 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     return answers
 
 
-def closed(answers: Sequence[TokenScores]) -> npt.NDArray[np.float64]:
+def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
     """Return the log-probability of each answer, not continued to another one, shape (answers,).
 
     log(p - Σ p of the answers that directly continue it).
@@ -179,13 +179,12 @@ def closed(answers: Sequence[TokenScores]) -> npt.NDArray[np.float64]:
     Examples:
         >>> from ctrlreward.models.tasks import TokenScores
         >>> from ctrlreward.scorers.judge import closed
-        >>> one = TokenScores(np.array([7]), np.log([0.5]))  # "1"
-        >>> ten = TokenScores(np.array([7, 3]), np.log([0.5, 0.75]))  # "10"
-        >>> np.exp(closed([one, ten]))
+        >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
+        >>> np.exp(closed(TokenScores(ids, np.log(chances), np.array([1, 2]))))
         array([0.125, 0.375])
     """
-    tokens = [tuple(each.ids.tolist()) for each in answers]
-    sums = np.array([each.log_probs.sum() for each in answers])
+    tokens = [tuple(ids.tolist()) for ids in answers.tokens]
+    sums = answers.means * answers.sizes
     left = sums.copy()
     for i, longer in enumerate(tokens):
         begun = [
@@ -305,7 +304,7 @@ class Judge(ModelScorer[CausalLM]):
 
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Return the scores of the rubric; NaN, with a warning, for an empty text."""
         rubric = self.rubric
         columns = {
@@ -327,10 +326,7 @@ class Judge(ModelScorer[CausalLM]):
             sides = [(cells["text"], cells.get("reference", ""))]
             for first, second in [*sides, *((b, a) for a, b in sides if rubric.compares)]:
                 prompts.append(rubric.prompt.format(**cells, first=first, second=second))
-        if self.address is None:
-            answered = yield from self._read(prompts)
-        else:
-            answered = self._ask(prompts)
+        answered = self._read(prompts) if self.address is None else self._ask(prompts)
         return self._scores(answered, kept, len(samples))
 
     def _scores(self, answered: Sequence[float], kept: Sequence[int], n: int) -> dict[str, Scores]:
@@ -353,29 +349,28 @@ class Judge(ModelScorer[CausalLM]):
             )
         return found
 
-    def _read(self, prompts: Sequence[str]) -> Requests[list[float]]:
+    def _read(self, prompts: Sequence[str]) -> list[float]:
         """Return the score that a local model gives to each prompt."""
-        answers, worth = list(self.rubric.scores), np.array([*self.rubric.scores.values()])
+        worth = np.array([*self.rubric.scores.values()])
         tokenizer = self.loaded_model.tokenizer
         chat = tokenizer.chat_template is not None
-        scores: list[float] = []
-        for window in windows(prompts):
-            tasks = []
-            for i in window:
-                context = prompts[i]
-                if chat:
-                    message = {"role": "user", "content": context}
-                    context = rendered_chat(tokenizer, [message], {}, add_generation_prompt=True)
-                space = "" if context[-1:].isspace() or chat else " "
-                tasks += [Continuation(context, f"{space}{answer}") for answer in answers]
-            found = yield Request(self.loaded_model, tasks)
-            for start in range(0, len(found), len(answers)):
-                row = closed(found[start : start + len(answers)])
-                chances = np.exp(row - row.max())
-                if self.rubric.compares:
-                    scores.append(float(worth[row.argmax()]))
-                else:
-                    scores.append(float(chances @ worth / chances.sum()))
+        tasks, scores = [], []
+        for context in prompts:
+            if chat:
+                message = {"role": "user", "content": context}
+                context = rendered_chat(tokenizer, [message], {}, add_generation_prompt=True)
+            space = "" if context[-1:].isspace() or chat else " "
+            targets = tuple(("", f"{space}{answer}") for answer in self.rubric.scores)
+            tasks.append(Continuation((context,), targets))
+        with self.exclusive_model() as model:
+            found = model.answer(tasks)
+        for answers in found:
+            row = closed(answers)
+            chances = np.exp(row - row.max())
+            if self.rubric.compares:
+                scores.append(float(worth[row.argmax()]))
+            else:
+                scores.append(float(chances @ worth / chances.sum()))
         return scores
 
     def _ask(self, prompts: Sequence[str]) -> list[float]:
@@ -398,7 +393,7 @@ class Judge(ModelScorer[CausalLM]):
             ThreadPoolExecutor(self.concurrency) as threads,
         ):
             replies: list[str] = []
-            for window in windows(prompts):
+            for window in windows([len(prompt) for prompt in prompts]):
                 some = prompts[window.start : window.stop]
                 replies += threads.map(lambda prompt: self._reply(client, prompt), some)
         scores = [read_answer(reply, self.rubric.scores) for reply in replies]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.engine.batching import windows
-from ctrlreward.engine.sharing import Request, Requests, shared_model
+from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
-from ctrlreward.models.tasks import Continuation
+from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
@@ -23,7 +22,7 @@ TOKENS = "tokens"
 
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
-class Perplexity(ModelScorer[CausalLM]):
+class Perplexity(ModelScorer[CausalLM], TaskScorer):
     """Perplexity of each text, prefix included.
 
     - `perplexity`: exp of the negative mean token log-probability, 1 or more; lower is better.
@@ -77,12 +76,9 @@ class Perplexity(ModelScorer[CausalLM]):
         """Load the language model, or share it with other scorers."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
-        """Return both scores, or `"tokens"`, by name; NaN, with a warning, for an empty text."""
-        total, tokens = np.zeros((2, len(samples)))
-        kept = set(nonempty("perplexity", texts=samples.texts))
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Continuation]:
+        """Return each text as the beginning of a document; a warning names an empty one."""
+        nonempty("perplexity", texts=samples.texts)
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         if self.score_end:
             end_token = self.loaded_model.tokenizer.eos_token_id
@@ -94,16 +90,28 @@ class Perplexity(ModelScorer[CausalLM]):
             end = mark(end_token)
             pairs = zip(texts, samples.texts, strict=True)
             texts = [text + end if text == whole else text for text, whole in pairs]
-        for window in windows(texts):
-            indices = [i for i in window if i in kept]
-            targets = [Continuation("", texts[i]) for i in indices]
-            scored = yield Request(self.loaded_model, targets)
-            for i, (_, log_probs) in zip(indices, scored, strict=True):
-                # Rounding can push the log-probability of a certain token just above 0.
-                total[i], tokens[i] = np.minimum(log_probs, 0.0).sum(), len(log_probs)
-        log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
+        return [
+            Continuation((), (("", text),) if whole.strip() else ())
+            for text, whole in zip(texts, samples.texts, strict=True)
+        ]
+
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
+        """Return both scores, and `"tokens"` by name; NaN for an empty text."""
+        log_likelihood, tokens = mean_log_probs(answers)
         scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
-        return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
+        return {**scores, TOKENS: tokens} if TOKENS in names else scores
+
+
+def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
+    """Return the mean log-probability of each answer's tokens, NaN without any, and their number.
+
+    Rounding can push the log-probability of a certain token just above 0.
+    """
+    tokens = np.array([len(answer.ids) for answer in answers], np.float64)
+    totals = np.array([np.minimum(answer.log_probs, 0.0).sum() for answer in answers])
+    return np.divide(totals, tokens, where=tokens > 0, out=np.full_like(totals, np.nan)), tokens
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:

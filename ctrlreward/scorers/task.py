@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ctrlreward.files import read_yaml
+from ctrlreward.models.tasks import TEXT_SLOT
 
-# Placeholders in a prompt: the text and the label word.
-TEXT_SLOT = "<gen_result>"
+# Placeholder of the label word in a prompt; the text's is `models.tasks.TEXT_SLOT`.
 WORD_SLOT = "<mask_token>"
 
 _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"

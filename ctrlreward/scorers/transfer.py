@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.engine.sharing import run_requests
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
@@ -18,7 +17,7 @@ from ctrlreward.functional.transfer import (
 )
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
+from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, scores_of
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
@@ -115,8 +114,8 @@ class TransferQuality(CompositeScorer):
         wanted = {part: [*part.specs] for part in self.parts}
         if TOKENS in (names or ()):
             wanted[self.perplexity].append(TOKENS)
-        parts = run_requests([checked_requests(p, samples, n) for p, n in wanted.items()])
-        scores = {name: values for part in parts for name, values in part.items()}
+        parts = scores_of(wanted, samples)
+        scores = {name: values for part in self.parts for name, values in parts[part].items()}
         gm = gm_of(_FACTORS, self.thresholds, scores)
         return {"gm": gm, **scores}
 

@@ -8,7 +8,7 @@ change more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import ClassVar, Literal, TypeAlias
@@ -17,8 +17,10 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
-from ctrlreward.engine.sharing import Requests, joined
 from ctrlreward.functional.shaping import distance_outside
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.infill import Infiller
+from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns, TokenScores
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
@@ -33,9 +35,8 @@ from ctrlreward.scorers import (
     ScoreSpec,
     Task,
 )
-from ctrlreward.scorers.base import Component, Scorer, Scores
+from ctrlreward.scorers.base import Component, Scorer, Scores, TaskScorer
 from ctrlreward.scorers.ctrleval import AspectName, Explanation
-from ctrlreward.scorers.task import TEXT_SLOT
 from ctrlreward.weights.dtypes import Dtype
 
 # Target labels: of one attribute, or attribute → labels.
@@ -45,6 +46,8 @@ Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 Tasks: TypeAlias = str | Task | Mapping[str, str | Task]
 
 Fold: TypeAlias = Literal["mean", "geometric_mean", "min"]
+
+_RELEVANCE = ("attribute_relevance",)
 
 # Aspects of CTRLEval that can be part of the reward or of the held-out scores.
 TextAspect: TypeAlias = Literal["coherence", "consistency"]
@@ -115,7 +118,7 @@ class PromptData(PromptBatches):
         return self.prompts
 
 
-class SeveralRelevances(CompositeScorer):
+class SeveralRelevances(CompositeScorer, TaskScorer):
     """Attribute relevance of several attributes, and all of them in one number.
 
     - `attribute_relevance`: the relevances of a text, folded, 0 to 1.
@@ -131,7 +134,7 @@ class SeveralRelevances(CompositeScorer):
 
     def __init__(self, scorers: Mapping[str, CTRLEval], fold: Fold = "geometric_mean") -> None:
         self.scorers = dict(scorers)
-        self.fold = one_of("fold", fold, ("geometric_mean", "mean", "min"))
+        self.folding = one_of("fold", fold, ("geometric_mean", "mean", "min"))
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -144,17 +147,26 @@ class SeveralRelevances(CompositeScorer):
         """The scorer of each attribute."""
         return tuple(self.scorers.values())
 
-    def score_samples(self, samples: Samples) -> Requests[dict[str, Scores]]:
+    @property
+    def loaded_model(self) -> Infiller:
+        """The model of all attributes."""
+        return self.parts[0].loaded_model
+
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
+        """Return the tasks of all attributes."""
+        return [task for part in self.parts for task in part.tasks(samples, _RELEVANCE)]
+
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty text."""
-        each = yield from joined(
-            [part.score_samples(samples, ["attribute_relevance"]) for part in self.parts]
-        )
-        relevances = {
-            f"{name}_relevance": scores["attribute_relevance"]
-            for name, scores in zip(self.scorers, each, strict=True)
-        }
+        n = len(samples)
+        relevances = {}
+        for k, (name, part) in enumerate(self.scorers.items()):
+            own = part.fold(samples, answers[k * n : (k + 1) * n], _RELEVANCE)
+            relevances[f"{name}_relevance"] = own["attribute_relevance"]
         folds = {"geometric_mean": geometric_mean, "min": _lowest, "mean": _mean}
-        return {"attribute_relevance": folds[self.fold](relevances), **relevances}
+        return {"attribute_relevance": folds[self.folding](relevances), **relevances}
 
     def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
         """Return the relevance of each attribute of each sample with its evaluators."""
@@ -183,7 +195,7 @@ def after_text(task: str | Task) -> Task:
     return Task(prompts, whole.verbalizers)
 
 
-class LikelihoodCost(CompositeScorer):
+class LikelihoodCost(CompositeScorer, TaskScorer):
     """Cost of unusually unlikely and unusually likely texts.
 
     - `likelihood_cost`: distance of the mean token log-probability from an interval, in nats, 0
@@ -209,9 +221,20 @@ class LikelihoodCost(CompositeScorer):
         """The scorer of the log-probability."""
         return (self.perplexity,)
 
-    def score_samples(self, samples: Samples) -> Requests[dict[str, Scores]]:
+    @property
+    def loaded_model(self) -> CausalLM:
+        """The language model."""
+        return self.perplexity.loaded_model
+
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Continuation]:
+        """Return the tasks of the log-probability."""
+        return self.perplexity.tasks(samples, names)
+
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
         """Return the cost, shape (n,); NaN, with a warning, for an empty text."""
-        scores = yield from self.perplexity.score_samples(samples)
+        scores = self.perplexity.fold(samples, answers, names)
         return {"likelihood_cost": distance_outside(scores["log_likelihood"], *self.bounds)}
 
 

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from lightning_choice import GenerationScorer, RewardCheckpoint
 from module_files import load
 
 from ctrlreward import Samples, placement
-from ctrlreward.engine.sharing import Request
+from ctrlreward.engine.batching import run_batched
 
 shared = load(Path(__file__).with_name("conftest.py"))
 
@@ -45,15 +44,10 @@ class Faulty(shared.Curve):
                 return self._slowly(samples)
         return super().score_samples(samples)
 
-    def _slowly(self, samples: Samples) -> Iterator[Any]:
-        """Ask a slow model 15 times."""
-        for _ in range(15):
-            yield Request(self, [0])
+    def _slowly(self, samples: Samples) -> Any:
+        """Run 15 batches of a slow model."""
+        run_batched([1] * 15, 1, lambda batch: time.sleep(0.1) or batch, "slow")
         return super().score_samples(samples)
-
-    def log_probs(self, tasks: Sequence[Any]) -> list[Any]:
-        time.sleep(0.1)
-        return list(tasks)
 
 
 class Dying(shared.Counter):

@@ -53,9 +53,10 @@ class Words:
 
     tokenizer = None  # only long texts are tokenized
 
-    def log_probs(self, tasks: Sequence[Continuation]) -> list[TokenScores]:
-        rows = [np.log(chances(task.target)) for task in tasks]
-        return [TokenScores(np.arange(len(row)), row) for row in rows]
+    def answer(self, tasks: Sequence[Continuation]) -> list[TokenScores]:
+        texts = ["".join(text for _, text in task.targets) for task in tasks]
+        rows = [np.log(chances(text)) for text in texts]
+        return [TokenScores(np.arange(len(row)), row, np.array([len(row)])) for row in rows]
 
 
 @pytest.fixture

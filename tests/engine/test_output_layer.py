@@ -17,6 +17,7 @@ from transformers import (
 
 from ctrlreward.engine import output_layer
 from ctrlreward.engine.output_layer import (
+    block_shape,
     check_output_layer,
     states_and_output,
     token_log_probs,
@@ -111,9 +112,9 @@ def test_blocks_and_temperature(
     hidden = torch.randn(7, 16)
     states, tokens = (torch.tensor([pair[k] for pair in wanted]).long() for k in (0, 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_layer, "_CPU_STATES", states_at_once)
-        patch.setattr(output_layer, "_CPU_WORDS", words_at_once)
-        found = token_log_probs(model, hidden, states, tokens, temperature)
+        patch.setattr(output_layer, "_MIN_WORDS", words_at_once)
+        block = states_at_once * words_at_once
+        found = token_log_probs(model, hidden, states, tokens, temperature, block)
     logits = model.get_output_embeddings()(hidden) / temperature
     torch.testing.assert_close(found, logits.log_softmax(dim=-1)[states, tokens])
 
@@ -121,8 +122,8 @@ def test_blocks_and_temperature(
 def test_gradients_reach_the_hidden_states_and_the_output_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output_layer, "_CPU_WORDS", 15)
-    monkeypatch.setattr(output_layer, "_CPU_STATES", 2)
+    monkeypatch.setattr(output_layer, "_MIN_WORDS", 15)
+    monkeypatch.setattr(output_layer, "_CPU_BLOCK", 30)
     model = tiny("llama")
     weight = model.get_output_embeddings().weight
     hidden = torch.randn(5, 16, requires_grad=True)
@@ -171,3 +172,13 @@ def test_the_output_layer_is_given_no_rows() -> None:
     )
     assert states_and_output(model, input_ids=IDS)[0].shape == (2, 5, 16)
     assert seen == [(0, 5, 40)]
+
+
+def test_blocks_have_whole_rows_on_an_accelerator_and_fit_the_cache_of_a_cpu() -> None:
+    assert block_shape(None, 5000, 49152, "cuda") == (85, 49152)
+    assert block_shape(2**28, 5000, 49152, "cuda") == (5000, 49152)
+    assert block_shape(1, 5000, 49152, "cuda") == (1, 49152)
+    assert block_shape(None, 5000, 49152, "cpu") == (1000, 1024)
+    assert block_shape(None, 200, 49152, "cpu") == (200, 1024)
+    assert block_shape(2**22, 200, 49152, "cpu") == (200, 20971)
+    assert block_shape(2**22, 200, 3000, "cpu") == (200, 3000)

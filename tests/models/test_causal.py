@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from asked_models import Pair, continued
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,17 +18,17 @@ from ctrlreward.weights.sources import resolve
 
 TEXT = "The food was good, and the staff was friendly."
 CONTINUATIONS = [
-    Continuation(TEXT + " In summary, it was", " good"),
-    Continuation(TEXT + " In summary, it was", " terrible"),
-    Continuation(TEXT + " All in all, it was", " good"),
-    Continuation("", TEXT),
-    Continuation("", "A"),
-    Continuation(TEXT, ""),
-    Continuation("", ""),
-    Continuation("Good", "ness me"),  # a token across the border belongs to the target
-    Continuation("The soup ☕", " 🐕 slept ☕"),  # several tokens to a character
-    Continuation(TEXT + " In summary, it was", " good"),
-    Continuation("The", " food was good"),
+    Pair(TEXT + " In summary, it was", " good"),
+    Pair(TEXT + " In summary, it was", " terrible"),
+    Pair(TEXT + " All in all, it was", " good"),
+    Pair("", TEXT),
+    Pair("", "A"),
+    Pair(TEXT, ""),
+    Pair("", ""),
+    Pair("Good", "ness me"),  # a token across the border belongs to the target
+    Pair("The soup ☕", " 🐕 slept ☕"),  # several tokens to a character
+    Pair(TEXT + " In summary, it was", " good"),
+    Pair("The", " food was good"),
 ]
 WORDS = st.lists(st.sampled_from([" the", " food", " good", ".", " x"]), max_size=4)
 
@@ -65,8 +66,8 @@ def inputs_seen(lm: CausalLM) -> Iterator[list[dict[str, torch.Tensor]]]:
     hook.remove()
 
 
-def assert_equals_twin(lm: CausalLM, twin: Twin, continuations: list[Continuation]) -> None:
-    for (context, target), found in zip(continuations, lm.log_probs(continuations), strict=True):
+def assert_equals_twin(lm: CausalLM, twin: Twin, continuations: list[Pair]) -> None:
+    for (context, target), found in zip(continuations, continued(lm, continuations), strict=True):
         ids, context_tokens = twin.tokens(context, target)
         assert found.ids.dtype == np.int64
         assert found.ids.tolist() == ids[context_tokens:]
@@ -102,24 +103,38 @@ def llama_twin(tiny_causal: Callable[..., str]) -> Twin:
 def test_any_continuations_equal_one_plain_pass_each(
     llama: CausalLM, llama_twin: Twin, words: list[tuple[list[str], list[str]]]
 ) -> None:
-    continuations = [Continuation("".join(left), "".join(right)) for left, right in words]
+    continuations = [Pair("".join(left), "".join(right)) for left, right in words]
     assert_equals_twin(llama, llama_twin, continuations)
 
 
-def test_a_shared_beginning_goes_through_the_model_once(llama: CausalLM) -> None:
-    phrases = [" It was", " It seems", " Just"]
-    batch = [Continuation(TEXT + p, w) for p in phrases for w in (" good", " bad")]
+def test_a_context_goes_through_the_model_once(llama: CausalLM) -> None:
+    targets = tuple((p, w) for p in (" It was", " It seems", " Just") for w in (" good", " bad"))
     with inputs_seen(llama) as seen:
-        together = llama.log_probs(batch)
-    read = [[0, *llama.tokenizer("".join(c)).input_ids][:-1] for c in batch]
+        (together,) = llama.answer([Continuation((TEXT,), targets)])
+        (alike,) = llama.answer([Continuation((TEXT,), targets, fixed=True)])
+    read = [[0, *llama.tokenizer(TEXT + a + b).input_ids][:-1] for a, b in targets]
     beginnings = {tuple(ids[: n + 1]) for ids in read for n in range(len(ids))}
-    (inputs,) = seen
-    assert inputs["attention_mask"].dim() == 4
-    assert inputs["input_ids"].numel() == len(beginnings)
-    for continuation, found in zip(batch, together, strict=True):
-        (alone,) = llama.log_probs([continuation])
-        np.testing.assert_array_equal(found.ids, alone.ids)
-        np.testing.assert_allclose(found.log_probs, alone.log_probs, atol=1e-5)
+    assert seen[0]["attention_mask"].dim() == 4
+    assert [inputs["input_ids"].numel() for inputs in seen] == [len(beginnings)] * 2
+    for (begin, target), *found in zip(
+        targets, together.split([1] * 6), alike.split([1] * 6), strict=True
+    ):
+        (alone,) = continued(llama, [(TEXT + begin, target)])
+        for scores in found:
+            np.testing.assert_array_equal(scores.ids, alone.ids)
+            np.testing.assert_allclose(scores.log_probs, alone.log_probs, atol=1e-5)
+
+
+@given(st.lists(st.sampled_from(["The food", " was", " good", "ness", ".", " ", "\n\n", "1", "2"])))
+def test_a_context_in_pieces_is_the_context(llama: CausalLM, pieces: list[str]) -> None:
+    whole, cut = llama.answer(
+        [
+            Continuation(("".join(pieces),) if pieces else (), (("", " me too"), (" It", "self"))),
+            Continuation(tuple(pieces), (("", " me too"), (" It", "self"))),
+        ]
+    )
+    np.testing.assert_array_equal(whole.ids, cut.ids)
+    np.testing.assert_allclose(whole.log_probs, cut.log_probs, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bloom", "falcon", "mamba", "lfm2"])
@@ -128,11 +143,11 @@ def test_a_model_that_cannot_read_trees_reads_one_sequence_a_row(
 ) -> None:
     lm = CausalLM(tiny_causal(family), batch_tokens=2**13)  # one pass, whatever is padded
     with inputs_seen(lm) as seen:
-        lm.log_probs(CONTINUATIONS)
+        continued(lm, CONTINUATIONS)
     (inputs,) = seen
     assert inputs.keys() == {"input_ids", "attention_mask", "use_cache"}
     assert inputs["attention_mask"].shape == inputs["input_ids"].shape
-    different = {(c.context + c.target) for c in CONTINUATIONS}
+    different = {*CONTINUATIONS}
     assert len(inputs["input_ids"]) <= len(different)  # equal ones share their row all the same
 
 
@@ -142,9 +157,9 @@ def test_a_model_that_cannot_read_trees_reads_one_sequence_a_row(
 def test_what_is_farthest_from_the_target_is_left_out(
     llama: CausalLM, llama_twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    long = Continuation("good" + " good" * 4999, " the food")
+    long = Pair("good" + " good" * 4999, " the food")
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        short, found = llama.log_probs([CONTINUATIONS[0], long])
+        short, found = continued(llama, [CONTINUATIONS[0], long])
     ids = llama_twin.tokenizer("".join(long)).input_ids
     assert caplog.messages == [
         f"1 of 2 continuations exceed the 64 tokens that the model reads (the longest has "
@@ -154,14 +169,14 @@ def test_what_is_farthest_from_the_target_is_left_out(
     assert found.ids.tolist() == targets
     expected = llama_twin.log_probs(ids[-65:], 65 - len(targets))
     np.testing.assert_allclose(found.log_probs, expected, atol=1e-5)
-    (alone,) = llama.log_probs(CONTINUATIONS[:1])
+    (alone,) = continued(llama, CONTINUATIONS[:1])
     np.testing.assert_allclose(short.log_probs, alone.log_probs, atol=1e-5)
 
 
 def test_of_a_target_that_is_too_long_itself_the_end_is_left_out(
     llama: CausalLM, llama_twin: Twin
 ) -> None:
-    (found,) = llama.log_probs([Continuation(TEXT, " good the" * 2500)])
+    (found,) = continued(llama, [Pair(TEXT, " good the" * 2500)])
     last = llama_twin.tokenizer(TEXT).input_ids[-1]
     kept = [last, *llama_twin.tokenizer(" good the" * 64).input_ids[:64]]
     assert found.ids.tolist() == kept[1:]
@@ -174,7 +189,7 @@ def test_a_text_of_exactly_the_context_is_whole(
     ids = llama_twin.tokens("", " good" * 64)[0]
     assert len(ids) == 64  # with the start token 65, the last of which is not read
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (found,) = llama.log_probs([Continuation("", " good" * 64)])
+        (found,) = continued(llama, [Pair("", " good" * 64)])
     assert caplog.messages == []
     np.testing.assert_allclose(found.log_probs, llama_twin.log_probs([0, *ids], 1), atol=1e-5)
 
@@ -185,7 +200,7 @@ def test_a_text_of_exactly_the_context_is_whole(
 def test_a_chat_models_separator_begins_the_document(tiny_causal: Callable[..., str]) -> None:
     folder = tiny_causal("llama", ("<|im_start|>", "<|endoftext|>"))
     ids = Twin(folder).tokens("", TEXT)[0]
-    (found,) = CausalLM(folder).log_probs([Continuation("", TEXT)])
+    (found,) = continued(CausalLM(folder), [Pair("", TEXT)])
     np.testing.assert_allclose(found.log_probs, Twin(folder).log_probs([1, *ids], 1), atol=1e-5)
 
 
@@ -194,8 +209,8 @@ def test_without_a_start_token_the_first_token_is_no_target(
 ) -> None:
     folder = tiny_causal("llama", ())
     ids = Twin(folder).tokens("", TEXT)[0]
-    batch = [Continuation("", TEXT), Continuation("", "A"), Continuation("", "")]
-    found, one, none = CausalLM(folder).log_probs(batch)
+    batch = [Pair("", TEXT), Pair("", "A"), Pair("", "")]
+    found, one, none = continued(CausalLM(folder), batch)
     assert found.ids.tolist() == ids[1:]
     np.testing.assert_allclose(found.log_probs, Twin(folder).log_probs(ids, 1), atol=1e-5)
     assert len(one.ids) == len(one.log_probs) == len(none.ids) == len(none.log_probs) == 0
@@ -203,10 +218,10 @@ def test_without_a_start_token_the_first_token_is_no_target(
 
 def test_a_real_model() -> None:
     lm = CausalLM("smollm2-135m")
-    batch = [Continuation("The capital of France is", word) for word in (" Paris", " Berlin", " a")]
+    batch = [Pair("The capital of France is", word) for word in (" Paris", " Berlin", " a")]
     twin = Twin(resolve("smollm2-135m"))
     start = twin.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    found = lm.log_probs(batch)
+    found = continued(lm, batch)
     for (context, target), scores in zip(batch, found, strict=True):
         ids, context_tokens = twin.tokens(context, target)
         expected = twin.log_probs([start, *ids], context_tokens + 1)

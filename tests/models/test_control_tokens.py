@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked_models import blank, continued, filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import save_bert
@@ -30,7 +31,6 @@ from ctrlreward.models.control_tokens import (
 )
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
-from ctrlreward.models.tasks import Blank, Continuation
 
 TURNS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<｜fim▁hole｜>")
 FAMILIES = ["llama", "bart", "t5", "bert", "pegasus", "published-pegasus", "published-t5", "gpt2"]
@@ -171,11 +171,11 @@ def test_a_mask_in_a_text_is_not_the_blank(tiny_t5: str, tiny_bart: str, pegasus
         infiller.fill = spy  # type: ignore[method-assign]
         for words in ("a dog", "the soup", "any day"):
             left = f"It was {token}. " + "The food was good. " * 20 + words
-            ((score,),) = infiller.log_probs([Blank(left, " quick.", (" cold",))])
+            ((score,),) = filled(infiller, [blank(left, " quick.", (" cold",))])
             scores.append(float(score.log_probs.sum()))
         assert len({*scores}) == 3
         mask = infiller.tokenizer.convert_tokens_to_ids(token)
-        assert [row.count(mask) for row in kept] == [1, 1, 1]
+        assert [row.tolist().count(mask) for row in kept] == [1, 1, 1]
         assert all(len(row) == 30 for row in kept)
 
 
@@ -190,7 +190,7 @@ def test_three_texts_have_three_scores(tiny_causal: Callable[..., str], tmp_path
     # transformers alone: the token is spelled, as any other string.
     tokenizer = AutoTokenizer.from_pretrained(folder)
     spelled = tokenizer(texts[0], split_special_tokens=True).input_ids
-    scores = CausalLM(folder).log_probs([Continuation("", texts[0])])
+    scores = continued(CausalLM(folder), [("", texts[0])])
     assert scores[0].ids.tolist() == spelled
     encoder = save_bert(tmp_path, BertModel)
     texts = [f"The food was {token}." for token in ("[SEP]", "[MASK]", "[PAD]")]
@@ -205,7 +205,7 @@ def test_the_end_that_a_score_includes_is_one_token(tiny_causal: Callable[..., s
     folder = tiny_causal("llama", TURNS)
     text = "The soup <|endoftext|>"
     lm = CausalLM(folder)
-    (scores,) = lm.log_probs([Continuation("", text + mark(0))])
+    (scores,) = continued(lm, [("", text + mark(0))])
     assert scores.ids.tolist().count(0) == 1
     assert scores.ids[-1] == 0
     with_end = Perplexity(folder, score_end=True).score([text])["log_likelihood"]

@@ -9,81 +9,93 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.causal import PrefixTree, build_prefix_trees, tree_inputs
+from ctrlreward.models.prefix_trees import Row, chain, padded_inputs, tree_inputs, trees
 
 # Few tokens, so that sequences begin alike.
-SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
-MAX_UNSHARED = st.integers(0, 20)
+SEQUENCE = st.lists(st.integers(0, 2), max_size=8)
+SCORED = st.lists(SEQUENCE.flatmap(lambda s: st.tuples(st.just(s), st.integers(0, len(s)))))
+MOST = st.integers(1, 20)
+BEFORE = st.lists(st.integers(3, 5), min_size=1, max_size=4)
 MODEL: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
 
 
-@given(SEQUENCES, MAX_UNSHARED)
-def test_every_path_spells_its_sequence(sequences: list[list[int]], unshared: int) -> None:
-    trees = build_prefix_trees(sequences, unshared)
-    paths = {index: [tree.ids[n] for n in path] for tree in trees for index, path in tree.paths}
-    assert paths == dict(enumerate(sequences))
-    assert sum(len(tree.paths) for tree in trees) == len(sequences)
+def paths(row: Row, inputs: dict[str, torch.Tensor], place: int) -> list[list[int]]:
+    """Return the tokens that each node sees, from the first to itself."""
+    seen = inputs["attention_mask"][place, 0] == 0
+    return [[int(row.ids[k]) for k in np.flatnonzero(seen[node])] for node in range(len(row.ids))]
 
 
-@given(SEQUENCES, MAX_UNSHARED)
-def test_a_token_sees_itself_and_what_its_sequence_has_before_it(
-    sequences: list[list[int]], unshared: int
+@given(BEFORE, SCORED, MOST)
+def test_each_token_is_predicted_from_what_its_sequence_has_before_it(
+    before: list[int], scored: list[tuple[list[int], int]], most: int
 ) -> None:
-    trees = build_prefix_trees(sequences, unshared)
-    if not trees:
+    if not scored:
         return
-    inputs = tree_inputs(MODEL, trees)
-    for row, tree in enumerate(trees):
-        assert inputs["input_ids"][row, : len(tree.ids)].tolist() == tree.ids
-        seen, positions = inputs["attention_mask"][row, 0] == 0, inputs["position_ids"][row]
-        for _, path in tree.paths:
-            for place, node in enumerate(path):
-                assert np.flatnonzero(seen[node]).tolist() == path[: place + 1]
-                assert positions[node] == place
+    sequences, starts = [s for s, _ in scored], [start for _, start in scored]
+    rows, order = trees(sequences, starts, most)
+    assert sorted(order) == list(range(len(scored)))
+    whole = [row.after(np.array(before)) for row in rows]
+    inputs, left = tree_inputs(MODEL, whole), iter(order)
+    for place, row in enumerate(whole):
+        assert inputs["input_ids"][place, : len(row.ids)].tolist() == row.ids.tolist()
+        seen = paths(row, inputs, place)
+        ends = np.cumsum(row.sizes)
+        for end, size in zip(ends, row.sizes, strict=True):
+            i = next(left)
+            assert row.tokens[end - size : end].tolist() == sequences[i][starts[i] :]
+            for k, node in enumerate(row.predicting[end - size : end]):
+                assert seen[node] == [*before, *sequences[i][: starts[i] + k]]
+                assert inputs["position_ids"][place, node] == len(seen[node]) - 1
+    assert not list(left)
 
 
-@given(SEQUENCES, MAX_UNSHARED)
-def test_no_beginning_is_held_twice_in_a_tree(sequences: list[list[int]], unshared: int) -> None:
-    for tree in build_prefix_trees(sequences, unshared):
-        used = {node for _, path in tree.paths for node in path}
-        assert used == set(range(len(tree.ids)))
-        assert len({*zip(tree.ids, tree.parents, strict=True)}) == len(tree.ids)
-
-
-@given(SEQUENCES, MAX_UNSHARED)
-def test_a_tree_has_so_many_nodes_more_than_its_longest_sequence(
-    sequences: list[list[int]], unshared: int
+@given(SCORED, MOST)
+def test_no_beginning_is_twice_in_a_tree_and_none_is_too_large(
+    scored: list[tuple[list[int], int]], most: int
 ) -> None:
-    for tree in build_prefix_trees(sequences, unshared):
-        assert len(tree.ids) <= max(len(path) for _, path in tree.paths) + unshared
+    if not scored:
+        return
+    sequences = [s for s, _ in scored]
+    rows, _ = trees(sequences, [0] * len(scored), most)
+    inputs = tree_inputs(MODEL, rows)
+    for place, row in enumerate(rows):
+        seen = paths(row, inputs, place)
+        assert len({tuple(path) for path in seen}) == len(row.ids)
+        assert len(row.ids) <= max(most, *(len(s) - 1 for s in sequences))
 
 
-@given(SEQUENCES)
-def test_without_unshared_trees_are_plain_rows(sequences: list[list[int]]) -> None:
-    for tree in build_prefix_trees(sequences, 0):
-        assert tree.parents == list(range(-1, len(tree.ids) - 1))
-
-
-def test_one_long_beginning_is_held_once_however_long() -> None:
-    text = [7] * 6000
-    (tree,) = build_prefix_trees([[*text, 1, 2], [*text, 1, 3], text, [*text, 1, 2]], 4)
-    assert len(tree.ids) == 6003
+@given(SEQUENCE.filter(lambda s: len(s) > 1), st.data())
+def test_a_chain_is_a_tree_of_one_sequence(sequence: list[int], data: st.DataObject) -> None:
+    start = data.draw(st.integers(1, len(sequence)))
+    (row,), _ = trees([sequence[1:]], [start - 1], 20)
+    for one, other in zip(
+        chain(np.array(sequence), start), row.after(np.array(sequence[:1])), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_tree_by_hand() -> None:
-    (tree,) = build_prefix_trees([[5, 6, 7], [5, 8], [5, 6]], 2)
-    assert tree == PrefixTree(
-        [5, 6, 7, 8], [-1, 0, 1, 0], [(2, [0, 1]), (0, [0, 1, 2]), (1, [0, 3])]
-    )
-    inputs = tree_inputs(MODEL, [tree])
-    assert inputs["position_ids"].tolist() == [[0, 1, 2, 1]]
+    (row,), order = trees([[5, 6, 7, 1], [5, 8, 1], [5, 6, 1]], [1, 2, 0], 9)
+    assert order == [2, 0, 1]
+    assert row.ids.tolist() == [5, 6, 7, 8]
+    assert row.depths.tolist() == [0, 1, 2, 1]
+    assert row.ends.tolist() == [4, 3, 3, 4]
+    assert row.predicting.tolist() == [-1, 0, 1, 0, 1, 2, 3]
+    assert row.tokens.tolist() == [5, 6, 1, 6, 7, 1, 1]
+    assert row.sizes.tolist() == [3, 3, 1]
+    inputs = tree_inputs(MODEL, [row])
     seen = (inputs["attention_mask"][0, 0] == 0).int().tolist()
     assert seen == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
-@pytest.mark.parametrize(("shared", "trees"), [(3, 1), (2, 2)])
-def test_a_tree_is_joined_where_it_saves_a_quarter(shared: int, trees: int) -> None:
-    assert (
-        len(build_prefix_trees([[1] * shared + [2], [1] * shared + [3] * (12 - shared)], 512))
-        == trees
-    )
+@pytest.mark.parametrize(("most", "sizes"), [(4, [4]), (3, [3, 2]), (1, [3, 2])])
+def test_a_tree_that_is_full_is_followed_by_another(most: int, sizes: list[int]) -> None:
+    rows, _ = trees([[5, 6, 7, 1], [5, 8, 1]], [0, 0], most)
+    assert [len(row.ids) for row in rows] == sizes
+
+
+def test_padding_sees_itself_alone() -> None:
+    rows = [chain(np.array(ids), 1) for ids in ([1, 2, 3, 4], [1, 2])]
+    seen = tree_inputs(MODEL, rows)["attention_mask"][1, 0] == 0
+    assert seen.int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert padded_inputs(MODEL, rows)["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from asked_models import blank, filled
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -21,12 +22,12 @@ from ctrlreward.models.tasks import Blank
 
 TEXT = "The food was good, and the staff was friendly."
 BLANKS = [
-    Blank(TEXT + " In summary, it was ", ".", ("good", "terrible", "good")),
-    Blank("", " " + TEXT, ("The soup came cold.",), ends=True),
-    Blank("", " " + TEXT, ("The soup came cold.",)),  # the same pattern, without the end
-    Blank("The food", "", (" was good", " was good, and the staff was slow")),
-    Blank("It seems ", "! " + TEXT, ("bad",)),
-    Blank(TEXT + " In summary, it was ", ".", ("bad",)),
+    blank(TEXT + " In summary, it was ", ".", ("good", "terrible", "good")),
+    blank("", " " + TEXT, ("The soup came cold.",), ends=True),
+    blank("", " " + TEXT, ("The soup came cold.",)),  # the same pattern, without the end
+    blank("The food", "", (" was good", " was good, and the staff was slow")),
+    blank("It seems ", "! " + TEXT, ("bad",)),
+    blank(TEXT + " In summary, it was ", ".", ("bad",)),
 ]
 FAMILIES = ["pegasus", "t5", "bart"]
 
@@ -46,15 +47,15 @@ class Twin:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def passes(self, blank: Blank, target: str) -> Passes:
+    def passes(self, asked: Blank, target: str) -> Passes:
         """What goes in, and the first place that is scored, as each family was pretrained."""
         mask = {"pegasus": "<mask_1>", "t5": "<extra_id_0>", "bart": "<mask>"}[self.family]
-        source = self.tokenizer(blank.left + mask + blank.right).input_ids
+        source = self.tokenizer("".join((*asked.left, mask, *asked.right))).input_ids
         if self.family == "pegasus":  # <pad> target </s>
-            return source, [0, *self.ids(target), *([1] if blank.ends else [])], 1
+            return source, [0, *self.ids(target), *([1] if asked.ends else [])], 1
         if self.family == "t5":  # <pad> <extra_id_0> target
             return source, [0, len(self.tokenizer) - 1, *self.ids(target)], 2
-        left = blank.left.strip()  # </s> <s> left target
+        left = "".join(asked.left).strip()  # </s> <s> left target
         given = [2, 0, *self.ids(left)]
         return source, given + self.ids(f" {target.strip()}" if left else target), len(given)
 
@@ -88,9 +89,9 @@ def inputs_seen(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def assert_equals_twin(infiller: Seq2SeqInfiller, twin: Twin, blanks: Sequence[Blank]) -> None:
-    for blank, found in zip(blanks, infiller.log_probs(blanks), strict=True):
-        for target, scores in zip(blank.targets, found, strict=True):
-            source, decoder, first = twin.passes(blank, target)
+    for each, found in zip(blanks, filled(infiller, blanks), strict=True):
+        for target, scores in zip(each.targets, found, strict=True):
+            source, decoder, first = twin.passes(each, target)
             assert scores.ids.dtype == np.int64
             assert scores.ids.tolist() == decoder[first:]
             assert scores.log_probs.dtype == np.float64
@@ -117,7 +118,7 @@ def test_equals_one_plain_pass_per_target(
 def test_each_distinct_pattern_is_encoded_once(family: str, pair_of: Callable[[str], Pair]) -> None:
     infiller, _ = pair_of(family)
     with inputs_seen(infiller.model.get_encoder()) as seen:
-        infiller.log_probs(BLANKS * 3)
+        filled(infiller, BLANKS * 3)
     assert sum(len(ids) for ids in seen) == len({(b.left, b.right) for b in BLANKS})
 
 
@@ -126,15 +127,15 @@ def test_words_of_one_token_share_one_decoder_row(
     family: str, pair_of: Callable[[str], Pair]
 ) -> None:
     infiller, twin = pair_of(family)
-    blank = Blank(TEXT + " It was ", ".", ("good", "bad", "food", "a", "the"))
+    long = blank(TEXT + " It was ", ".", ("good", "bad", "food", "a", "the"))
     read: dict[str, list[int]] = {}
-    for word in blank.targets:
-        _, decoder, first = twin.passes(blank, word)
+    for word in long.targets:
+        _, decoder, first = twin.passes(long, word)
         if len(decoder) == first + 1:
             read[word] = decoder[:-1]
     assert len(read) > 1
     with inputs_seen(infiller.model.get_decoder()) as seen:
-        infiller.log_probs([blank._replace(targets=tuple(read))])
+        filled(infiller, [long._replace(targets=tuple(read))])
     (ids,) = seen
     assert ids.tolist() == [*read.values()][:1]
 
@@ -151,11 +152,11 @@ def test_a_text_of_5000_words_keeps_its_blank_and_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     infiller, twin = pair_of(family)
-    blank = Blank("good " * place, " food" * (5000 - place), ("slow",))
-    source, decoder, first = twin.passes(blank, "slow")
+    long = blank("good " * place, " food" * (5000 - place), ("slow",))
+    source, decoder, first = twin.passes(long, "slow")
     limit = {"pegasus": 128, "t5": 512, "bart": 64}[family]
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        _, (found,) = infiller.log_probs([BLANKS[4], blank])
+        _, (found,) = filled(infiller, [BLANKS[4], long])
     assert caplog.messages[0] == (
         f"1 of 2 patterns exceed the {limit} tokens that the model reads (the longest has "
         f"{len(source)}): tokens farthest from the blank are dropped"
@@ -181,10 +182,10 @@ def test_of_a_target_that_is_too_long_the_end_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     infiller, twin = pair_of(family)
-    blank = Blank("The food ", "", ("is good " * 2500,), ends=True)
-    source, decoder, first = twin.passes(blank, *blank.targets)
+    long = blank("The food ", "", ("is good " * 2500,), ends=True)
+    source, decoder, first = twin.passes(long, *long.targets)
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        ((found,),) = infiller.log_probs([blank])
+        ((found,),) = filled(infiller, [long])
     assert caplog.messages == [
         f"1 of 1 fillings exceed the {limit} tokens that the decoder reads (the longest "
         f"has {len(decoder) - 1}): their last tokens are dropped"
@@ -200,7 +201,7 @@ def test_relative_positions_have_no_end(
     pair_of: Callable[[str], Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        assert_equals_twin(*pair_of("t5"), [Blank("The food ", "", ("is good " * 400,))])
+        assert_equals_twin(*pair_of("t5"), [blank("The food ", "", ("is good " * 400,))])
     assert caplog.messages == []
 
 
@@ -210,8 +211,8 @@ def test_relative_positions_have_no_end(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_gives_nothing(family: str, pair_of: Callable[[str], Pair]) -> None:
     infiller, _ = pair_of(family)
-    assert infiller.log_probs([]) == []
-    ((empty,), none) = infiller.log_probs([Blank("", ".", ("",)), Blank("A", "", ())])
+    assert filled(infiller, []) == []
+    ((empty,), none) = filled(infiller, [blank("", ".", ("",)), blank("A", "", ())])
     assert empty.ids.shape == empty.log_probs.shape == (0,)
     assert none == []
 

@@ -8,10 +8,10 @@ from string import ascii_letters
 
 import numpy as np
 import pytest
+from asked_models import blank, filled
 
-from ctrlreward.engine.sharing import Requests, run_requests
 from ctrlreward.functional.ranking import auc
-from ctrlreward.models.tasks import Blank, TokenScores
+from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -42,18 +42,16 @@ class Favouring:
         self.infiller = scorer.loaded_model
         self.tokenizer = self.infiller.tokenizer
         self.bonus = bonus
-        self.calls: list[list[Blank]] = []
+        self.calls: list[list[Patterns]] = []
 
-    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
-        self.calls.append(list(blanks))
-        scored = yield from self.infiller.requests(blanks)
-        return [
-            [
-                score._replace(log_probs=score.log_probs + self.bonus.get(word, 0.0))
-                for word, score in zip(blank.targets, row, strict=True)
-            ]
-            for blank, row in zip(blanks, scored, strict=True)
-        ]
+    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
+        self.calls.append(list(tasks))
+        found = []
+        for task, scored in zip(tasks, self.infiller.answer(tasks), strict=True):
+            words = [word for each in task.blanks for word in each.targets]
+            bonus = np.repeat([self.bonus.get(word, 0.0) for word in words], scored.sizes)
+            found.append(scored._replace(log_probs=scored.log_probs + bonus))
+        return found
 
 
 @pytest.mark.parametrize("weights", ["mean", "max", "min"])
@@ -121,8 +119,8 @@ def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -
     scorer.loaded_model = model = Favouring(scorer, {})
     first = scorer.score(SAMPLES)["attribute_relevance"]
     (references, texts) = model.calls
-    assert len(references) == len(neutral_texts()) * len(PROMPTS)
-    assert len(texts) == len(TEXTS) * len(PROMPTS)
+    assert len(references) == len(neutral_texts())
+    assert len(texts) == len(TEXTS)
     scorer.probabilities(TEXTS)
     scorer.explain(SAMPLES)
     assert [len(blanks) for blanks in model.calls[2:]] == [len(texts)] * 2
@@ -141,7 +139,7 @@ PAIRS = Samples(
 
 def mean_log_prob(scorer: CTRLEval, left: str, right: str, target: str) -> float:
     """Mean log-probability of one target, by the infiller alone."""
-    (((found,),),) = run_requests([scorer.loaded_model.requests([Blank(left, right, (target,))])])
+    ((found,),) = filled(scorer.loaded_model, [blank(left, right, (target,))])
     return float(found.log_probs.mean())
 
 
@@ -196,7 +194,8 @@ def test_coherence_scores_no_prompt(causal: str) -> None:
     scorer = CTRLEval(causal, TASK, "coherence", weights="mean", calibration=True)
     scorer.loaded_model = model = Favouring(scorer, {})
     scorer.score(TEXTS)
-    assert all(blank.closing is None for call in model.calls for blank in call)
+    blanks = [each for call in model.calls for task in call for each in task.blanks]
+    assert all(each.closing is None for each in blanks)
 
 
 @pytest.mark.parametrize(

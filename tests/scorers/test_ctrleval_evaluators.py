@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ctrlreward.engine.sharing import Requests
-from ctrlreward.models.tasks import Blank, TokenScores
+from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -94,29 +93,32 @@ class Recorder:
     def __init__(self, scorer: CTRLEval) -> None:
         self.infiller = scorer.loaded_model
         self.tokenizer = self.infiller.tokenizer
-        self.blanks: list[Blank] = []
+        self.tasks: list[Patterns] = []
 
-    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
-        self.blanks = list(blanks)
-        return self.infiller.requests(blanks)
+    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
+        self.tasks = list(tasks)
+        return list(self.infiller.answer(tasks))
 
 
 def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
     part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
     part.loaded_model = recorder = Recorder(scorer)
     part.score(FOOD)
-    for i, text in enumerate(FOOD.texts):
-        received = recorder.blanks[
-            i * len(recorder.blanks) // 3 : (i + 1) * len(recorder.blanks) // 3
+    for text, task in zip(FOOD.texts, recorder.tasks, strict=True):
+        assert task.text == text
+        received = [each.about(text) for each in task.blanks]
+        pairs = [
+            ("".join(each.left), "".join(each.right), word)
+            for each in received
+            for word in each.targets
         ]
-        pairs = [(blank.left, blank.right, word) for blank in received for word in blank.targets]
         expected = []
         for prompt, words in part.task.subset(7, seed=3):
             left, right = prompt.split("<mask_token>")
             filled = (left.replace("<gen_result>", text), right.replace("<gen_result>", text))
             expected += [(*filled, word) for word in words]
         assert pairs == expected
-        assert len({(blank.left, blank.right) for blank in received}) == len(received)
+        assert len({(each.left, each.right) for each in received}) == len(received)
 
 
 def test_a_subset_scores_as_a_task_of_its_evaluators(scorer: CTRLEval) -> None:

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Perplexity, Samples
-from ctrlreward.engine.sharing import run_requests
 from ctrlreward.scorers.base import score
 from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
 
@@ -98,7 +97,7 @@ def test_a_corpus_is_the_tokens_of_all_texts(pegasus: str) -> None:
     scorer = InfillingPerplexity(pegasus)
     fold = scorer["infilling_perplexity"].corpus_folds[""]
     assert fold is not None
-    scores = run_requests([scorer.score_samples(Samples([*TEXTS, ""]), fold.parts)])[0]
+    scores = scorer.score_samples(Samples([*TEXTS, ""]), fold.parts)
     pooled = np.concatenate([one_by_one("pegasus", pegasus, part) for part in SENTENCES])
     found = fold.fold(*(scores[part] for part in fold.parts))
     assert found == pytest.approx(np.exp(-pooled.mean()), rel=1e-4)

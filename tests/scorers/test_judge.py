@@ -159,10 +159,9 @@ def test_an_answer_is_not_the_beginning_of_another(folder: str, answers) -> None
 
 def test_a_rating_can_reach_the_top_of_its_range() -> None:
     certain, never = 0.0, -20.0
-    scores = [TokenScores(np.array([n]), np.array([never])) for n in range(2, 10)]
-    one = TokenScores(np.array([1]), np.array([certain]))
-    ten = TokenScores(np.array([1, 0]), np.array([certain, certain]))
-    chances = np.exp(closed([one, *scores, ten]))
+    ids, log_probs = [*range(1, 10), 1, 0], [certain, *[never] * 8, certain, certain]
+    answers = TokenScores(np.array(ids), np.array(log_probs), np.array([*[1] * 9, 2]))
+    chances = np.exp(closed(answers))
     assert chances @ range(1, 11) / chances.sum() == pytest.approx(10, abs=1e-5)
 
 

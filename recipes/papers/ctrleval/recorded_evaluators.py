@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.engine.sharing import Requests
 from ctrlreward.functional.ctrleval import normalize_weights
+from ctrlreward.models.tasks import TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import CTRLEval, Evaluated
@@ -37,20 +37,15 @@ class RecordedCTRLEval(CTRLEval):
         keys = (_key(samples, i, aspect) for i in range(len(samples)))
         return [self._recorded.get(key, (np.zeros(0), np.zeros(0))) for key in keys]
 
-    def score_samples(
-        self,
-        samples: Samples,
-        names: Collection[str] | None = None,
-        evaluated: list[Evaluated] | None = None,
-    ) -> Requests[dict[str, Scores]]:
-        """Score as `CTRLEval.score_samples`, and keep the evaluators."""
-        evaluated = [] if evaluated is None else evaluated
-        scores = yield from super().score_samples(samples, names, evaluated)
-        for found in evaluated:
+    def evaluated(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> Iterator[Evaluated]:
+        """Yield the evaluators as `CTRLEval.evaluated`, and keep them."""
+        for found in super().evaluated(samples, answers, names):
             if len(found.scores):
                 key = _key(samples, found.sample, found.aspect)
                 self._recorded[key] = found.scores, normalize_weights(found.weights)
-        return scores
+            yield found
 
 
 def evaluator_table(texts: Sequence[Recorded], evaluators: int) -> tuple[Scores, Scores]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.functional.ctrleval import Weighting, evaluator_weights, weighted_mean
+from ctrlreward.models.tasks import TEXT_SLOT
 from ctrlreward.plots.style import SERIES, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import (
@@ -26,7 +27,7 @@ from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Task
+from ctrlreward.scorers.task import WORD_SLOT, Task
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

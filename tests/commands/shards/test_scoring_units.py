@@ -218,13 +218,13 @@ def test_the_models_of_a_unit_die_before_the_next_load() -> None:
     assert all(ref() is None for ref in Stub.built)
 
 
-def test_a_shared_model_is_loaded_once_and_its_requests_are_merged(
+def test_a_shared_model_is_loaded_once_and_its_tasks_are_one_call(
     tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     folder = tiny_llama(LETTERS)
     loads: list[str] = []
     calls: list[int] = []
-    load, log_probs = CausalLM.__init__, CausalLM.log_probs
+    load, answer = CausalLM.__init__, CausalLM.answer
 
     def counted_load(self: CausalLM, model: str, *options: object) -> None:
         loads.append(model)
@@ -232,10 +232,10 @@ def test_a_shared_model_is_loaded_once_and_its_requests_are_merged(
 
     def counted_call(self: CausalLM, tasks: Sequence[object]) -> list[object]:
         calls.append(len(tasks))
-        return log_probs(self, tasks)  # type: ignore[arg-type, return-value]
+        return answer(self, tasks)  # type: ignore[arg-type, return-value]
 
     monkeypatch.setattr(CausalLM, "__init__", counted_load)
-    monkeypatch.setattr(CausalLM, "log_probs", counted_call)
+    monkeypatch.setattr(CausalLM, "answer", counted_call)
     ppl, ctrleval = Perplexity(folder), CTRLEval(folder, aspects=["attribute_relevance"])
     components = {name: s[name] for s in (ppl, ctrleval) for name in s.specs}
     together = score_here(components)
