@@ -32,7 +32,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -63,12 +63,15 @@ from transformers.utils import logging as transformers_logging
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity
 from ctrlreward.engine import batching, output_layer
 from ctrlreward.files import write_whole
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 
 Row = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], Row]]]  # a part: names, and what makes their rows
 MIB = 2**20
 TOLERANCE = 1e-4  # in float32; relative for scores above 1
+PLAIN_BATCH = 512  # rows of a plain loop
 PACKAGES = ("torch", "transformers", "peft", "pytorch-lightning", "trl", "numpy")
 
 # Family and sizes. The first four are those of SmolLM2-135M, MiniLM-L6, PEGASUS-large and a policy
@@ -753,16 +756,80 @@ def speed(kit: Kit) -> Cases:
     """Texts per second with the defaults of the device, and the share of its measured peak."""
     for case, build in kit.cases.items():
         yield case, partial(texts_per_second, kit, case, build)
-    if "CTRLEval pegasus" in kit.cases:
-        build = kit.cases["CTRLEval pegasus"]
-        for power in (24, 26):
-            work = partial(texts_per_second, kit, "CTRLEval pegasus", build, 2**power)
-            yield f"CTRLEval pegasus, blocks of 2^{power} logits", work
+    for name in ("llama", "pegasus"):
+        if f"CTRLEval {name}" in kit.cases:
+            yield f"relevance on {name}, a plain loop", partial(against_a_plain_loop, kit, name)
 
 
-def texts_per_second(
-    kit: Kit, case: str, build: Callable[..., Any], logits: int | None = None
-) -> Row:
+def against_a_plain_loop(kit: Kit, name: str) -> Row:
+    """Texts per second of attribute relevance, and of its strings in plain batches."""
+    count, words = (32, 60) if kit.full else (2, 12)
+    scorer = CTRLEval(kit.folders[name], aspects="attribute_relevance", device=kit.device)
+    samples = kit.texts(count, words)
+    scorer.score(samples)  # loads the model
+    ours = min(timed(partial(scorer.score, samples))[1] for _ in range(2))
+    model = scorer.loaded_model
+    blanks, texts = scorer._prompts, samples.texts
+    rows = [row for text in texts for row in plain_rows(model, [b.about(text) for b in blanks])]
+    plain_means(model, rows[:PLAIN_BATCH])
+    means, plain = timed(partial(plain_means, model, rows))
+    answers = model.answer([Patterns(blanks, text) for text in texts])
+    expected = np.concatenate([answer.means for answer in answers])
+    row = {
+        "texts": count,
+        "texts per second": count / ours,
+        "plain loop, texts per second": count / plain,
+        "ratio": plain / ours,
+        "largest difference of a word": float(np.abs(expected - means).max()),
+    }
+    scorer.release()
+    kit.card.clean()
+    return row
+
+
+def plain_rows(model: Any, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
+    """Return what the model reads before each filling, or the masked text, and the filling."""
+    if isinstance(model, CausalLM):
+        asked, _ = model._orders.of(Patterns(tuple(blanks)))
+        return [("".join(c.context) + given, t) for c in asked for given, t in c.targets]
+    return [
+        ("".join((*blank.left, "<mask_1>", *blank.right)), word)
+        for blank in blanks
+        for word in blank.targets
+    ]
+
+
+@torch.no_grad()
+def plain_means(model: Any, rows: list[tuple[str, str]]) -> np.ndarray:
+    """Return the mean log-probability of each filling by plain batches, full logits."""
+    tokenizer, device, means = model.tokenizer, model.model.device, []
+    options = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    for start in range(0, len(rows), PLAIN_BATCH):
+        batch = rows[start : start + PLAIN_BATCH]
+        if isinstance(model, CausalLM):
+            texts = [before + filling for before, filling in batch]
+            read = tokenizer(
+                texts, add_special_tokens=False, return_offsets_mapping=True, **options
+            )
+            begin = torch.full((len(batch), 1), int(model._start[0]))
+            ids, mask = torch.cat([begin, read.input_ids], 1), read.attention_mask.bool()
+            seen = torch.cat([torch.ones_like(begin), read.attention_mask], 1)
+            inputs = {"input_ids": ids.to(device), "attention_mask": seen.to(device)}
+            logits, targets = model.model(**inputs).logits[:, :-1], ids[:, 1:]
+            lengths = torch.tensor([len(before) for before, _ in batch])
+            wanted = mask & (read.offset_mapping[..., 1] > lengths[:, None])
+        else:
+            source = tokenizer([before for before, _ in batch], **options).to(device)
+            read = tokenizer([w for _, w in batch], add_special_tokens=False, **options)
+            targets, wanted = read.input_ids, read.attention_mask.bool()
+            logits = model.model(**source, labels=targets.to(device)).logits
+        targets, wanted = targets.to(device), wanted.to(device)
+        picked = logits.float().log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1)
+        means.append(((picked * wanted).sum(1) / wanted.sum(1)).cpu().numpy())
+    return np.concatenate(means)
+
+
+def texts_per_second(kit: Kit, case: str, build: Callable[..., Any]) -> Row:
     import floor
 
     scorer, most, words = build(kit.folders, {"device": kit.device}), 4, 12
@@ -770,8 +837,6 @@ def texts_per_second(
         most, words = 256, 60
     few = samples_of(case, kit.texts(most // 16 or 1, words))
     scorer.score(few)  # loads the model
-    if logits is not None:
-        scorer.loaded_model.block = logits
     try:
         _, seconds = timed(partial(scorer.score, few))
         count = min(most, max(len(few), int(len(few) / seconds)))  # for about a second

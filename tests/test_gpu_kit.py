@@ -52,6 +52,13 @@ def test_runs_without_a_card(run_script: Callable[..., None], tmp_path: Path) ->
     assert "No card: second:0" in table
 
 
+@pytest.mark.parametrize("name", ["llama", "pegasus"])
+def test_a_plain_loop_has_the_same_log_probabilities(gpu: Any, tmp_path: Path, name: str) -> None:
+    row = gpu.against_a_plain_loop(kit(gpu, tmp_path), name)
+    assert row["largest difference of a word"] < 1e-5
+    assert row["ratio"] > 0
+
+
 def fails() -> dict[str, Any]:
     raise RuntimeError("no more cards")
 
