@@ -9,7 +9,7 @@ DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 DOCS := .venv/installed-docs
-PYTEST := $(BIN)/pytest --numprocesses 4 --dist loadfile
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
 # Of few tests a third process would spend more time on its imports than it saves.
 SECOND_PASS := $(BIN)/pytest --numprocesses 2 --dist loadfile -m lightning
 # Studies of one question are in benchmarks/studies/, run by hand.
