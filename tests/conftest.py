@@ -63,6 +63,15 @@ def _freeze() -> None:
     gc.freeze()
 
 
+# They wait for other processes, in which time the next files compute.
+_FIRST = {"test_ray.py", "test_package.py", "test_cli.py", "test_killed.py", "test_gpu_kit.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that none is left for the end."""
+    items.sort(key=lambda item: item.path.name not in _FIRST)
+
+
 def pytest_collection_finish() -> None:
     if wandb := sys.modules.get("wandb"):
         # Runs look for inputs of W&B's launch, which no test has: a second of imports.
