@@ -136,8 +136,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--cases", nargs="*", default=[])
     parser.add_argument("--save", action="store_true", help="write the baseline")
-    parser.add_argument("--runs", help="ignored: each case is called three times")
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # `make bench ARGS=` may be for other suites
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}

@@ -143,11 +143,7 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
         # Step 0 and fast_dev_run have no checkpoint.
         if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.select(trainer)
-        callbacks = [
-            each
-            for each in trainer.checkpoint_callbacks
-            if isinstance(each, SelectingCheckpointMixin)
-        ]
+        callbacks = _selecting(trainer)
         if self is callbacks[-1]:
             for callback in callbacks:
                 if callback._writes_last:
@@ -185,5 +181,9 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
 
 def selecting_checkpoint(trainer: Trainer) -> SelectingCheckpointMixin | None:
     """Return the trainer's first `RewardCheckpoint` or `ParetoCheckpoint`, None without one."""
+    return next(iter(_selecting(trainer)), None)
+
+
+def _selecting(trainer: Trainer) -> list[SelectingCheckpointMixin]:
     callbacks = trainer.checkpoint_callbacks
-    return next((each for each in callbacks if isinstance(each, SelectingCheckpointMixin)), None)
+    return [each for each in callbacks if isinstance(each, SelectingCheckpointMixin)]

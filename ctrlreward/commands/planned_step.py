@@ -295,9 +295,8 @@ class _PlannedSeq2Seq(Planned, Seq2SeqInfiller):
         self.record(lengths, scored, states)
         answers = []
         for group in fillings:
-            sizes = np.array([len(filling.scored) for filling in group])
-            ids = np.array([token for filling in group for token in filling.scored])
-            answers.append(TokenScores(ids, np.full(len(ids), -3.0), sizes))
+            _, _, _, tokens, sizes = self._layout(group)
+            answers.append(TokenScores(tokens, np.full(len(tokens), -3.0), sizes))
         return answers
 
 

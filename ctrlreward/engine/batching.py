@@ -33,22 +33,6 @@ _MIN_ACCELERATOR_TOKENS, _MAX_ACCELERATOR_TOKENS = 2**12, 2**16
 # Calls of models so far in all threads, a sign of progress.
 passes = 0
 
-
-def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
-    """Return the fixed cost of a forward pass, in tokens of padding.
-
-    An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
-    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU a pass costs 1/64 of
-    the default budget; a larger budget is given for fewer passes.
-    """
-    if free_memory(model.device) is None:
-        return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
-    config = model.config
-    layers = getattr(config, "num_hidden_layers", 12) * (1 + config.is_encoder_decoder)
-    weights = sum(p.numel() for p in model.parameters())
-    return float(layers * 50 * 6e-6 * 0.4 * 790e12 / (2 * weights))
-
-
 # With fewer batches, the work ends before a progress bar could be read.
 _MIN_BATCHES_FOR_PROGRESS = 20
 
@@ -72,6 +56,21 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
     widest = max((max(shape) for shape in matrices), default=1)
     tokens = memory // (8 * widest * model.dtype.itemsize)
     return min(max(tokens, _MIN_ACCELERATOR_TOKENS), _MAX_ACCELERATOR_TOKENS)
+
+
+def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
+    """Return the fixed cost of a forward pass, in tokens of padding.
+
+    An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
+    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU a pass costs 1/64 of
+    the default budget; a larger budget is given for fewer passes.
+    """
+    if free_memory(model.device) is None:
+        return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
+    config = model.config
+    layers = getattr(config, "num_hidden_layers", 12) * (1 + config.is_encoder_decoder)
+    weights = sum(p.numel() for p in model.parameters())
+    return float(layers * 50 * 6e-6 * 0.4 * 790e12 / (2 * weights))
 
 
 def logits_within(batch_tokens: int, device: torch.device) -> int:

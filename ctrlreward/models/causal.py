@@ -26,7 +26,14 @@ from ctrlreward.engine.output_layer import (
 from ctrlreward.models.blank_orders import BlankOrders
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.pieces import NOTHING, Integers, Reading, first_word, read_spans
-from ctrlreward.models.prefix_trees import Row, chain, padded_inputs, tree_inputs, trees
+from ctrlreward.models.prefix_trees import (
+    Row,
+    chain,
+    padded_inputs,
+    shared_length,
+    tree_inputs,
+    trees,
+)
 from ctrlreward.models.tasks import Continuation, Patterns, TokenScores
 from ctrlreward.models.tokenization import start_token, warn_truncated
 
@@ -215,7 +222,8 @@ class CausalLM(FrozenModel):
         """Return the rows of targets after some tokens, and the order of the targets in them."""
         sequences, starts = targets.ids, targets.starts
         if not targets.forest and len(sequences) > 1:
-            shared = _shared([ids[:start] for ids, start in zip(sequences, starts, strict=True)])
+            read = [ids[:start] for ids, start in zip(sequences, starts, strict=True)]
+            shared = shared_length(read)
             before = np.concatenate([before, np.array(sequences[0][:shared], np.int64)])
             sequences = [ids[shared:] for ids in sequences]
             starts = [start - shared for start in starts]
@@ -271,13 +279,6 @@ def _count_within(spans: Sequence[tuple[int, int]], characters: int) -> int:
     while count and spans[count - 1][1] > characters:
         count -= 1
     return count
-
-
-def _shared(sequences: Sequence[list[int]]) -> int:
-    """Return the length of the longest common prefix."""
-    first, last = min(sequences), max(sequences)
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
 def _reads_trees(model: PreTrainedModel) -> bool:

@@ -44,9 +44,7 @@ class Reading:
         strings: Iterable[str],
         pairs: Iterable[tuple[str, str]] = (),
     ) -> None:
-        self._tokenizer = tokenizer
-        self._local = reads_words_apart(tokenizer)
-        places = dict.fromkeys(pairs) if self._local else {}
+        places = dict.fromkeys(pairs) if reads_words_apart(tokenizer) else {}
         wanted = dict.fromkeys(strings)
         edges = {pair: (_last_word(pair[0]), first_word(pair[1])) for pair in places}
         for pair, (last, first) in edges.items():
@@ -72,21 +70,14 @@ class Reading:
 
     def joined(self, pieces: Sequence[str], before: Integers, after: Integers) -> Integers | None:
         """Return the ids of pieces between others, None if it takes the whole string."""
-        for pair in pairwise(pieces):
-            if not self._meets.get(pair, False):
-                return None
+        if not all(self._meets.get(pair, False) for pair in pairwise(pieces)):
+            return None
         return np.concatenate([before, *[self._ids[piece] for piece in pieces], after])
 
 
 def read_ids(tokenizer: PreTrainedTokenizerBase, strings: list[str]) -> list[list[int]]:
     """Return the token ids of strings, without special tokens; see `text_reader`."""
-    if not strings:
-        return []
-    reader = text_reader(tokenizer, strings)
-    rows = reader(
-        strings, add_special_tokens=False, return_attention_mask=False, verbose=False
-    ).input_ids
-    return rows if reader is tokenizer else [real_ids(tokenizer, row) for row in rows]
+    return _read(tokenizer, strings)[0] if strings else []
 
 
 def read_spans(
@@ -95,12 +86,20 @@ def read_spans(
     """Return the token ids of strings, and the characters of each, its start and its end."""
     if not strings:
         return []
-    reader = text_reader(tokenizer, strings)
-    read = reader(strings, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    rows = read.input_ids
-    if reader is not tokenizer:
-        rows = [real_ids(tokenizer, row) for row in rows]
+    rows, read = _read(tokenizer, strings, return_offsets_mapping=True)
     return list(zip(rows, read.offset_mapping, strict=True))
+
+
+def _read(
+    tokenizer: PreTrainedTokenizerBase, strings: list[str], **options: Any
+) -> tuple[list[list[int]], Any]:
+    """Return the token ids of strings, and all that the tokenizer returns of them."""
+    reader = text_reader(tokenizer, strings)
+    read = reader(
+        strings, add_special_tokens=False, return_attention_mask=False, verbose=False, **options
+    )
+    rows = read.input_ids
+    return rows if reader is tokenizer else [real_ids(tokenizer, row) for row in rows], read
 
 
 _APART: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()

@@ -58,25 +58,29 @@ def chain(ids: Integers, start: int) -> Row:
     return Row(ids[:-1], nodes, ends, nodes[start - 1 :], scored, np.array([len(scored)]))
 
 
+def shared_length(sequences: Sequence[list[int]]) -> int:
+    """Return the length of the longest common prefix."""
+    first, last = min(sequences), max(sequences)
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))
+
+
 def trees(
-    sequences: Sequence[Sequence[int]], starts: Sequence[int], most: int
+    sequences: Sequence[list[int]], starts: Sequence[int], most: int
 ) -> tuple[list[Row], list[int]]:
     """Return trees of at most `most` nodes, or of one sequence, and their targets' order.
 
     Each sequence is scored from its start. Its last token is predicted, not read, and the first one
     is predicted by node -1. In lexicographic order, a sequence shares most with its predecessor.
     """
-    order = sorted(range(len(sequences)), key=lambda i: list(sequences[i]))
+    order = sorted(range(len(sequences)), key=sequences.__getitem__)
     rows: list[Row] = []
     path: list[int] = []
-    previous: Sequence[int] = ()
+    previous: list[int] = []
     begun = _Tree()
     for i in order:
-        sequence, shared = sequences[i][:-1], 0
-        for known, token in zip(previous, sequence, strict=False):
-            if known != token:
-                break
-            shared += 1
+        sequence = sequences[i][:-1]
+        shared = shared_length([previous, sequence])
         if begun.ids and len(begun.ids) + len(sequence) - shared > most:
             rows.append(begun.row())
             begun, shared = _Tree(), 0

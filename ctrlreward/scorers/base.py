@@ -441,14 +441,10 @@ class TaskScorer(Scorer):
     ) -> Mapping[str, Any]:
         """See `Scorer.score_samples`."""
         wanted = self.specs if names is None else names
-        return self.fold(samples, answers(self, samples, wanted), wanted)
-
-
-def answers(scorer: TaskScorer, samples: Samples, names: Collection[str]) -> list[Any]:
-    """Return the answers of a scorer's model to its tasks."""
-    tasks = scorer.tasks(samples, names)
-    with exclusive(scorer.loaded_model):
-        return scorer.loaded_model.answer(tasks)
+        tasks = self.tasks(samples, wanted)
+        with exclusive(self.loaded_model):
+            answers = self.loaded_model.answer(tasks)
+        return self.fold(samples, answers, wanted)
 
 
 def scores_of(
