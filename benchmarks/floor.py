@@ -19,7 +19,6 @@ from step_clock import now
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ctrlreward.policy import packing
 from ctrlreward.processor import onednn
 
 _SIZES = ((2048, 2048, 2048), (4096, 576, 1536), (4096, 256, 1024))
@@ -125,12 +124,12 @@ def measure(
 @contextmanager
 def pytorch_products() -> Iterator[None]:
     """Use PyTorch's own matrix products in our models: for peers that run on them, and to count."""
-    original = onednn._mkl_lacks_avx512, packing.pack
-    onednn._mkl_lacks_avx512, packing.pack = (lambda: False), (lambda weight, rows: None)
+    original = onednn._mkl_lacks_avx512
+    onednn._mkl_lacks_avx512 = lambda: False
     try:
         yield
     finally:
-        onednn._mkl_lacks_avx512, packing.pack = original
+        onednn._mkl_lacks_avx512 = original
 
 
 @contextmanager

@@ -18,7 +18,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # of `recipes` are not named elsewhere in the library.
 COMMANDS = {
     "train": ("commands.train", "run a training job from a YAML file"),
-    "plan": ("commands.plan", "compute memory and time of a training job before it runs"),
     "recipes": ("commands.recipes", "list, print and copy the training recipes"),
     "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
     "data": ("commands.data", "list and download the data sets of the recipes"),

@@ -1,6 +1,6 @@
 """What each shortcut of the CPU gains in a training step of the demo: with it against without it.
 
-    python benchmarks/studies/shortcuts.py [--pairs 7] [--only packed]
+    python benchmarks/studies/shortcuts.py [--pairs 7] [--only oneDNN]
 
 Both sides compute the same step in one process, in alternating order. Prints the seconds without
 over the seconds with, the median of the pairs and their range: above 1, the shortcut gains. A
@@ -23,15 +23,10 @@ from unittest.mock import patch
 import numpy as np
 from step_phases import machine, phases
 
-from ctrlreward.policy import rollouts
 from ctrlreward.processor import onednn
 
 # Shortcut → context without it, and the phases that it takes part in.
 SHORTCUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "packed weights": (
-        partial(patch.object, rollouts, "packed_products", lambda *_: nullcontext(onednn.linear)),
-        ("sampling",),
-    ),
     # Only where MKL lacks AVX-512 kernels; models keep their layers, which then multiply plainly.
     "oneDNN": (
         partial(patch.object, onednn, "_mkl_lacks_avx512", lambda: False),

@@ -14,20 +14,19 @@ EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smoll
 
 def run(arguments: list[str]) -> None:
     """Run a training job."""
-    arguments = checked_job("train", arguments)
+    arguments = _checked(arguments)
     from ctrlreward.commands.training_job import run_job
 
     run_job(arguments)
 
 
-def checked_job(command: str, arguments: list[str]) -> list[str]:
-    """Return the arguments of a job with `--config`; a mistake in its files exits with status 2."""
+def _checked(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--config`; a mistake in its files exits with status 2."""
     if not arguments:
-        example = f"ctrlreward {command} {EXAMPLE}"
-        print(f"error: the configuration is missing: {example}", file=sys.stderr)
+        print(f"error: the configuration is missing: ctrlreward train {EXAMPLE}", file=sys.stderr)
         raise SystemExit(2)
     if arguments[0] in ("fit", "validate", "test", "predict"):  # as in a LightningCLI
-        error = f"ctrlreward {command} has no subcommand {arguments[0]!r}. Leave it out."
+        error = f"ctrlreward train has no subcommand {arguments[0]!r}. Leave it out."
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2)
     if not arguments[0].startswith("-"):

@@ -128,13 +128,13 @@ class TrainCLI(LightningCLI):
             import_extra("wandb", "WandbLogger")
 
 
-def build(arguments: Sequence[str], kind: type[TrainCLI] = TrainCLI) -> TrainCLI:
+def build(arguments: Sequence[str]) -> TrainCLI:
     """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     parsed, files = with_extended(arguments)
     check_names(arguments, files)
-    return kind(
+    return TrainCLI(
         args=parsed,
         run=False,
         seed_everything_default=0,

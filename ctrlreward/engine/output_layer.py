@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -151,13 +151,11 @@ def logit_blocks(
     hidden: Tensor,
     words: int | None = None,
     temperature: float = 1.0,
-    multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
 ) -> Iterator[Tensor]:
     """Yield the float32 logits of hidden states, in blocks of `words` words of the vocabulary.
 
     Includes the transformations that models apply after the layer: a bias (BART, PEGASUS), a scale
-    (Cohere, Granite), a soft cap (Gemma). Logits are divided by `temperature`; `multiply` computes
-    the layer's product from states, weights and bias.
+    (Cohere, Granite), a soft cap (Gemma). Logits are divided by `temperature`.
     """
     layer, config = model.get_output_embeddings(), model.config
     final = getattr(model, "final_logits_bias", None)  # also of the model in a PeftModel
@@ -175,7 +173,7 @@ def logit_blocks(
     layer_biases = repeat(None) if layer.bias is None else layer.bias.split(words)
     final_biases = repeat(None) if final is None else final.split(words, dim=-1)
     for weight, bias, final_bias in zip(weights, layer_biases, final_biases, strict=False):
-        values = multiply(hidden, weight, bias)
+        values = linear(hidden, weight, bias)
         values = values if values.dtype == torch.float32 else values.float()
         if final_bias is not None:
             values += final_bias

@@ -15,9 +15,6 @@ Model = TypeVar("Model")
 _models: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 _loading = RLock()
 
-# What builds models in `built_by`, from their constructor and its arguments.
-_builder: Callable[..., Any] | None = None
-
 # Lock of each object in use, by its id. A lock exists while a thread holds it or waits for it.
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _locks_lock = Lock()
@@ -26,26 +23,11 @@ _locks_lock = Lock()
 def shared_model(build: Callable[..., Model], *arguments: Hashable) -> Model:
     """Return `build(*arguments)`, built once for as long as a caller holds the result."""
     with _loading:
-        key = (build, _builder, *arguments)
+        key = (build, *arguments)
         model: Model | None = _models.get(key)
         if model is None:
-            made = build(*arguments) if _builder is None else _builder(build, *arguments)
-            model = _models[key] = made
+            model = _models[key] = build(*arguments)
         return model
-
-
-@contextmanager
-def built_by(builder: Callable[..., Any]) -> Iterator[None]:
-    """Let `shared_model(build, *arguments)` return `builder(build, *arguments)` in the context.
-
-    `ctrlreward plan` builds models without weights.
-    """
-    global _builder
-    _builder, before = builder, _builder
-    try:
-        yield
-    finally:
-        _builder = before
 
 
 @contextmanager

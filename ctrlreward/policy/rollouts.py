@@ -1,9 +1,8 @@
 """Rollouts: sampling completions from a policy, and their log-probabilities under it.
 
-Sampling has the distribution of `generate` of transformers, with four optimisations: equal
+Sampling has the distribution of `generate` of transformers, with three optimisations: equal
 prompts are read once, tokens are drawn by cumulative probabilities (`torch.multinomial` took a
-seventh of a rollout on two cores), the products of the loop use packed weights on the CPU
-(`packing`), and a step is one graph on CUDA (`cuda_graph`).
+seventh of a rollout on two cores), and a step is one graph on CUDA (`cuda_graph`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from ctrlreward.engine.output_layer import (
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
-from ctrlreward.policy.packing import packed_products
 from ctrlreward.progress import part
 
 if TYPE_CHECKING:
@@ -225,14 +223,9 @@ def sample(
         else:
             cache.reorder_cache(rows)
         encoded = (output.encoder_last_hidden_state[rows],) if has_encoder else ()
-        with (
-            packed_products(model, len(prompts)) as multiply,
-            part("sampling", len(prompts)) as advance,
-        ):
+        with part("sampling", len(prompts)) as advance:
             while True:
-                (values,) = logit_blocks(
-                    model, states, temperature=temperature or 1.0, multiply=multiply
-                )
+                (values,) = logit_blocks(model, states, temperature=temperature or 1.0)
                 if temperature == 0:
                     drawn = values.argmax(dim=-1)
                 else:

@@ -198,7 +198,6 @@ MISTYPED = {
     f"train {DEMO} --trainr.max_steps 3": "(did you mean --trainer?)",
     f"train {DEMO} --model.init_args.model=smollm2-135": "(did you mean 'smollm2-135m'?)",
     "train extending.yaml": "extending.yaml:1: extends names absent.yaml, which does not exist",
-    "plan nope.yaml": "error: there is no file nope.yaml",
     "serve nope.yaml": "error: there is no file nope.yaml",
     "serve reward.yaml --prot 8": "--prot is not an option (did you mean --port?)",
     "score a.csv b.csv --scorers Perplexity --scorers.model minilm": "(did you mean 'minilm-l6'?)",

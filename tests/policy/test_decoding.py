@@ -1,4 +1,4 @@
-"""Tokens drawn from a policy, and the packed weights that compute their probabilities."""
+"""Tokens drawn from a policy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from ctrlreward.policy import packing
 from ctrlreward.policy.model import load_policy
-from ctrlreward.policy.packing import packed_products
 from ctrlreward.policy.rollouts import Generation, draw, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -78,7 +75,7 @@ def test_logits_that_are_no_numbers_are_an_error(value: float) -> None:
 
 
 def test_pairs_of_tokens_have_their_probabilities(policy: PeftModel, folder: str) -> None:
-    """Over all 64 pairs, with an adapter and packed weights, by a chi-square test."""
+    """Over all 64 pairs, with an adapter, by a chi-square test."""
     draws, temperature = 4000, 0.8
     policy.generation_config.eos_token_id = None
     torch.manual_seed(0)
@@ -179,129 +176,3 @@ def test_greedy_decoding_is_that_of_transformers(kind: str, folder: str) -> None
         expected = model.generate(**inputs, **options)[0, inputs.input_ids.shape[1] :]
         length = int(rollout.mask[i].sum())
         assert rollout.ids[i, -rollout.mask.shape[1] :][:length].tolist() == expected.tolist()
-
-
-# Packed products
-
-
-def outputs(policy: PeftModel, rows: int) -> torch.Tensor:
-    ids = torch.arange(rows)[:, None] % 8
-    with torch.no_grad():
-        return policy(ids).logits
-
-
-@pytest.mark.parametrize("state", ["adapter", "disabled", "merged", "two adapters"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> None:
-    torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype=dtype), "cpu").eval()
-    if state == "two adapters":
-        policy.add_adapter("other", policy.peft_config["default"])
-    draw_adapter(policy, std=0.3)
-    if state == "two adapters":
-        policy.base_model.set_adapter(["default", "other"])
-    if state == "merged":
-        policy.merge_adapter()
-    if state == "disabled":
-        policy.base_model.disable_adapter_layers()
-    own = {name: layer.forward for name, layer in policy.named_modules()}
-    expected, others = outputs(policy, 5), outputs(policy, 3)
-    with packed_products(policy, 5):
-        assert any(layer.forward != own[name] for name, layer in policy.named_modules())
-        for _ in range(2):
-            torch.testing.assert_close(outputs(policy, 5), expected, **CLOSE[dtype])
-        assert torch.equal(outputs(policy, 3), others)
-    assert all(layer.forward == own[name] for name, layer in policy.named_modules())
-    assert torch.equal(outputs(policy, 5), expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("changed", ["lora_B", "layers.0.mlp.up_proj", "embed_tokens"])
-def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed: str) -> None:
-    torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype=dtype), "cpu").eval()
-    for _ in range(3):
-        for name, parameter in policy.named_parameters():
-            if changed in name:
-                with torch.no_grad():
-                    parameter.add_(torch.randn_like(parameter) * 0.3)
-        expected = [outputs(policy, rows) for rows in (5, 3)]
-        for rows, before in zip((5, 3), expected, strict=True):
-            with torch.inference_mode(), packed_products(policy, rows) as multiply:
-                torch.testing.assert_close(outputs(policy, rows), before, **CLOSE[dtype])
-                head = policy.get_output_embeddings()
-                hidden = torch.ones(rows, head.in_features, dtype=head.weight.dtype)
-                torch.testing.assert_close(
-                    multiply(hidden, head.weight, None), head(hidden), **CLOSE[dtype]
-                )
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_adapter_may_be_merged_between_rollouts(folder: str, dtype: Any) -> None:
-    """Into frozen weights, whose version stays the same."""
-    torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype=dtype), "cpu").eval()
-    for _ in range(3):
-        draw_adapter(policy, std=0.6)
-        policy.merge_adapter()
-        expected = outputs(policy, 5)
-        with packed_products(policy, 5):
-            torch.testing.assert_close(outputs(policy, 5), expected, **CLOSE[dtype])
-        policy.unmerge_adapter()
-
-
-def test_frozen_weights_are_packed_once(policy: PeftModel, monkeypatch) -> None:
-    packed: list[torch.Size] = []
-    pack = packing.pack
-    monkeypatch.setattr(
-        packing, "pack", lambda weight, rows: packed.append(weight.shape) or pack(weight, rows)
-    )
-    head = policy.get_output_embeddings()
-    for _ in range(3):
-        with torch.inference_mode(), packed_products(policy, 5) as multiply:
-            outputs(policy, 5)
-            multiply(torch.ones(5, head.in_features), head.weight, None)
-    assert packed.count(head.weight.shape) == 1
-    assert len(packed) > 3
-
-
-def test_layers_are_restored_after_an_error(policy: PeftModel) -> None:
-    with pytest.raises(KeyError), packed_products(policy, 5):
-        raise KeyError
-    assert not any("forward" in vars(layer) for layer in policy.modules())
-
-
-def test_large_models_are_not_packed(policy: PeftModel, monkeypatch) -> None:
-    monkeypatch.setattr(packing, "_MOST_WEIGHTS", 10)
-    with packed_products(policy, 5) as multiply:
-        assert not any("forward" in vars(layer) for layer in policy.modules())
-        hidden, weight = torch.rand(5, 4), torch.rand(3, 4)
-        assert torch.equal(multiply(hidden, weight, None), hidden @ weight.T)
-
-
-def test_nothing_is_packed_on_other_devices(policy: PeftModel) -> None:
-    """Where the adapter would be merged for a product that is then not packed."""
-    with packed_products(policy.to("meta"), 5):
-        assert not any("forward" in vars(layer) for layer in policy.modules())
-
-
-def test_nothing_is_packed_under_autocast(policy: PeftModel, folder: str) -> None:
-    """Where plain layers multiply in bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16), packed_products(policy, 5):
-        assert not any("forward" in vars(layer) for layer in policy.modules())
-    given = (load_tokenizer(folder), PROMPTS, Generation(max_completion_length=4))
-    rollout = sample(policy.to(torch.float32), *given)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert len(sample(policy, *given).completions) == len(PROMPTS)
-    assert len(rollout.completions) == len(PROMPTS)
-
-
-def test_the_output_layer_may_have_a_bias(folder: str) -> None:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    model.lm_head.bias = torch.nn.Parameter(torch.randn(8))
-    with torch.no_grad(), packed_products(model, 5) as multiply:
-        hidden = torch.rand(5, model.config.hidden_size)
-        torch.testing.assert_close(
-            multiply(hidden, model.lm_head.weight, model.lm_head.bias), model.lm_head(hidden)
-        )
