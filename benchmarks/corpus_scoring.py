@@ -83,7 +83,7 @@ IN_PROCESS = """
 import contextlib, io, sys, time
 from pathlib import Path
 import torch
-from ctrlreward.commands.scoring_job import score_file
+from ctrlreward.corpus.scoring_job import score_file
 from ctrlreward.scorers import Accuracy
 torch.set_num_threads(1)
 folder, source = Path(sys.argv[1]), Path(sys.argv[2])

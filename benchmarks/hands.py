@@ -214,7 +214,7 @@ def request(folder: Path) -> Trace:
 
 def row(folder: Path) -> Trace:
     from ctrlreward import cli
-    from ctrlreward.commands import scoring_job
+    from ctrlreward.corpus import scoring_job
 
     os.chdir(folder)
     sys.modules["hands"] = sys.modules[__name__]

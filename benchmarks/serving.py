@@ -40,7 +40,7 @@ from reward_step import CONFIG
 from side_by_side import machine, parse_options, running_texts
 
 from ctrlreward import Reward, Samples
-from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving.child_server import RewardServer
 from ctrlreward.serving.contract import records
 

@@ -4,10 +4,10 @@ from . import functional as functional
 from . import huggingface as huggingface
 from . import plots as plots
 from . import policy as policy
+from . import runs as runs
 from . import scorers as scorers
 from . import selection as selection
 from . import serving as serving
-from .candidates import best_of_n as best_of_n
 from .credit import token_credit as token_credit
 from .functional.preferences import LearnedAggregate as LearnedAggregate
 from .functional.preferences import fit_aggregate as fit_aggregate
@@ -16,6 +16,7 @@ from .models.classifier import Classifier as Classifier
 from .models.descriptions import LabelDescriptions as LabelDescriptions
 from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors
+from .preferences.candidates import best_of_n as best_of_n
 from .reward import Reward as Reward
 from .reward import RewardBatch as RewardBatch
 from .reward import fit_scales as fit_scales

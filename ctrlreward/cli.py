@@ -14,21 +14,20 @@ from ctrlreward.arguments import did_you_mean
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-# Each command is a module with `run(arguments)`, which is imported only when it is used. Modules
-# of `recipes` are not named elsewhere in the library.
+# Each command is a module with `run(arguments)`, which is imported only when it is used.
 COMMANDS = {
-    "train": ("commands.train", "run a training job from a YAML file"),
-    "recipes": ("commands.recipes", "list, print and copy the training recipes"),
-    "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
-    "data": ("commands.data", "list and download the data sets of the recipes"),
-    "evaluate": ("commands.evaluate", "measure a controlled generator under a fixed protocol"),
-    "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
-    "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
-    "probe": ("commands.probe", "find out how a reward can be gamed, before training"),
-    "pairs": ("commands.pairs", "write preference pairs for DPO, by a reward"),
-    "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
-    "select": ("commands.select", "select the checkpoint of a run, from any trainer's logs"),
-    "report": ("commands.report", "write what happened in a run as an HTML page"),
+    "train": ("jobs.train", "run a training job from a YAML file"),
+    "recipes": ("jobs.recipes", "list, print and copy the training recipes"),
+    "score": ("corpus.score", "score the texts of a JSONL, CSV or Parquet file"),
+    "data": ("jobs.data", "list and download the data sets of the recipes"),
+    "evaluate": ("evaluation.evaluate", "measure a controlled generator under a fixed protocol"),
+    "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
+    "rescore": ("runs.rescore", "score a run's stored texts with another reward"),
+    "probe": ("probing.probe", "find out how a reward can be gamed, before training"),
+    "pairs": ("preferences.pairs", "write preference pairs for DPO, by a reward"),
+    "compare": ("runs.compare", "measure how well two runs agree (QRA++)"),
+    "select": ("runs.select", "select the checkpoint of a run, from any trainer's logs"),
+    "report": ("runs.report", "write what happened in a run as an HTML page"),
     "trajectories": (
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",

@@ -18,9 +18,9 @@ from typing import Any
 # In this order: the first module that exports a name describes it.
 MODULES = [
     *("scorers", "callbacks", "policy", "huggingface", "selection", "functional", "serving"),
-    *("plots.curves", "plots.highlight", "weights", "data"),
+    *("runs", "preferences", "probing", "plots.curves", "plots.highlight", "weights", "data"),
     *("adapters.trl", "adapters.verl", "adapters.openrlhf", "adapters.torchmetrics"),
-    *("adapters.best_checkpoint", "adapters.trainer_routes", "", "lightning"),
+    *("adapters.best_checkpoint", "serving.trainer_routes", "", "lightning"),
 ]
 
 # Public modules of formulas: what they define is public, whether the package exports it or not.

@@ -20,7 +20,7 @@ sys.path.insert(0, str(DOCS))
 
 from api_pages import public_targets, write_pages  # noqa: E402
 
-from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages  # noqa: E402
+from ctrlreward.command_line.terminal import ABOUT_BITSANDBYTES, hide_messages  # noqa: E402
 
 hide_messages(ABOUT_BITSANDBYTES)
 

@@ -23,7 +23,7 @@ from tiny_models import save_judges
 from transformers import AutoModelForCausalLM
 
 from ctrlreward import WordVectors
-from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving import RewardServer
 
 SCORERS = """

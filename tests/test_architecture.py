@@ -1,144 +1,155 @@
-"""The rules of docs/architecture.md that can be read off the code."""
+"""The table of layers in docs/architecture.md, enforced on every import, also in functions."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# From the lowest to the highest; a package imports from itself and from packages before it only.
-LAYERS = [
-    ["arguments", "extras", "ranks", "files"],
-    ["samples", "progress"],
-    ["items"],
-    ["text"],
-    ["functional"],
-    ["tables"],
-    ["processor"],
-    ["weights"],
-    ["data"],
-    ["engine"],
-    ["models"],
-    ["scorers"],
-    ["placement", "plots", "completion"],
-    ["reward", "held_out"],
-    ["selection", "serving", "lightning_package", "run_folder", "probing", "credit", "candidates"],
-    ["callbacks"],
-    ["policy", "adapters", "huggingface"],
-    ["lightning"],
-    ["configs"],
-    ["commands"],
-    ["cli"],
-    ["__main__"],
-    ["recipes"],
-]
-LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
-
-# The interface of the whole, which may name any package lazily.
-INTERFACES = {"__init__"}
-
-# Reproductions of papers; `cli` finds its commands there by name.
-PAPERS = ROOT / "recipes" / "papers"
-
+PAPERS = "ctrlreward.recipes.papers"
 AT_THE_TOP = ("callbacks", "recipes", "configs")  # of the repository
 
 
-def sources() -> Iterator[tuple[str, Path]]:
-    """Package and path of each file, wherever it stands in the repository."""
-    for path in sorted((ROOT / "ctrlreward").rglob("*.py")):
-        yield path.relative_to(ROOT / "ctrlreward").parts[0].removesuffix(".py"), path
-    for package in AT_THE_TOP:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield package, path
+class Import(NamedTuple):
+    line: int
+    module: str  # the module of the package that is imported, or that has the imported name
 
 
-FILES = list(sources())
+def layers() -> dict[str, tuple[int, int]]:
+    """Package → its layer in the page's table, and its place in the row of the layer."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (`.*?) \|", page, re.M)
+    return {
+        package.removesuffix("/").removesuffix(".py"): (int(layer), place)
+        for layer, packages in rows
+        for place, package in enumerate(re.findall(r"`(.+?)`", packages))
+    }
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and name of each import from ctrlreward, wherever it stands in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+LAYERS = layers()
+
+
+def sources() -> dict[str, Path]:
+    """Module → its file, wherever that is in the repository."""
+    bases = [(ROOT / "ctrlreward", ROOT / "ctrlreward")]
+    bases += [(ROOT / package, ROOT) for package in AT_THE_TOP]
+    return {
+        ".".join(("ctrlreward", *path.relative_to(base).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for folder, base in bases
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
+FILES = sources()
+
+
+def package_of(module: str) -> str:
+    """`ctrlreward.scorers.base` → `scorers`; the package itself is its interface."""
+    return module.split(".")[1] if "." in module else ""
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> Iterator[Import]:
+    """The imports from ctrlreward in a module, also in its functions, and those for types."""
+    for node in ast.walk(tree_of(module)):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
+            assert node.module
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         for name in names:
             if name.startswith("ctrlreward."):
-                yield node.lineno, name
+                yield Import(node.lineno, name if name in FILES else name.rpartition(".")[0])
 
 
 def test_every_package_has_a_layer() -> None:
-    assert {package for package, _ in FILES} - INTERFACES == set(LAYER)
+    assert {package_of(module) for module in FILES} - {"", "__main__"} == LAYERS.keys()
 
 
-def test_no_import_goes_upward_or_sideways() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for package, path in FILES
-        if package not in INTERFACES
-        for line, name in imports(path)
-        if (target := name.split(".")[1]) != package
-        and LAYER.get(target, len(LAYERS)) >= LAYER[package]
-    ]
+def test_a_package_imports_what_is_below_it() -> None:
+    """Packages of lower layers, and packages before it in its own row; `__main__` is `cli.py`."""
+    wrong = []
+    for module, path in FILES.items():
+        package = package_of(module)
+        for line, imported in imports(module):
+            other = package_of(imported)
+            below = package not in ("", "__main__") and LAYERS[other] >= LAYERS[package]
+            if other != package and below:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
+    assert wrong == []
+
+
+def test_a_name_in_a_string_is_below_as_well() -> None:
+    """`importlib.import_module` can't lead upward."""
+    named = re.compile(r"(?:ctrlreward\.)?((?:\w+\.)+\w+)")
+    wrong = []
+    for module, path in FILES.items():
+        package = package_of(module)
+        if package in ("", "__main__"):
+            continue
+        for node in ast.walk(tree_of(module)):
+            match = isinstance(node, ast.Constant) and named.fullmatch(str(node.value))
+            if not match or f"ctrlreward.{match[1]}" not in FILES:
+                continue
+            other = match[1].split(".")[0]
+            if other != package and LAYERS[other] >= LAYERS[package]:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} names {match[1]}")
     assert wrong == []
 
 
 def test_only_papers_import_papers() -> None:
-    """Nor does anything else name them, as a string that is imported later; `cli` alone may."""
+    """The laboratory is removable; the table of commands in `cli.py` alone names it."""
     wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for module, path in FILES.items()
+        if not module.startswith(PAPERS)
+        for line, imported in imports(module)
+        if imported.startswith(PAPERS)
+    ]
+    wrong += [
         f"{path.relative_to(ROOT)}:{node.lineno} names {node.value}"
-        for package, path in FILES
-        if not path.is_relative_to(PAPERS) and package != "cli"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for module, path in FILES.items()
+        if not module.startswith(PAPERS) and package_of(module) != "cli"
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Constant)
         and re.fullmatch(r"(ctrlreward\.)?recipes\.papers[\w.]*", str(node.value))
     ]
-    wrong += [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for _, path in FILES
-        if not path.is_relative_to(PAPERS)
-        for line, name in imports(path)
-        if name.startswith("ctrlreward.recipes.papers")
-    ]
     assert wrong == []
-    assert len([path for _, path in FILES if path.is_relative_to(PAPERS)]) > 30
-
-
-def module_graph() -> dict[str, set[str]]:
-    """Module → modules of the package that it imports when it is loaded."""
-    names = {}
-    for package, path in FILES:
-        base = ROOT if package in AT_THE_TOP else ROOT / "ctrlreward"
-        parts = path.relative_to(base).with_suffix("").parts
-        names[".".join(("ctrlreward", *parts)).removesuffix(".__init__")] = path
-    graph: dict[str, set[str]] = {}
-    for name, path in names.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        targets: set[str] = set()
-        for node in tree.body:  # imports inside functions are made later
-            if isinstance(node, ast.ImportFrom) and node.module:
-                submodules = {f"{node.module}.{alias.name}" for alias in node.names}
-                targets |= {t for t in submodules if t in names} or {node.module}
-            elif isinstance(node, ast.Import):
-                targets |= {alias.name for alias in node.names}
-        graph[name] = (targets & names.keys()) - {name}
-    return graph
+    assert sum(module.startswith(PAPERS) for module in FILES) > 30
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph, done = module_graph(), set[str]()
+    """Imports in functions count; imports for types alone are never made."""
+    graph: dict[str, set[str]] = {}
+    for module in FILES:
+        for_types = {
+            line
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for line in range(node.lineno, (node.end_lineno or 0) + 1)
+        }
+        found = {made.module for made in imports(module) if made.line not in for_types}
+        graph[module] = (found & FILES.keys()) - {module}
+    done = set[str]()
 
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, f"a circle of imports: {' → '.join((*path, name))}"
-        if name not in done:
-            for target in sorted(graph[name]):
-                visit(target, (*path, name))
-            done.add(name)
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"a circle of imports: {' → '.join((*path, module))}"
+        if module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*path, module))
+            done.add(module)
 
-    for name in graph:
-        visit(name, ())
+    for module in graph:
+        visit(module, ())

@@ -30,8 +30,8 @@ from ctrlreward.callbacks import (
     RewardProgressBar,
 )
 from ctrlreward.cli import USAGE, main
-from ctrlreward.commands.training_job import build
 from ctrlreward.files import JsonLog
+from ctrlreward.jobs.training_job import build
 from ctrlreward.plots.curves import curve
 from ctrlreward.recipes.papers import PROGRAMS
 from ctrlreward.selection import StopRule
@@ -191,7 +191,7 @@ def test_an_interruption_is_one_line(
     def interrupted(arguments: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctrlreward.commands.recipes.run", interrupted)
+    monkeypatch.setattr("ctrlreward.jobs.recipes.run", interrupted)
     with pytest.raises(SystemExit, match="130"):
         main(["recipes"])
     assert capsys.readouterr().err == "interrupted\n"

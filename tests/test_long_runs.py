@@ -21,9 +21,9 @@ import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
-from commands.test_rescore import Writer
 from letter_scorers import Letters, letters_reward
 from lightning_choice import quiet_trainer
+from runs.test_rescore import Writer
 from serving.conftest import running
 from serving.test_faults import send
 from torch.utils.data import DataLoader

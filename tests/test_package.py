@@ -213,7 +213,7 @@ print({"torch", "transformers", "pytorch_lightning", "pandas"} & sys.modules.key
 # Modules that an extra is for as a whole; whoever imports them asks for the extra first.
 EXTRA_ALONE = [
     "ctrlreward.lightning",
-    "ctrlreward.adapters.trainer_routes",
+    "ctrlreward.serving.trainer_routes",
     "ctrlreward.serving.application",
     "ctrlreward.serving.serving_metrics",
 ]

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from ctrlreward import Distinct, Perplexity, RemoteReward, Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
-from ctrlreward.commands.config_files import read_config
-from ctrlreward.commands.evaluation_figures import Figure, to_csv
-from ctrlreward.commands.evaluation_texts import read_prefixes
-from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.command_line.config_files import read_config
+from ctrlreward.corpus.shard_store import ShardStore
 from ctrlreward.data import local_file
+from ctrlreward.evaluation.figures import Figure, to_csv
+from ctrlreward.evaluation.texts import read_prefixes
 from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table

@@ -28,7 +28,7 @@ from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.plots.highlight import highlight
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
-from ctrlreward.run_folder import read_stored_run
+from ctrlreward.runs.folder import read_stored_run
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from ctrlreward.tables.run_logs import records
+from ctrlreward.runs.logs import records
 
 
 @dataclass(frozen=True)

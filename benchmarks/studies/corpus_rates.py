@@ -24,14 +24,14 @@ import torch
 from corpus_cost import texts_per_second
 
 from ctrlreward import Samples
-from ctrlreward.commands.shards.corpus_scoring import (
+from ctrlreward.corpus.corpus_scoring import (
     Corpus,
     check_corpus,
     score_corpus,
     scored_shards,
     write_output,
 )
-from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.corpus.shard_store import ShardStore
 from ctrlreward.scorers import LexiconSentiment, Perplexity
 from ctrlreward.scorers.base import score
 from ctrlreward.tables.locations import Location

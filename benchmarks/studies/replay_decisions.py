@@ -20,7 +20,7 @@ from alarms import NEVER, RULES
 
 from ctrlreward.functional.sequential import level_of_test, paired_difference
 from ctrlreward.plots.style import DPI, FIRST, SECOND, finish_panel, new_figure
-from ctrlreward.run_folder import read_stored_run
+from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.scorers.base import Scores
 from ctrlreward.selection.alarm import LEVEL
 

@@ -28,7 +28,7 @@ import pytorch_lightning as pl
 import torch
 from side_by_side import machine
 
-from ctrlreward.commands.training_job import build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.style_models import StyleLanguageModel, StyleModels
 

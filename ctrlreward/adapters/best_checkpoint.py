@@ -27,6 +27,7 @@ If you don't write such a class, `ctrlreward select` reads the logs of both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ import numpy as np
 from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
 from ctrlreward.selection import Decided, RunRules
 from ctrlreward.selection.metrics import Evidence
-from ctrlreward.tables.run_logs import numbers_of
 
 FILE = "best_checkpoint.json"
 HISTORY = "metrics.jsonl"
@@ -125,10 +125,15 @@ class BestCheckpoint:
         missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
         if missing:
             raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
-        steps = [(r["step"], numbers_of(r), self._evidence.get(r["step"], {})) for r in rows]
+        steps = [(row["step"], _numbers(row), self._evidence.get(row["step"], {})) for row in rows]
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
         best = self.decided[-1].best
         path = None if best is None else str(self.folder / self.checkpoint.format(step=best))
         content = self.rules.choice(self.decided, self.decided[-1], path)
         write_whole(self.folder / FILE, json_text(content))
         return self.decided[-1]
+
+
+def _numbers(row: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the metrics of a row of the history; JSON has no NaN."""
+    return {key: math.nan if v is None else v for key, v in row.items() if key != "step"}

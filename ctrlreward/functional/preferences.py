@@ -320,7 +320,7 @@ def fit_aggregate(
     if not isinstance(preferences, Preferences):
         raise TypeError(
             f"preferences is a {type(preferences).__name__}, must be Preferences: "
-            "ctrlreward.candidates.score_preferences makes them of texts, Preferences.of_ratings "
+            "ctrlreward.preferences.score_preferences makes them of texts, Preferences.of_ratings "
             "of ratings"
         )
     for name, number, least in (("segments", segments, 1), ("folds", folds, 2)):

@@ -9,7 +9,6 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctrlreward.files import read_json
 from ctrlreward.plots.style import (
     DPI,
     EXCLUDED,
@@ -25,7 +24,6 @@ from ctrlreward.plots.style import (
     new_figure,
     note,
 )
-from ctrlreward.tables.run_logs import read_log
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -35,29 +33,6 @@ def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
     given = ((row["step"], row.get(name)) for row in history)
     points = {step: value for step, value in given if value is not None and isfinite(value)}
     return sorted(points), [points[step] for step in sorted(points)]
-
-
-def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
-    """Draw the curves of any run, from the folder of its logger.
-
-    Args:
-        folder: Folder with the log of any trainer that `ctrlreward select` reads, such as the
-            `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of Lightning's `CSVLogger`. A
-            `summary.json` of `BeforeAfter` or `RunReport` in it adds their values.
-        path: The PNG. Defaults to `curves.png` in the folder.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-        ValueError: It has no log, several, or a damaged one.
-        ImportError: matplotlib is not installed.
-    """
-    folder = Path(folder)
-    summary = folder / "summary.json"
-    report = read_json(summary) if summary.is_file() else {}
-    path = folder / "curves.png" if path is None else Path(path)
-    history = [{"step": step, **metrics} for step, metrics in read_log(folder).rows]
-    draw_curves(history, report, path)
-    return path
 
 
 def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, iscoroutinefunction, signature
@@ -179,3 +179,26 @@ def as_component(name: str, given: object) -> Component:
         options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
         raise ValueError(f"{name} is a {scorer} with {len(scores)} scores. Choose one: {options}.")
     return given[scores[0]]
+
+
+def name_components(
+    scorers: Sequence[Scorer], names: Sequence[str] | None, samples: Samples | None = None
+) -> dict[str, Component]:
+    """Return the scores of scorers that the columns allow, prefixed by `names`, one per scorer."""
+    if not scorers:
+        raise ValueError("scorers is empty, must be one or more")
+    if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
+        raise ValueError(
+            f"names must be one distinct name per scorer, got {list(names)} for {len(scorers)}"
+        )
+    components: dict[str, Component] = {}
+    for position, scorer in enumerate(scorers):
+        for score in scorer.specs if samples is None else scorer.computable(samples):
+            name = f"{names[position]}.{score}" if names else score
+            if name in components:
+                raise ValueError(
+                    f"two scorers have a score {name!r}. Pass --names, one per scorer, to prefix "
+                    "the names of their scores."
+                )
+            components[name] = scorer[score]
+    return components

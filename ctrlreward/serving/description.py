@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ctrlreward.reward import Reward
+from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.contract import PROTOCOL
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
@@ -110,3 +110,9 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
     for name, item in value.items():
         flat |= _flat(item, f"{key}.{name}" if key else name)
     return flat
+
+
+def reward_id(reward: AnyReward) -> str:
+    """Return a digest of settings and weights."""
+    described = describe(reward) if isinstance(reward, Reward) else reward.description  # type: ignore[attr-defined]
+    return str(described["fingerprint_id"])

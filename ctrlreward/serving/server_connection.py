@@ -282,3 +282,8 @@ def _unlike(url: str, relation: str, lines: list[str]) -> str:
     more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     listed = "\n".join(f"  {line}" for line in (*lines[:_SHOWN], *more))
     return f"the reward at {url} is not the one {relation}:\n{listed}"
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -12,6 +12,8 @@ import fsspec
 from ctrlreward.files import whole_file
 from ctrlreward.tables.parsing import no_such_file
 
+STANDARD = "-"  # standard input or output
+
 
 class Location:
     """A file or folder, by path or URL, which may not exist; `shown` is its name in messages."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
 
-from ctrlreward.commands.command_parser import command_parser
-from ctrlreward.commands.terminal import user_errors
+from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.progress import track
 from ctrlreward.tables.parsing import decode_utf8

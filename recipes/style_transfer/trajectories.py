@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.commands.command_parser import command_parser
-from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.style_transfer.tradeoff import (
@@ -21,7 +21,7 @@ from ctrlreward.recipes.style_transfer.tradeoff import (
     draw_transfer_paths,
     transfer_path,
 )
-from ctrlreward.tables.run_results import Run, read_run
+from ctrlreward.runs.results import Run, read_run
 
 _DESCRIPTION = """Show how style transfer develops over training (Pang & Gimpel 2019, Figure 1 and
 Table 2): accuracy, similarity, perplexity and GM of each run at its validation

@@ -120,10 +120,10 @@ def serve() -> Iterator[Callable[..., Any]]:
     """Return a function that serves a reward with the routes of trainers, if it gets options."""
     from serving.conftest import running
 
-    from ctrlreward.adapters.trainer_options import TrainerRoutes
-    from ctrlreward.adapters.trainer_routes import trainer_routes
     from ctrlreward.serving.application import create_app
     from ctrlreward.serving.limits import ServeOptions
+    from ctrlreward.serving.trainer_options import TrainerRoutes
+    from ctrlreward.serving.trainer_routes import trainer_routes
 
     with ExitStack() as servers:
 

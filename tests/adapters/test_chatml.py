@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from ctrlreward.adapters.trainer_options import TemplateMarkers
+from ctrlreward.serving.trainer_options import TemplateMarkers
 from ctrlreward.weights import resolve
 
 CHATML = {

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from trainer_clients import OPENRLHF, VERIFIERS, VERL, Importer
 
 from ctrlreward import Reward, Samples
-from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
 from ctrlreward.serving.contract import QueueFull
+from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 
 EOS = "<eos>"
 PROMPT = "cd"

@@ -28,7 +28,7 @@ from lightning_choice import (
 from ctrlreward import RewardBatch
 from ctrlreward.callbacks import lightning_internals
 from ctrlreward.files import JsonLog
-from ctrlreward.tables.run_results import read_run
+from ctrlreward.runs.results import read_run
 
 pytestmark = pytest.mark.lightning
 TrainingEpochLoop = import_module(f"{LIGHTNING}.loops.training_epoch_loop")._TrainingEpochLoop

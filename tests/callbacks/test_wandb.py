@@ -376,7 +376,7 @@ def test_a_logger_of_the_trainer_is_used_and_its_new_run_named(
 
 @pytest.mark.skipif(NAME != "pytorch_lightning", reason="the command uses pytorch_lightning")
 def test_the_command_continues_the_run_without_a_word(tmp_path: Path, monkeypatch) -> None:
-    from ctrlreward.commands.train import run as train
+    from ctrlreward.jobs.train import run as train
 
     def entry(path: str, **arguments: Any) -> dict[str, Any]:
         return {"class_path": path, "init_args": arguments}

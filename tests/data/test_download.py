@@ -257,7 +257,7 @@ def test_the_command_lists_gets_and_finds(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ctrlreward.commands.data.DATA_SETS", catalogue.DATA_SETS)
+    monkeypatch.setattr("ctrlreward.jobs.data.DATA_SETS", catalogue.DATA_SETS)
 
     def printed(*arguments: str) -> str:
         main(["data", *arguments])

@@ -30,9 +30,9 @@ from jsonargparse import ArgumentParser
 from packaging.requirements import Requirement
 
 from ctrlreward.cli import main
-from ctrlreward.commands import score
-from ctrlreward.commands.served_reward import build_reward
-from ctrlreward.commands.training_job import TrainCLI, build
+from ctrlreward.command_line.reward_file import build_reward
+from ctrlreward.corpus import score
+from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctrlreward.tables.run_logs import read_log
+from ctrlreward.runs.logs import read_log
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "example_own_module.py"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, logit
 
 from ctrlreward import Reward, Samples, Scorer, ScoreSpec
-from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.functional.preferences import (
     Curve,
     LearnedAggregate,

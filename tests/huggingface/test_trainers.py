@@ -30,7 +30,7 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.run_folder import read_stored_run
+from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 from ctrlreward.selection import BestRule, RunRules, StopRule
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from ctrlreward import Distinct, Reward
-from ctrlreward.commands.training_job import build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.policy import (
     Critic,
     Generation,

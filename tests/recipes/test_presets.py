@@ -23,9 +23,9 @@ from transformers import (
 
 from ctrlreward import Alignment, CTRLEval, Perplexity, Reward, Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.recipes import recipe_text
-from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.files import JsonLog
+from ctrlreward.jobs.recipes import recipe_text
 from ctrlreward.scorers import Accuracy
 
 _SHAPE = {

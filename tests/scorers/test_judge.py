@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Judge, Reward, Rubric, Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.models.tasks import TokenScores
 from ctrlreward.scorers.judge import closed, read_answer
 

@@ -16,9 +16,9 @@ from fastapi import APIRouter, FastAPI
 from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward
-from ctrlreward.commands.serve import listen
 from ctrlreward.serving.application import create_app
 from ctrlreward.serving.limits import ServeOptions, http_protocol
+from ctrlreward.serving.serve import listen
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from letter_scorers import Letters
 from schemathesis.engine import events, from_schema
 
 from ctrlreward import Reward
-from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
-from ctrlreward.adapters.trainer_routes import trainer_routes
 from ctrlreward.serving.limits import ServeOptions
+from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
+from ctrlreward.serving.trainer_routes import trainer_routes
 
 SECRET = "my secret "  # begins each text of a request, and must not be in a log
 

@@ -24,7 +24,7 @@ from letter_scorers import Letters
 
 from ctrlreward import Component, Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl
-from ctrlreward.commands.rescoring_job import total_of
+from ctrlreward.runs.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
 from ctrlreward.serving import server_connection
 from ctrlreward.serving.contract import FINGERPRINT_HEADER

@@ -34,8 +34,8 @@ from ctrlreward import (
     TransferQuality,
     WordVectors,
 )
-from ctrlreward.commands.training_job import build
 from ctrlreward.files import JsonLog
+from ctrlreward.jobs.training_job import build
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers import Accuracy, CTRLEval
 from ctrlreward.scorers.base import Component, Scorer, Scores, score

@@ -24,7 +24,7 @@ class RatedAgreement(pl.Callback):
     """Correlation of an aligner's scores with human ratings at each validation of its training.
 
     Logs `agreement/<file>_<aspect>` for each aspect that a file rates, -1 to 1, higher is better;
-    NaN if a side is constant. `ctrlreward.plots.curves.plot_run` draws the curves of the run. The
+    NaN if a side is constant. `ctrlreward.runs.plot_run` draws the curves of the run. The
     training reads nothing of it: a rated file is neither trained on nor selected by.
 
     Args:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
-from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.recipes.papers.ctc.ablations import (
     ablate,
     correlate_ratings,
@@ -24,6 +23,7 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
 )
 from ctrlreward.scorers.alignment import ASPECTS as DIRECTIONS
 from ctrlreward.scorers.alignment import Alignment, AspectName, Method
+from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.model_scorer import ModelOptions
 
 # Rating of CTC's files → the aspect that it judges.

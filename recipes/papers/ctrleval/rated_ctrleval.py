@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Unpack
 
 from ctrlreward.arguments import positive
-from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.recipes.papers.ctrleval import studies
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import RecordedCTRLEval
 from ctrlreward.recipes.papers.meta_eval.correlations import require_plot
@@ -22,6 +21,7 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
 )
 from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
 from ctrlreward.scorers.base import Scorer
+from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.ctrleval import AspectName, CTRLEval
 from ctrlreward.scorers.model_scorer import ModelOptions
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from ctrlreward.commands.terminal import plain_console
+from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.functional.bootstrap import Estimate, cluster_numbers, paired_bootstrap
 from ctrlreward.functional.preferences import (
     LearnedAggregate,

@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ctrlreward.commands.terminal import plain_console
+from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.recipes.papers.li2018.gm_fits import percent
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores

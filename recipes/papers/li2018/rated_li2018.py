@@ -9,7 +9,6 @@ from typing import Literal, Unpack
 
 import numpy as np
 
-from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.ctc.ablations import ablate, print_ablations
 from ctrlreward.recipes.papers.li2018.gm_fits import (
@@ -40,6 +39,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment, Method
 from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.components import name_components
 from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity

@@ -10,7 +10,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ctrlreward.commands.terminal import plain_console
+from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.command_parser import command_parser
-from ctrlreward.commands.score import gather_words
-from ctrlreward.commands.terminal import user_errors
+from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.terminal import user_errors
+from ctrlreward.command_line.typed_options import gather_words
 from ctrlreward.recipes.papers.ctc.rated_ctc import ctc
 from ctrlreward.recipes.papers.ctrleval.rated_ctrleval import ctrleval
 from ctrlreward.recipes.papers.li2018.rated_li2018 import li2018

@@ -12,7 +12,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ctrlreward.commands.terminal import direction_arrow, plain_console
+from ctrlreward.command_line.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.plots.style import FIRST, finish_panel, new_figure

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column
 from ctrlreward.recipes.papers.meta_eval.rated_report import (
     Outputs,
@@ -15,6 +14,7 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
 )
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
+from ctrlreward.scorers.components import name_components
 from ctrlreward.tables.row_streams import Row, read_rows
 from ctrlreward.tables.table_columns import (
     Columns,

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.shards.corpus_scoring import score_in_memory
-from ctrlreward.commands.shards.workers import Shard, in_process
+from ctrlreward.corpus.corpus_scoring import score_in_memory
+from ctrlreward.corpus.workers import Shard, in_process
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,

@@ -14,7 +14,7 @@ from transformers import BertModel
 
 from ctrlreward import Accuracy
 from ctrlreward.callbacks import GenerationScorer, ProxyGuard
-from ctrlreward.commands.training_job import build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.corrupted_texts import (
     CORRUPTIONS,
     LABELS,

@@ -16,7 +16,7 @@ from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctrlreward.commands.training_job import build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.language_model import (
     END,
     UNKNOWN,

@@ -11,7 +11,7 @@ from tiny_models import save_bert
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, BertModel
 
 from ctrlreward import Accuracy
-from ctrlreward.commands.training_job import build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.sequence_classifier import SequenceClassifierTrainer
 from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning_choice import quiet_trainer
 
-from ctrlreward.commands.training_job import build
+from ctrlreward.jobs.training_job import build
 from ctrlreward.models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData, TextCNNTrainer
 

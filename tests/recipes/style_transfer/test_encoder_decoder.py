@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ctrlreward.commands.training_job import TrainCLI, build
+from ctrlreward.jobs.training_job import TrainCLI, build
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "style_transfer"
 TEMPLATE = "Rewrite the {source_style} sentence as a {style} one: {source}"

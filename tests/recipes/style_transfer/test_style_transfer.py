@@ -16,8 +16,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
+from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.plots.curves import curve
 from ctrlreward.policy import LoRA, PolicyTuner

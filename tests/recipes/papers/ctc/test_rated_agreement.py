@@ -18,7 +18,6 @@ from transformers import BertModel
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.files import JsonLog
-from ctrlreward.plots.curves import plot_run
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.recipes.papers.ctc.rated_agreement import RatedAgreement
 from ctrlreward.recipes.papers.ctc.trainers import (
@@ -26,6 +25,7 @@ from ctrlreward.recipes.papers.ctc.trainers import (
     RegressionAlignerTrainer,
     TokenAlignerTrainer,
 )
+from ctrlreward.runs import plot_run
 from ctrlreward.scorers.alignment import Alignment
 
 THINGS = ("soup", "boat", "lake", "mill", "bread", "guide", "pool", "view")

@@ -23,8 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
+from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ctrlreward.commands.config_files import with_extended
+from ctrlreward.command_line.config_files import with_extended
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.transfer_model import TextualTransfer
 

@@ -1,0 +1,1 @@
+"""What commands share: parser, YAML files and their mistakes, terminal output."""

@@ -1,0 +1,120 @@
+"""The reward of a YAML file, or of a function in a Python file or module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError
+
+from ctrlreward.command_line.config_files import COMPONENT_KEYS, ConfigFile, read_reward
+from ctrlreward.command_line.config_mistakes import one_line
+from ctrlreward.command_line.parser import CommandParser
+from ctrlreward.reward import AnyReward, Reward
+from ctrlreward.scorers.base import Scorer
+from ctrlreward.scorers.components import as_component
+
+
+def load_reward(given: str, device: str | None = None) -> AnyReward:
+    """Return the reward of a YAML file, or of `file.py:function` or `module:function`.
+
+    Raises:
+        ValueError: The reward is not one of these, or the module does not have the function.
+        OSError: The file does not exist.
+    """
+    if given.endswith((".yaml", ".yml")):
+        return build_reward(Path(given), device)
+    place, colon, name = given.rpartition(":")
+    if not colon:
+        raise ValueError(f"must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got {given!r}")
+    function = _function(place, name)
+    return function if isinstance(function, AnyReward) else Reward({name: function})
+
+
+def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise OSError(f"there is no file {place}")
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec, place
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+        module = importlib.import_module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"{place} has no function {name!r}")
+    return found
+
+
+def build_reward(path: Path, device: str | None = None) -> AnyReward:
+    """Return the reward of a YAML file; see `serve`."""
+    block, file = read_reward(path)
+    return reward_of(block, device, file)
+
+
+def reward_of(
+    block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
+) -> AnyReward:
+    """Return the reward of a block; see `ServedReward`. Errors name the file."""
+    if "class_path" in block:
+        reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
+    else:
+        own = file and file.below(("components",))
+        components = {
+            name: _component(name, component, own)
+            for name, component in block["components"].items()
+        }
+        reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
+    if device is not None and isinstance(reward, Reward):
+        for component in reward.components.values():
+            component.scorer.to(device)
+        reward.device = device
+    return reward
+
+
+def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> Any:
+    """Return the object of a class and its arguments."""
+    parser = CommandParser(exit_on_error=False)
+    parser.add_argument(f"--{name}", type=kind, required=True)
+    try:
+        config = parser.parse_object({name: deepcopy(value)})  # it modifies its argument
+    except ArgumentError as error:
+        raise ValueError(one_line(str(error), [file] if file else [])) from None
+    return parser.instantiate(config)[name]
+
+
+def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
+    """Return a component, with its weight if any, from the short form."""
+    if isinstance(block, str):
+        block = {"scorer": block}
+    if "class_path" in block:
+        return _parsed(name, Scorer, block, file)
+    options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
+    path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
+    scorer = _parsed(
+        name,
+        Scorer,
+        {"class_path": path, "init_args": options | dict(block.get("options") or {})},
+        file,
+    )
+    component = scorer
+    if "score" in block:
+        try:
+            component = scorer[block["score"]]
+        except (KeyError, ValueError) as error:
+            message = error.args[0]
+            raise file.error((name, "score"), f"= {message}") if file else error from None
+    if "given" in block or "at_least" in block:
+        component = replace(
+            as_component(name, component), given=block.get("given"), at_least=block.get("at_least")
+        )
+    return (component, block["weight"]) if "weight" in block else component

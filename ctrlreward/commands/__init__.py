@@ -1,1 +1,0 @@
-"""Commands of the `ctrlreward` command line, each a module with `run(arguments)`."""

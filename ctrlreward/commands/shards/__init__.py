@@ -1,1 +1,0 @@
-"""Corpora in shards: cut, scored by one worker or many, kept on disk, and put together."""

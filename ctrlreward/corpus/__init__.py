@@ -1,0 +1,1 @@
+"""Files of texts: scored row by row, in shards, on several workers."""

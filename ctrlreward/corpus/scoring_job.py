@@ -1,0 +1,266 @@
+"""Scores of a file, for arguments checked by `score.py`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from itertools import islice, zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from rich.table import Table
+
+from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.terminal import direction_arrow, plain_console, user_errors
+from ctrlreward.corpus.corpus_scoring import (
+    Corpus,
+    check_corpus,
+    check_shard,
+    score_corpus,
+    score_in_memory,
+    scored_shards,
+    write_output,
+)
+from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
+from ctrlreward.corpus.shard_store import Manifest, ShardStore, in_chunks
+from ctrlreward.corpus.workers import ProcessWorkers, ScoreShards, in_process
+from ctrlreward.files import hold, require_same
+from ctrlreward.progress import write_line
+from ctrlreward.scorers import Component, Scorer
+from ctrlreward.scorers.components import name_components
+from ctrlreward.tables.locations import STANDARD, Location
+from ctrlreward.tables.row_streams import RowStream, open_rows, parse_rows
+from ctrlreward.tables.table_columns import Columns, explained_columns
+from ctrlreward.tables.table_writing import TableShape, encode_rows
+
+# Options of scorers that may change when a run is resumed: they don't change the scores.
+_NOT_IDENTITY = ("device", "batch_tokens")
+
+
+def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
+    """Score a file, or resume an interrupted run."""
+    parser = command_parser("ctrlreward score", usage, description, examples)
+    parser.add_argument("--config", action="config", help="YAML file with options")
+    parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
+    config = parser.parse_args(arguments)
+    identity = _identity(config.as_dict()["scorers"])
+
+    def resumes() -> bool:
+        target = Location(config.output)
+        return target.beside(f"{target.name}.partial").exists()
+
+    with user_errors(resumes, maps_labels=True):
+        options = parser.instantiate(config).as_dict()
+        options.pop("config")
+        score_file(**options, identity=identity)
+
+
+def score_file(
+    input: str,
+    output: str,
+    *,
+    scorers: list[Scorer],
+    names: list[str] | None = None,
+    columns: Columns = Columns(),  # noqa: B008 — it is frozen
+    label_map: list[str] | None = None,
+    chunk: int = 256,
+    workers: int = 1,
+    threads: int | None = None,
+    engine: Literal["process", "ray"] = "process",
+    ray: RayOptions = RayOptions(),  # noqa: B008 — it is frozen
+    identity: Any = None,
+) -> None:
+    """Score the texts of a file or a folder and print a summary.
+
+    Args:
+        input: The texts: a .jsonl, .csv or .parquet file, or a folder of such files, by path or by
+            URL (`s3://bucket/texts.jsonl`); `-` is standard input, as JSONL.
+        output: File for the input's columns and the scores: .jsonl, .csv or .parquet. For a folder
+            of texts also a folder, for a file per file; `-` is standard output, as JSONL. Until it
+            is complete, scores of more than one shard are kept in the folder OUTPUT.partial,
+            unless input or output is `-`.
+        scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
+            `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
+            file.
+        names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
+            `--names small large`. Needed if two scorers have scores of the same name.
+        columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
+        label_map: Labels of the file and their replacements: `--label-map
+            0=negative 1=positive`.
+        chunk: Rows of a shard, which is scored and saved whole. A resumed run keeps its
+            chunk size. An input of no more rows is read once and scored in memory.
+        workers: Processes or actors that score, each with separate models; a single process is
+            this one.
+        threads: Threads of PyTorch in each worker; null is PyTorch's choice for one process,
+            shares the cores among several, and gives an actor its CPUs.
+        engine: Workers are processes of this machine, or actors of Ray.
+        ray: The cluster, and CPUs and GPUs of an actor.
+        identity: Configuration of the scorers, which a resumed run must share.
+    """
+    for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be positive, got {number}")
+    for pair in label_map or ():
+        if "=" not in pair:
+            raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
+    labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
+    with ExitStack() as stack:
+        source, target = Location(input), Location(output)
+        partial = target.beside(f"{target.name}.partial")
+        if STANDARD in (input, output):
+            source, target, partial = stack.enter_context(_piped(source, target))
+        rows = open_rows(source, target)
+        outputs = [target] if target.suffix else [target.child(file.name) for file in rows.files]
+        shapes = [TableShape(file.suffix) for file in outputs]
+        head = list(islice(rows.placed(), chunk + 1))
+        corpus = Corpus(rows, columns, list(head[0].cells), labels)
+        first = corpus.shard(0, head[:chunk])
+        stack.enter_context(explained_columns(corpus.present))
+        components = name_components(scorers, names, first.samples)
+        if target.path is not None:
+            lock = target.path.with_name(f".{target.name}.lock")
+            advice = "Wait for it, or use another output."
+            stack.enter_context(hold(lock, output, advice, temporary=True))
+        pool: AbstractContextManager[ScoreShards] = in_process(threads)
+        if engine == "ray":
+            pool = RayWorkers(workers, ray, threads)
+        elif workers > 1:
+            pool = ProcessWorkers(workers, threads)
+        if len(head) <= chunk and not target.exists() and not partial.exists():
+            check_shard(corpus, components, first, head, shapes)
+            with pool as score_shards:
+                scores = score_in_memory(components, first, score_shards)
+            summary = write_output(list(components), [(head, scores)], outputs, shapes)
+        else:
+            del head, first
+            settings = {
+                "version": version("ctrlreward"),  # another one may score differently
+                "columns": asdict(columns),
+                "label_map": labels,
+                "scorers": [identity, list(components)],
+            }
+            store = ShardStore(partial, list(components))
+            started = store.manifest()
+            if started:
+                chunk = started.chunk
+            manifest = check_corpus(corpus, components, settings, chunk, shapes)
+            if started:
+                _resume(manifest, started, store, corpus, components)
+            elif target.exists():
+                inputs = [rows] if len(outputs) == 1 else [RowStream(f) for f in rows.files]
+                for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
+                    _require_complete(file, shape, its_rows, components)
+                print(
+                    f"{output} is already complete. Delete it to score {input} again. Changes "
+                    "of --columns or of the scorers' options are not detected."
+                )
+                return
+            else:
+                store.start(manifest)
+            with pool as score_shards:
+                score_corpus(corpus, components, manifest, store, score_shards)
+            shards = scored_shards(corpus, manifest, store)
+            summary = write_output(list(components), shards, outputs, shapes)
+            store.folder.remove()
+        if output == STANDARD:
+            with target.open() as scored:
+                shutil.copyfileobj(scored, sys.stdout.buffer)
+            sys.stdout.flush()
+        table = Table("score")
+        for heading in ("mean", "rows", "failed"):
+            table.add_column(heading, justify="right")
+        for name, (mean, count, failed) in summary.items():
+            shown = f"{mean:.4f}" if failed < count else "–"
+            label = f"{name} {direction_arrow(components[name].spec)}"
+            table.add_row(label, shown, str(count), str(failed))
+        console = plain_console(stderr=output == STANDARD)
+        console.print("Means (↑ higher is better, ↓ lower is better)", table)
+
+
+@contextmanager
+def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
+    """Yield input, output and folder of the unfinished run, in a temporary folder for pipes.
+
+    Standard input is read several times; standard output is written when it is complete.
+    """
+    write_line("an interrupted run can't be resumed: it reads or writes a pipe")
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if str(source) == STANDARD:
+            with open(folder / "stdin.jsonl", "wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+            source = Location(folder / "stdin.jsonl", "stdin")
+        if str(target) == STANDARD:
+            target = Location(folder / "stdout.jsonl", "stdout")
+        yield source, target, Location(folder / "partial")
+
+
+def _resume(
+    manifest: Manifest,
+    started: Manifest,
+    store: ShardStore,
+    corpus: Corpus,
+    components: Mapping[str, Component],
+) -> None:
+    """Keep the scores of an unfinished run whose rows have not changed, and delete the others.
+
+    The manifest is replaced last: after a kill, the remains are compared with the old one again.
+    """
+    settings = json.loads(json.dumps(manifest.settings))
+    require_same(settings, started.settings, store.folder, "folder")
+    changed = manifest.changed_shards(started)
+    if not changed:
+        return
+    of_all_rows = [name for name, c in components.items() if not c.scorer.pointwise]
+    store.drop(changed, list(components))
+    count = len(manifest.checksums)
+    store.drop(range(max(count, len(started.checksums))), of_all_rows)
+    store.start(manifest)
+    kept = count - sum(shard < count for shard in changed)
+    line = f"{corpus.rows} has changed: {kept} of {count} shards are kept"
+    if of_all_rows:
+        line += f", except {', '.join(of_all_rows)}, which depend on all rows"
+    write_line(line)
+
+
+def _identity(configuration: Any) -> Any:
+    """Drop the options that don't change the scores from a configuration."""
+    if isinstance(configuration, dict):
+        return {k: _identity(v) for k, v in configuration.items() if k not in _NOT_IDENTITY}
+    if isinstance(configuration, list | tuple):
+        return [_identity(item) for item in configuration]
+    return configuration if isinstance(configuration, int | float | None) else str(configuration)
+
+
+def _require_complete(
+    output: Location, shape: TableShape, rows: RowStream, components: Mapping[str, Component]
+) -> None:
+    """Raise if an existing output lacks scores or was made from another input."""
+    found = RowStream(output)
+    first = next(iter(found))
+    problems = [f"no {name}" for name in components if name not in first]
+    counts = sum(1 for _ in found), sum(1 for _ in rows)
+    if counts[0] != counts[1]:
+        problems.append(f"{counts[0]} rows instead of {counts[1]}")
+    if problems:
+        raise ValueError(
+            f"{output} exists but is not a complete output of this command: it has "
+            f"{', '.join(problems)}. Use another output, or delete it."
+        )
+    existing = in_chunks(found, 256)
+    for number, (has, unscored) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
+        carried = parse_rows(encode_rows(output.suffix, unscored, {}, shape), Path(output.name))
+        for i, (row, expected) in enumerate(zip(has, carried, strict=True), 256 * number):
+            for name, value in expected.items():
+                if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
+                    raise ValueError(
+                        f"{output} exists but was made from other rows: {name}[{i}] is "
+                        f"{row.get(name)!r}, not {value!r}. Use another output, or delete it to "
+                        "score again."
+                    )

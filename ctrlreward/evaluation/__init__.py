@@ -1,0 +1,1 @@
+"""Command `evaluate`: a controlled generator, measured under a fixed protocol."""

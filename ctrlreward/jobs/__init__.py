@@ -1,0 +1,1 @@
+"""Training jobs from YAML files, their recipes and data."""

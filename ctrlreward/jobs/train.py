@@ -1,0 +1,39 @@
+"""Command `ctrlreward train`: a training job from a YAML file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ctrlreward.command_line.config_files import check_names, with_extended
+from ctrlreward.jobs.recipes import EXAMPLE, recipe_files
+
+
+def run(arguments: list[str]) -> None:
+    """Run a training job."""
+    arguments = _checked(arguments)
+    from ctrlreward.jobs.training_job import run_job
+
+    run_job(arguments)
+
+
+def _checked(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--config`; a mistake in its files exits with status 2."""
+    if not arguments:
+        print(f"error: the configuration is missing: ctrlreward train {EXAMPLE}", file=sys.stderr)
+        raise SystemExit(2)
+    if arguments[0] in ("fit", "validate", "test", "predict"):  # as in a LightningCLI
+        error = f"ctrlreward train has no subcommand {arguments[0]!r}. Leave it out."
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2)
+    if not arguments[0].startswith("-"):
+        arguments = ["--config", *arguments]
+    try:
+        # Before PyTorch is imported, which takes many times as long.
+        check_names(arguments, with_extended(arguments)[1])
+    except (ValueError, OSError) as error:
+        name = Path(str(error).removeprefix("there is no file ")).stem
+        copy = f" (ctrlreward recipes copy {name} FOLDER)" if name in recipe_files() else ""
+        print(f"error: {error}{copy}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return arguments

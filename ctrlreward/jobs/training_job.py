@@ -1,0 +1,255 @@
+"""Training job of `ctrlreward train`: its parser, its trainer, and its run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from transformers.utils import logging as transformers_logging
+
+from ctrlreward.callbacks import RewardProgressBar
+from ctrlreward.callbacks.base_callback import advice
+from ctrlreward.command_line.config_files import (
+    ConfigFile,
+    check_names,
+    fill_in_run_folder,
+    with_extended,
+)
+from ctrlreward.command_line.config_mistakes import missing, one_line
+from ctrlreward.command_line.parser import ExampleFormatter
+from ctrlreward.command_line.terminal import ABOUT_BITSANDBYTES, examples_epilog, hide_messages
+from ctrlreward.extras import import_extra
+from ctrlreward.files import json_text, write_whole
+from ctrlreward.jobs.last_run import run_folders
+from ctrlreward.jobs.recipes import EXAMPLE
+from ctrlreward.jobs.smoke import shrink, written
+from ctrlreward.reward import Reward
+from ctrlreward.runs.report import write_report
+from ctrlreward.serving.description import describe
+
+_COMMAND = "ctrlreward train"
+_DESCRIPTION = f"""Run a training job from a YAML file, such as those in
+{EXAMPLE.parent.parent}.
+
+Every key of the file is also an option; --ckpt_path last resumes the last run."""
+
+# Warnings at every start that a user can't act on.
+_KNOWN_WARNINGS = (
+    ".*args parameter is intended to run.*",  # the command's name is already removed
+    ".*does not have many workers.*",  # prompts need no worker processes
+    ".*overridden `transfer_batch_to_device`.*",  # batches of text stay on the CPU
+    ".*is_gradient_checkpointing.*",  # between transformers and Lightning
+    "Checkpoint directory .* exists and is not empty.*",  # of every resumed run
+    ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
+)
+
+# Beginnings of log messages of the same kind, by logger. If `lightning` is imported as well, it
+# logs the messages of pytorch_lightning.
+_LIGHTNING = (
+    "💡 Tip",  # advertises other packages
+    "GPU available: False",
+    "TPU available: False",
+    "`Trainer(",  # repeats an option: "`Trainer(val_check_interval=1)` was configured so …"
+)
+_KNOWN_MESSAGES = {
+    "pytorch_lightning.utilities.rank_zero": _LIGHTNING,
+    "lightning.pytorch.utilities.rank_zero": _LIGHTNING,
+    **ABOUT_BITSANDBYTES,
+}
+
+
+class TrainParser(LightningArgumentParser):
+    """Lightning's parser, also of classes, without abbreviations; its errors are one line."""
+
+    def __init__(
+        self, *, files: Sequence[ConfigFile] = (), arguments: Sequence[str] = (), **options: Any
+    ) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+        self.files = files
+        self.arguments = arguments
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the location of the mistake and the suggestion, and exit with status 2."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        print(f"error: {one_line(message, self.files, self.arguments)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class TrainCLI(LightningCLI):
+    """Lightning's command line for `Trainer.fit`, with model, data and callbacks by class path."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `--ckpt_path` and `--smoke`."""
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            default=None,
+            help="checkpoint to resume from; 'last' is the last one of this run",
+        )
+        parser.add_argument(
+            "--smoke",
+            action="store_true",
+            help="try all parts in two steps with a few texts, in a temporary folder",
+        )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer, with a `RewardProgressBar` first unless it has another bar or none."""
+        options = self.config_init.trainer
+        callbacks = options.callbacks or []
+        if options.enable_progress_bar is not False and not any(
+            isinstance(callback, ProgressBar) for callback in callbacks
+        ):
+            kwargs["callbacks"] = [RewardProgressBar(), *callbacks]
+        return super().instantiate_trainer(**kwargs)
+
+    def before_instantiate_classes(self) -> None:
+        """Fill in the run's folder, and raise before building anything if a logger is missing."""
+        if self.config.smoke:
+            shrink(self.config)
+        fill_in_run_folder(self.config, str(self.config.trainer.default_root_dir or "."))
+        if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
+            import_extra("wandb", "WandbLogger")
+
+
+def build(arguments: Sequence[str]) -> TrainCLI:
+    """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
+    if not arguments[0].startswith("-"):
+        arguments = ["--config", *arguments]
+    parsed, files = with_extended(arguments)
+    check_names(arguments, files)
+    return TrainCLI(
+        args=parsed,
+        run=False,
+        seed_everything_default=0,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        parser_class=TrainParser,
+        parser_kwargs={
+            "prog": _COMMAND,
+            "usage": f"{_COMMAND} CONFIG [--smoke] [--ckpt_path last] [options]",
+            "description": _DESCRIPTION,
+            "epilog": examples_epilog([f"{_COMMAND} {EXAMPLE} --trainer.max_steps=10"]),
+            "formatter_class": ExampleFormatter,
+            "parser_mode": "yaml",
+            "files": files,
+            "arguments": arguments,
+        },
+    )
+
+
+def run_job(arguments: Sequence[str]) -> None:
+    """Run a training job; see `train.run`."""
+    _hide_known_messages()
+    _, files = with_extended(arguments)
+    with one_line_errors(files):
+        cli = build(arguments)
+    trainer, checkpoint = cli.trainer, cli.config.ckpt_path
+    resumed = checkpoint is not None
+    named = not resumed or checkpoint in ("best", "last", "hpc") or "://" in checkpoint
+    if not named and not Path(checkpoint).exists():  # before the models are loaded
+        _fail(missing(checkpoint, files))
+    # Not for a trial run, which writes nothing, and not on other ranks.
+    writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+    with ExitStack() as held:
+        if writes:
+            started = _provenance(arguments)
+            with one_line_errors(files):
+                held.enter_context(run_folders(trainer, resumed))
+                _write_provenance(trainer, started)
+        try:
+            # Lightning would run what the checkpoint of an address has pickled.
+            trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+        except SIGTERMException as error:
+            raise SystemExit(128 + signal.SIGTERM) from error
+        except FileNotFoundError as error:
+            _fail(one_line(str(error), files))
+        except subprocess.CalledProcessError as error:  # from a model that is trained first
+            _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
+        except Exception as error:
+            if (note := advice(trainer, error)) is not None:
+                _fail(f"{note} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
+            if isinstance(error, OSError) and (notes := getattr(error, "__notes__", [])):
+                _fail(" ".join([f"{error}.", *notes]))  # a full disk
+            raise
+        if writes:
+            _write_report(trainer, cli.model, started)
+    if "--smoke" in arguments and trainer.is_global_zero:
+        print(written(Path(trainer.default_root_dir)), file=sys.stderr)
+
+
+def _provenance(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the provenance of the run: command, time, versions and hardware."""
+    packages = ("ctrlreward", "torch", "transformers", "peft", "pytorch-lightning")
+    hardware = {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "threads": str(torch.get_num_threads()),
+    }
+    if torch.cuda.is_available():
+        hardware["gpu"] = torch.cuda.get_device_name()
+    return {
+        "command": f"{_COMMAND} {shlex.join(arguments)}",
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
+        "hardware": hardware,
+    }
+
+
+def _write_provenance(trainer: Trainer, content: dict[str, Any]) -> None:
+    write_whole(Path(trainer.default_root_dir, "provenance.json"), json_text(content))
+
+
+def _write_report(trainer: Trainer, model: Any, provenance: dict[str, Any]) -> None:
+    """Write the run's `report.html`, and the reward's fingerprint into `provenance.json`."""
+    folder = Path(trainer.default_root_dir)
+    try:
+        reward = getattr(model, "reward", None)
+        if isinstance(reward, Reward):
+            # Not before: the job may have trained models of the reward first.
+            fingerprint = describe(reward)["fingerprint_id"]
+            _write_provenance(trainer, {**provenance, "reward": fingerprint})
+        if write_report(folder / "report.html", [str(folder)]) is not None:
+            print(f"report: {folder / 'report.html'}", file=sys.stderr)
+    except Exception as error:  # the run is saved: an error in its report must not make it fail
+        print(f"no report: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+@contextmanager
+def one_line_errors(files: Sequence[ConfigFile]) -> Iterator[None]:
+    """Print errors in the user's input in one line, and exit with status 2."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError, MisconfigurationException) as error:
+        _fail("\n".join([one_line(str(error), files), *getattr(error, "__notes__", [])]))
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _hide_known_messages() -> None:
+    """Hide warnings, tips and bars that a user can't act on."""
+    for message in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    hide_messages(_KNOWN_MESSAGES)
+    transformers_logging.disable_progress_bar()  # models load in a second

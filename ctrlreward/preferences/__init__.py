@@ -1,0 +1,8 @@
+"""Preferences of a reward: the best of n completions, and pairs for DPO and reward models.
+
+Names are imported at their first use (the list is in `__init__.pyi`).
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

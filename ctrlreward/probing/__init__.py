@@ -1,0 +1,8 @@
+"""Weaknesses of a reward, before it is trained on.
+
+Names are imported at their first use (the list is in `__init__.pyi`).
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,209 @@
+"""Command `ctrlreward probe`: how a reward can be gamed, before it is trained on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from ctrlreward.arguments import positive
+from ctrlreward.command_line.parser import CommandParser, command_parser
+from ctrlreward.command_line.reward_file import load_reward
+from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.files import json_text
+from ctrlreward.preferences.candidates import rows_by_prompt
+from ctrlreward.probing.examination import (
+    TOTAL,
+    Examination,
+    best_of_n_curve,
+    examine,
+    overoptimisation,
+)
+from ctrlreward.reward import AnyReward
+from ctrlreward.samples import MissingColumn, Samples
+from ctrlreward.scorers.base import Scores
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream
+from ctrlreward.tables.table_columns import Columns, to_samples
+from ctrlreward.text.passages import passages
+
+_USAGE = "REWARD [--texts FILE] [options]"
+
+_DESCRIPTION = """Compare the reward of texts with the reward of degenerate versions of them: empty,
+repeated, copied, shuffled, padded and others.
+
+REWARD is a YAML file, as for 'ctrlreward serve', or FILE.py:FUNCTION or MODULE:FUNCTION, a function
+of texts or with TRL's signature, whose module is run. Exit status 1 if the reward prefers a
+degenerate version, 0 if none."""
+
+_EXAMPLES = (
+    "ctrlreward probe reward.yaml --texts validation.jsonl",
+    "ctrlreward probe rewards.py:format_reward",
+    "ctrlreward probe reward.yaml --texts completions.jsonl --held_out judge.yaml --json",
+)
+
+
+def run(arguments: list[str]) -> None:
+    """Probe a reward and print the results."""
+    parser = _parser()
+    options = parser.instantiate(parser.parse_args(arguments))
+    with user_errors():
+        positive("count", options.count)
+        reward = load_reward(options.reward, options.device)
+        judge = load_reward(options.held_out, options.device) if options.held_out else None
+        samples = read_texts(options.texts, options.labels, options.count, options.columns)
+        try:
+            found = examine(reward, samples, options.seed)
+        except MissingColumn as error:
+            labels = " or --labels LABEL ..." if error.column == "labels" else ""
+            raise ValueError(
+                f"{error.reader} needs the column {error.column!r}. Pass --texts FILE with it"
+                f"{labels}."
+            ) from None
+        judged = judge_best_of_n(reward, judge, samples) if judge else None
+    if options.json:
+        print(json_text(as_json(found, judged)), end="")
+    else:
+        print_examination(found, judged)
+    if found.gamed:
+        raise SystemExit(1)
+
+
+def read_texts(
+    path: str | None, labels: Sequence[str] | None, count: int, columns: Columns
+) -> Samples:
+    """Return the first texts of a file, or built-in passages, with labels in turn."""
+    if path is not None:
+        if labels:
+            raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
+        rows = list(itertools.islice(RowStream(Location(path)).placed(), count))
+        return to_samples([row.cells for row in rows], columns, [row.place for row in rows])
+    # Every fourth is on the same topic: a few of them have all topics.
+    each = [p for group in zip(*[iter(passages())] * 10, strict=True) for p in group]
+    chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
+    prefixes = [passage.prefix for passage in chosen]
+    named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
+    same = dict.fromkeys(("prefixes", "prompts", "sources"), prefixes)
+    return Samples([passage.text for passage in chosen], **same, labels=named)
+
+
+def judge_best_of_n(
+    reward: AnyReward, judge: AnyReward, samples: Samples
+) -> tuple[list[Any], tuple[float, float]]:
+    """Return the curve of `best_of_n_curve`, and α and β of it.
+
+    Raises a ValueError unless each prompt has the same number of completions, two or more.
+    """
+    rows = rows_by_prompt(samples.groups or samples.prompts or samples.prefixes or ())
+    sizes = {len(each) for each in rows}
+    if len(sizes) != 1 or sizes == {1}:
+        raise ValueError(
+            "--held_out needs the same number of completions, two or more, of each prompt: --texts "
+            f"has {', '.join(map(str, sorted(sizes))) or 'no prompts'}"
+        )
+    totals: list[Scores] = [each(samples).total[rows] for each in (reward, judge)]
+    kept = np.isfinite(totals).all(axis=(0, 2))
+    if not kept.any():
+        raise ValueError("each prompt has a completion without a reward")
+    curve = best_of_n_curve(*(total[kept] for total in totals))
+    return curve, overoptimisation(curve)
+
+
+def as_json(found: Examination, judged: tuple[Any, Any] | None) -> dict[str, Any]:
+    """Return all figures for JSON."""
+    result: dict[str, Any] = {
+        "gamed": [finding.probe for finding in found.gamed],
+        "blind": [finding.probe for finding in found.blind],
+        "probes": [asdict(finding) for finding in found.findings],
+        "length_correlation": found.length_correlation,
+        "correlations": {f"{a} {b}": r for (a, b), r in found.correlations.items()},
+        "company": found.company,
+    }
+    if judged:
+        curve, (alpha, beta) = judged
+        result["best_of_n"] = curve
+        result |= {"alpha": alpha, "beta": beta}
+    return result
+
+
+def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> None:
+    """Print the tables."""
+    console = plain_console(None if sys.stdout.isatty() else 160)
+    components = [name for name in found.length_correlation if name != TOTAL]
+    table = Table(title="degenerate - original", box=None, header_style="")
+    table.add_column("probe", no_wrap=True)
+    table.add_column("total, 95 % interval", justify="right", no_wrap=True)
+    table.add_column("wins", justify="right")
+    for name in components:
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for each in found.findings:
+        change = each.change[TOTAL]
+        interval = (
+            "no score"
+            if math.isnan(change.value)
+            else (f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})")
+        )
+        failed = f", {each.failed} without a score" if each.failed else ""
+        parts = [_signed(each.change[name].value) for name in components]
+        table.add_row(each.probe, interval, f"{each.wins:.0%}", *parts, each.verdict + failed)
+    console.print(table)
+    lengths = ", ".join(f"{n} {_signed(r)}" for n, r in found.length_correlation.items())
+    console.print(f"rank correlation with the number of words: {lengths}")
+    if found.correlations:
+        pairs = ", ".join(f"{a} and {b} {_signed(r)}" for (a, b), r in found.correlations.items())
+        console.print(f"rank correlation of components: {pairs}")
+    company = ", ".join(f"{name} {value:.2g}" for name, value in found.company.items())
+    console.print(f"largest change of a score in other company: {company}")
+    if judged:
+        curve, (alpha, beta) = judged
+        table = Table(title="best of n by this reward", box=None, header_style="")
+        for name in ("n", "KL", "reward", "held-out score"):
+            table.add_column(name, justify="right")
+        for step in curve:
+            table.add_row(
+                str(step.n), f"{step.kl:.3f}", f"{step.proxy:.4f}", f"{step.held_out:.4f}"
+            )
+        console.print(table)
+        console.print(f"held-out gain d (α - β d), d² = KL: α = {alpha:.4f}, β = {beta:.4f}")
+    for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):
+        names = ", ".join(each.probe for each in which) or "none of the probes"
+        console.print(f"{verdict}: {names}")
+    for guard, gamed in itertools.groupby(found.gamed, key=lambda each: each.guard):
+        console.print(f"guard against {', '.join(each.probe for each in gamed)}: {guard}")
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.3f}"
+
+
+def _parser() -> CommandParser:
+    parser = command_parser("ctrlreward probe", _USAGE, _DESCRIPTION, _EXAMPLES)
+    one: dict[str, Any] = {"type": str | None, "default": None}
+    parser.add_argument("reward", metavar="REWARD", type=str, help="the reward")
+    parser.add_argument(
+        "--texts",
+        **one,
+        help="JSONL, CSV or Parquet file of sound texts, with the columns that the reward reads. "
+        "Default: 40 built-in passages with a prefix each",
+    )
+    parser.add_argument(
+        "--labels", nargs="+", type=str, default=None, help="labels of the built-in texts, in turn"
+    )
+    parser.add_argument("--count", type=int, default=64, help="number of texts to read")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffles")
+    parser.add_argument(
+        "--held_out",
+        **one,
+        help="reward or judge, as REWARD, of the best of n completions of each prompt",
+    )
+    parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    parser.add_class_arguments(Columns, "columns")
+    return parser

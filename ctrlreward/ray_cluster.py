@@ -1,0 +1,75 @@
+"""Ray: the resources of served replicas, and the connection to a cluster."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ctrlreward.extras import import_extra
+
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
+
+
+@dataclass(frozen=True)
+class RayServeOptions:
+    """Cluster, resources and load of the replicas under Ray Serve.
+
+    Args:
+        address: `HOST:PORT` of a cluster's head, or "auto" for the cluster of this machine; null
+            starts a Ray on this machine, which ends with the command.
+        num_cpus: CPU cores of a replica; its scorers use as many threads, at least one.
+        num_gpus: GPUs of a replica, the only visible ones; 0.5 puts two replicas on one. With any,
+            the scorers are on "cuda" unless `--device` is set.
+        max_replicas: Most replicas; Ray starts further ones while each has more than
+            `target_ongoing_requests` pending, and ends them when load falls. Null keeps
+            their number at `--replicas`.
+        target_ongoing_requests: Average requests per replica if the
+            number of replicas follows the load.
+        max_ongoing_requests: Most pending requests of a replica, from which it makes its batches:
+            as many as one batch has texts, or more. Ray's own default, 5, keeps batches at 5.
+        max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
+            for no limit.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    max_replicas: int | None = None
+    target_ongoing_requests: float = 64.0
+    max_ongoing_requests: int = 512
+    max_queued_requests: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "target_ongoing_requests", "max_ongoing_requests"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"ray.{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.num_gpus < math.inf:
+            raise ValueError(f"ray.num_gpus must be 0 or more, got {self.num_gpus}")
+        if self.max_queued_requests < -1 or self.max_queued_requests == 0:
+            raise ValueError(
+                "ray.max_queued_requests must be positive, or -1 for no limit, got "
+                f"{self.max_queued_requests}"
+            )
+
+
+def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> bool:
+    """Join a cluster or start Ray on this machine; return False if Ray is connected already.
+
+    A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
+    statistics; `ray.init` takes the options in addition to ours.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        # Read when Ray is imported: its processes listen on the loopback address, not on all.
+        # `_node_ip_address` does not work, since Ray resolves 127.0.0.1 to another address.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    ray = import_extra("ray", "--engine ray")
+    if ray.is_initialized():
+        return False
+    if not address:
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, **own}
+    ray.init(address or "local", logging_level=logging.ERROR, **options)
+    return True

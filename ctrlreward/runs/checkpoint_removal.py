@@ -1,0 +1,95 @@
+"""Removal of a run's checkpoints that are not needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from ctrlreward.files import hold
+from ctrlreward.runs.folder import LOCK, StoredRun
+
+# Files in which trainers name the checkpoint to resume from: verl's number, DeepSpeed's tag.
+_POINTERS = ("latest_checkpointed_iteration.txt", "latest")
+
+
+def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
+    """Return files and folders of checkpoints that can be removed.
+
+    The last checkpoint stays, and so does one that a file or a link names as the one to resume
+    from, and the checkpoints of the steps `keep`. All paths are in the folder of the checkpoints,
+    and none is a link.
+
+    Raises:
+        ValueError: A checkpoint of these steps is not on disk, checkpoints are in several folders,
+            or the run is in progress.
+    """
+    for step in keep:
+        if step not in run.checkpoints:
+            raise ValueError(
+                f"the checkpoint of step {step} is not in {run.checkpoint_folder}, so nothing is "
+                "removed. Name the folder of the checkpoints with --checkpoints."
+            )
+    _refuse_several_folders(run)
+    for folder in {run.folder, run.checkpoint_folder or run.folder}:
+        if (folder / LOCK).is_file():
+            with hold(folder / LOCK, folder, "Nothing is removed: wait until it has ended."):
+                pass
+    root = (run.checkpoint_folder or run.folder).resolve()
+    needed = {*keep, max(run.checkpoints)}
+    pointed = set(_pointed_to(root))
+    return [
+        path
+        for step, paths in run.checkpoints.items()
+        if step not in needed and not any(path.resolve() in pointed for path in paths)
+        for path in paths
+        if not path.is_symlink() and path.resolve().is_relative_to(root)
+    ]
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file or of a folder's files, links not followed."""
+    if not path.is_dir():
+        return path.lstat().st_size
+    return sum(
+        (Path(folder) / name).lstat().st_size
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder without following links."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _pointed_to(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        for name in (*folders, *files):
+            path = here / name
+            if path.is_symlink():
+                yield path.resolve()
+            elif name in _POINTERS:
+                named = path.read_text(encoding="utf-8", errors="replace").strip()
+                yield (here / named).resolve()
+                yield (here / f"global_step_{named}").resolve()
+
+
+def _refuse_several_folders(run: StoredRun) -> None:
+    """Raise if the checkpoints may belong to several runs, which the log does not show.
+
+    OpenRLHF has `_actor` and `_critic` of one run.
+    """
+    parents = (path.parent for paths in run.checkpoints.values() for path in paths)
+    folders = {each.parent if each.name in ("_actor", "_critic") else each for each in parents}
+    if len(folders) > 1:
+        names = ", ".join(sorted(map(str, folders)))
+        raise ValueError(
+            f"checkpoints are in {len(folders)} folders, so nothing is removed. Name the folder of "
+            f"this run with --checkpoints ({names})."
+        )

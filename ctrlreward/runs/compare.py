@@ -1,0 +1,240 @@
+"""Command `ctrlreward compare`: agreement of two or more runs (QRA++)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from math import isfinite
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from ctrlreward.command_line.parser import CommandParser, command_parser
+from ctrlreward.command_line.terminal import counted, plain_console, user_errors
+from ctrlreward.files import json_text, write_whole
+from ctrlreward.functional.agreement import Correlation
+from ctrlreward.functional.reproducibility import (
+    StudyAgreement,
+    Table,
+    compare_curves,
+    compare_tables,
+)
+from ctrlreward.runs.results import SINGLE_SYSTEM, Run, read_run
+
+_DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
+QRA++: CV* of each metric and its means, correlations, and the share of pairwise
+findings that are upheld."""
+
+_EXAMPLES = (
+    "ctrlreward compare runs/seed0 runs/seed1",
+    "ctrlreward compare paper.csv ours.csv --metrics accuracy 'score/*' --output agreement.json",
+)
+
+
+# Gaps and systems printed per study; the JSON file has all.
+_MAX_GAPS = 20
+_MAX_SYSTEMS = 20
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Agreement of two or more runs, in the user's order.
+
+    `curves` correlate each metric over the steps that all runs logged; `missing` are studies that
+    at least one run lacks.
+    """
+
+    runs: Sequence[Run]
+    studies: Mapping[str, StudyAgreement]
+    curves: Mapping[str, Correlation]
+    missing: Sequence[str]
+
+
+def run(arguments: list[str]) -> None:
+    """Read the runs, write the JSON file if requested, and print the comparison."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = [options.run_a, options.run_b, *options.runs]
+    with user_errors():
+        runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
+        comparison = compare_runs(runs, options.metrics)
+        if options.output:
+            write_whole(Path(options.output), to_json(comparison))
+    print_comparison(plain_console(), comparison)
+
+
+def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
+    """Compare runs study by study and curve by curve."""
+    all_studies = list(dict.fromkeys(study for run in runs for study in run.studies))
+    shared = [study for study in all_studies if all(study in run.studies for run in runs)]
+    if not shared:
+        raise ValueError(f"the runs have no study in common, only {', '.join(all_studies)}")
+    studies = {
+        study: compare_tables([_matching(run.studies[study], patterns) for run in runs])
+        for study in shared
+    }
+    metrics = dict.fromkeys(metric for study in shared for metric in studies[study].metrics)
+    curves = {
+        metric: compare_curves([run.curves[metric] for run in runs])
+        for metric in metrics
+        if all(metric in run.curves for run in runs)
+    }
+    missing = [study for study in all_studies if study not in shared]
+    return Comparison(runs, studies, curves, missing)
+
+
+def to_json(comparison: Comparison) -> str:
+    """Encode a comparison as JSON; NaN is null."""
+    studies = {study: asdict(agreement) for study, agreement in comparison.studies.items()}
+    for study in studies.values():
+        for part in (study, *study["metrics"].values()):
+            part["findings"] = {**part["findings"]._asdict(), "share": part["findings"].share}
+    content = {
+        "runs": [run.name for run in comparison.runs],
+        "studies": studies,
+        "curves": comparison.curves,
+        "missing_studies": list(comparison.missing),
+    }
+    return json_text(content)
+
+
+def _parser() -> CommandParser:
+    usage = "RUN_A RUN_B [options]"
+    parser = command_parser("ctrlreward compare", usage, _DESCRIPTION, _EXAMPLES)
+    run_help = (
+        "a CSV file (columns system, metric and value, or one system per row), a JSON file "
+        "({system: {metric: value}}) or the folder of a logger (HistoryLogger, CSVLogger, W&B); "
+        "FILE.csv:column=value selects rows of a file"
+    )
+    parser.add_argument("run_a", metavar="RUN_A", type=str, help=run_help)
+    parser.add_argument("run_b", metavar="RUN_B", type=str, help="a run of the same experiment")
+    parser.add_argument("--runs", nargs="+", type=str, default=[], help="more runs to compare")
+    for option, default, text in (
+        ("metrics", "*", "metrics to compare, by name or pattern: 'score/*' 'after/*'"),
+        ("system_columns", "system", "columns of a CSV file that together name a system"),
+        ("metric_columns", "metric", "columns of a long CSV file that together name a metric"),
+    ):
+        parser.add_argument(f"--{option}", nargs="+", type=str, default=[default], help=text)
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
+    return parser
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print the runs, a table and a summary of each study, and the studies left out, unwrapped."""
+    for number, run in enumerate(comparison.runs, 1):
+        console.print(f"run {number}: {run.name}", soft_wrap=True)
+    for study, agreement in comparison.studies.items():
+        console.print()
+        console.print(_metric_table(study, agreement, comparison))
+        if agreement.system_correlation.n:
+            console.print()
+            console.print(_system_table(agreement))
+        for line in _summary_lines(agreement, len(comparison.runs)):
+            console.print(line, soft_wrap=True)
+    for study in comparison.missing:
+        console.print(f"study {study!r} is not in all runs: left out", soft_wrap=True)
+
+
+def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison) -> RichTable:
+    several = len(agreement.systems) > 1
+    table = RichTable(title=study or None, title_justify="left", show_edge=False)
+    table.add_column("metric", overflow="fold")
+    headings = ["systems"] if several else [f"run {i + 1}" for i in range(len(comparison.runs))]
+    headings += ["CV* %"]
+    headings += ["Pearson", "Spearman", "findings upheld"] if several else []
+    headings += ["Pearson", "Spearman", "common steps"] if comparison.curves else []
+    for name in headings:
+        table.add_column(name, justify="right")
+    for metric, values in agreement.metrics.items():
+        if several:
+            cells = [str(len(values.cv_star))]
+        else:  # the only system's value in each run
+            columns = [run.studies[study].get(metric, {}) for run in comparison.runs]
+            cells = [next((f"{v:.4g}" for v in column.values()), "–") for column in columns]
+        cells += [_number(values.mean_cv_star)]
+        if several:
+            cells += [*_correlation(values.correlation)]
+            upheld, total = values.findings
+            cells += [f"{upheld} of {total}" if total else "–"]
+        if metric in comparison.curves:
+            curve = comparison.curves[metric]
+            cells += [*_correlation(curve), str(curve.n)]
+        table.add_row(metric, *cells)
+    return table
+
+
+def _system_table(agreement: StudyAgreement) -> RichTable:
+    """Return a table of the first systems, over the metrics that all runs have of them."""
+    table = RichTable(show_edge=False)
+    table.add_column("system", overflow="fold")
+    for heading in ("metrics", "CV* %", "Pearson", "Spearman"):
+        table.add_column(heading, justify="right")
+    for name, values in list(agreement.systems.items())[:_MAX_SYSTEMS]:
+        cells = (str(values.correlation.n), _number(values.mean_cv_star))
+        table.add_row(name, *cells, *_correlation(values.correlation))
+    return table
+
+
+def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
+    comparable = sum(isfinite(values.mean_cv_star) for values in agreement.metrics.values())
+    yield ""
+    yield (
+        f"CV* (type I): {_number(agreement.mean_cv_star)} %, "
+        f"mean of {counted(comparable, 'metric')}"
+        + ("; for two runs, about their difference in percent of their mean" if runs == 2 else "")
+    )
+    if len(agreement.systems) > 1:
+        yield from _correlation_lines(agreement)
+        findings = agreement.findings
+        yield (
+            f"findings (type IV): {findings.upheld} of {findings.total} pairs of systems are in "
+            f"the same order ({100 * findings.share:.1f} %)"
+            if findings.total
+            else "findings (type IV): none, because no metric has values of two systems in all runs"
+        )
+    else:
+        yield "findings (type IV): none, because each run has only one system"
+    if agreement.gaps:
+        yield "left out:"
+    for gap in agreement.gaps[:_MAX_GAPS]:
+        of = "" if gap.system == SINGLE_SYSTEM else f" of {gap.system}"
+        yield f"  {gap.metric}{of}: {gap.reason}"
+    if len(agreement.gaps) > _MAX_GAPS:
+        yield f"  and {len(agreement.gaps) - _MAX_GAPS} more: --output FILE.json lists all"
+
+
+def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
+    """Yield the correlation by metric, by system and over all values at once."""
+    metrics, systems = agreement.correlation, agreement.system_correlation
+    shown = {f"mean of {counted(metrics.n, 'metric')}": metrics}
+    if systems.n:
+        shown[f"mean of {counted(systems.n, 'system')}"] = systems
+    if len(agreement.metrics) > 1:
+        shown[f"of all {agreement.pooled.n} values at once"] = agreement.pooled
+    for over, values in shown.items():
+        pearson, spearman = _correlation(values)
+        yield f"correlation (type II): Pearson {pearson}, Spearman {spearman}, {over}"
+    if any(values.correlation.n == 2 for values in agreement.metrics.values()):
+        yield "  a metric of two systems counts as 1 if they keep their order, as -1 if they swap"
+    if len(agreement.metrics) > 1:
+        yield "  by system and at once, metrics on different scales bring the correlation near 1"
+    if systems.n and len(agreement.systems) > _MAX_SYSTEMS:
+        rest = len(agreement.systems) - _MAX_SYSTEMS
+        yield f"  and {rest} more systems: --output FILE.json lists all"
+
+
+def _correlation(correlation: Correlation) -> tuple[str, str]:
+    return _number(correlation.pearson), _number(correlation.spearman)
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if isfinite(value) else "–"
+
+
+def _matching(table: Table, patterns: Sequence[str]) -> Table:
+    kept = {m: c for m, c in table.items() if any(fnmatchcase(m, p) for p in patterns)}
+    if not kept:
+        raise ValueError(f"no metric matches {' or '.join(patterns)}: there are {', '.join(table)}")
+    return kept

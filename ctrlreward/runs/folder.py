@@ -1,0 +1,307 @@
+"""Files of a finished or running job, as the sequence of its steps.
+
+    >>> run = read_stored_run("runs/demo")  # doctest: +SKIP
+    >>> [(each.step, each.metrics["score/sim"], each.checkpoint) for each in run.steps]
+    ...  # doctest: +SKIP
+
+Numbers come from the log of any trainer (`ctrlreward.runs.logs`), texts and scores by prompt
+from the files of a `GenerationScorer`, checkpoints from the names of files and folders.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrlreward.arguments import Mode
+from ctrlreward.files import read_json
+from ctrlreward.functional.means import valid_mean, valid_row_means
+from ctrlreward.held_out import FAIL_RATE
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
+from ctrlreward.runs.logs import Log, NoLog, read_log
+
+PREFIX = "eval_"  # of keys in the log of transformers
+
+# A lock file of the process that writes there, from `ctrlreward train`.
+# In the folder, so that it also locks for other machines and containers that mount it. The system
+# frees it when the process ends in any way.
+LOCK = ".ctrlreward.lock"
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A step at which the run logged something.
+
+    Attributes:
+        step: Training step.
+        metrics: Key → value that was logged at this step, NaN if it was NaN or infinite. Values of
+            earlier steps are not repeated.
+        evidence: Key → value of each held-out prompt, shape (prompts,), as
+            from `GenerationScorer.evidence`; empty without files of samples.
+        samples: Name of a `GenerationScorer` → JSONL file with its texts and scores
+            (`ctrlreward.scorers.records.read_scored_samples`).
+        checkpoint: File or folder of the checkpoint, None without one.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    evidence: Mapping[str, Scores] = field(default_factory=dict)
+    samples: Mapping[str, Path] = field(default_factory=dict)
+    checkpoint: Path | None = None
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run, read from its files.
+
+    Attributes:
+        folder: Folder of the run.
+        log: Source: the file of a log, or a folder of TensorBoard or of samples.
+        source: Kind of the log, such as `"HistoryLogger"`.
+        steps: Steps at which something was logged, in order.
+        modes: Key → better direction, if the log declares it.
+        ranges: Key → smallest and largest possible value, None for no bound, likewise.
+        checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
+        checkpoint_folder: Folder in which they were searched.
+    """
+
+    folder: Path
+    log: Path
+    source: str
+    steps: Sequence[StoredStep]
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+    checkpoint_folder: Path | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """All logged keys, in the order in which they appear."""
+        return list(dict.fromkeys(key for each in self.steps for key in each.metrics))
+
+
+def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> StoredRun:
+    """Read the log, the samples and the checkpoints of a run.
+
+    Args:
+        name: Folder of the run, or another argument of `ctrlreward.runs.logs.read_log`.
+            Samples and checkpoints are searched in the folder, or in the folder of the file.
+        checkpoints: Folder of the checkpoints, if the trainer writes them elsewhere.
+
+    Raises:
+        FileNotFoundError: The file or folder does not exist.
+        ValueError: No known log, a damaged one, or one without a number.
+    """
+    path = Path(name)
+    files = sample_files(path) if path.is_dir() else {}
+    try:
+        log = read_log(name)
+    except NoLog:
+        if not files:
+            raise
+        log = Log("samples", path / "samples", [])  # of a run without a logger
+    folder = path if path.is_dir() else log.path.parent
+    files = files or sample_files(folder)
+    if checkpoints is not None and not checkpoints.is_dir():
+        raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
+    found = find_checkpoints(checkpoints or folder, log.path)
+    shift = 0 if files else _lightning_shift(log, found)
+    metrics: dict[int, dict[str, float]] = {}
+    for step, values in log.rows:
+        metrics.setdefault(step + shift, {}).update(values)
+    samples: dict[int, dict[str, Path]] = {}
+    for name_, by_step in files.items():
+        for step, file in by_step.items():
+            samples.setdefault(step, {})[name_] = file
+    evidence = _evidence(files)
+    if not log.rows:
+        metrics = {
+            step: {key: valid_mean(row) for key, row in rows.items()}
+            for step, rows in evidence.items()
+        }
+    steps = []
+    for step, values in sorted(metrics.items()):
+        # Transformers' log has a prefix that the scorer's keys lack.
+        rows = {
+            key: row
+            for name_, row in evidence.get(step, {}).items()
+            for key in (name_, f"eval_{name_}", f"eval/{name_}")
+            if key in values
+        }
+        checkpoint = found[step][0] if step in found else None
+        steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
+    folders = {folder, log.path.parent}
+    return StoredRun(
+        folder,
+        log.path,
+        log.source,
+        steps,
+        _reported(folders, "directions") | _declared(log.declared, "modes"),
+        _reported(folders, "ranges") | _declared(log.declared, "ranges"),
+        found,
+        checkpoints or folder,
+    )
+
+
+def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
+    """Return the offset from the steps of a log to the steps of its checkpoints.
+
+    Lightning logs step 99 for the checkpoint of step 100, unless a callback of this package
+    makes both 100.
+    """
+    saved = {step for step, paths in found.items() if any(p.suffix == ".ckpt" for p in paths)}
+    logged = {step for step, _ in log.rows}
+    return int(not saved <= logged and {step - 1 for step in saved} <= logged)
+
+
+# Samples
+
+
+def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
+    """Return name of a `GenerationScorer` → step → JSONL file of its texts and scores.
+
+    Names may have slashes. Texts of `trainer.test` are left out.
+    """
+    found: dict[str, dict[int, Path]] = {}
+    root = folder / "samples"
+    for file in sorted(root.rglob("step=*.jsonl")):
+        digits = file.stem.removeprefix("step=")
+        if digits.isdigit() and file.is_file():
+            found.setdefault(str(file.parent.relative_to(root)), {})[int(digits)] = file
+    return found
+
+
+def _evidence(files: Mapping[str, Mapping[int, Path]]) -> dict[int, dict[str, Scores]]:
+    """Return step → key → value of each prompt."""
+    found: dict[int, dict[str, Scores]] = {}
+    for name, by_step in files.items():
+        read = {step: _read_samples(file) for step, file in by_step.items()}
+        grouped = _group_scores(list(read.values()))
+        for step, (samples, scores, by_prompt) in read.items():
+            repeats = completions_per_prompt(samples)
+            rows = {
+                key: valid_row_means(values.reshape(-1, repeats))
+                for key, values in scores.items()
+                if key not in grouped
+            }
+            if scores:
+                failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
+                rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
+            rows |= by_prompt
+            found.setdefault(step, {}).update({f"{name}/{k}": row for k, row in rows.items()})
+    return found
+
+
+def _read_samples(file: Path) -> tuple[Samples, dict[str, Scores], dict[str, Scores]]:
+    try:
+        samples, scores = read_scored_samples(file)
+        return samples, scores, read_by_prompt(file)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a file of samples with scores: {error}") from None
+
+
+def _group_scores(read: Sequence[tuple[Samples, Mapping[str, Scores], object]]) -> set[str]:
+    """Return keys of scores that all samples of a group share at every validation.
+
+    Such a score is one of the group, not of a prompt. Groups of one prompt are not informative.
+    """
+    shared: dict[str, bool] = {}
+    for samples, scores, _ in read:
+        repeats = completions_per_prompt(samples)
+        groups: dict[str, list[int]] = {}
+        for row, group in enumerate(samples.groups or ()):
+            groups.setdefault(group, []).append(row)
+        several = [rows for rows in groups.values() if len({row // repeats for row in rows}) > 1]
+        for key, values in scores.items():
+            same = bool(several) and all(np.ptp(values[rows]) == 0 for rows in several)
+            shared[key] = shared.get(key, True) and same
+    return {key for key, same in shared.items() if same}
+
+
+def completions_per_prompt(samples: Samples) -> int:
+    """Return how many rows of a prompt follow each other, in samples returned by `generate`."""
+    columns = {k: v for k, v in samples.columns().items() if k != "texts"}
+    rows = list(zip(*columns.values(), strict=True)) if columns else list(range(len(samples)))
+    runs, repeats = 0, 0
+    for place, row in enumerate(rows):
+        runs += 1
+        if place + 1 == len(rows) or rows[place + 1] != row:
+            repeats, runs = math.gcd(repeats, runs), 0
+    return max(1, repeats)
+
+
+# Checkpoints
+
+# Lightning: "epoch=1-step=20.ckpt", "step=000020-sim=0.800.ckpt"; transformers: "checkpoint-20";
+# verl: "global_step_20"; OpenRLHF: "global_step20", "best_global_step20", "global_step20_hf".
+_CHECKPOINT = re.compile(r"(?:^|[-_=.])(?:step|checkpoint|ckpt|iter|iteration)[-_=]?0*(\d+)(?!\d)")
+_WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+_DEPTH = 4
+
+
+def find_checkpoints(folder: Path, log: Path | None = None) -> dict[int, tuple[Path, ...]]:
+    """Return step → files and folders of its checkpoint, files first, in the order of the steps.
+
+    Links are neither followed nor returned, nor are checkpoints in a subfolder with another log
+    than the given one, which belong to another run.
+    """
+    found: dict[int, list[Path]] = {}
+    for path in _checkpoint_paths(folder, _DEPTH, log):
+        match = _CHECKPOINT.search(path.name)
+        assert match is not None
+        found.setdefault(int(match[1]), []).append(path)
+
+    def rank(path: Path) -> tuple[bool, bool, int, str]:
+        return path.is_dir(), path.name.endswith("-adapter"), len(path.parts), str(path)
+
+    return {step: tuple(sorted(found[step], key=rank)) for step in sorted(found)}
+
+
+def _checkpoint_paths(folder: Path, depth: int, log: Path | None) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda each: each.name):
+            if entry.is_symlink() or entry.name in ("samples", "wandb"):
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if _CHECKPOINT.search(entry.name) and (is_folder or entry.name.endswith(_WEIGHTS)):
+                yield folder / entry.name
+            elif is_folder and depth and not _is_another_run(folder / entry.name, log):
+                yield from _checkpoint_paths(folder / entry.name, depth - 1, log)
+
+
+def _is_another_run(folder: Path, log: Path | None) -> bool:
+    if log is not None and log.resolve().is_relative_to(folder.resolve()):
+        return False
+    logs = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
+    return any(True for name in logs for _ in folder.glob(name))
+
+
+def _reported(folders: Iterable[Path], entry: str) -> dict[str, Any]:
+    """Return what `BeforeAfter` or `RunReport` wrote to `summary.json`: directions or ranges."""
+    values: dict[str, Any] = {}
+    for file in (folder / "summary.json" for folder in folders):
+        if file.is_file():
+            report = read_json(file)
+            found = report.get(entry) if isinstance(report, dict) else None
+            values |= found if isinstance(found, dict) else {}
+    return values
+
+
+def _declared(state: Mapping[str, Any], entry: str) -> dict[str, Any]:
+    """Return what each `GenerationScorer` wrote to `trainer_state.json`: modes or ranges."""
+    callbacks = state.get("stateful_callbacks")
+    ours = callbacks.get("ctrlreward") if isinstance(callbacks, dict) else None
+    scored = ours.get("scores", {}) if isinstance(ours, dict) else {}
+    values: dict[str, Any] = {}
+    for scorer in scored.values():
+        values |= {PREFIX + key: value for key, value in scorer.get(entry, {}).items()}
+    return values

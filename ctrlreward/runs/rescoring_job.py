@@ -1,0 +1,533 @@
+"""New scores of a run's stored texts, and the decisions replayed, for `rescore.py`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ctrlreward.arguments import Mode
+from ctrlreward.command_line.parser import CommandParser, command_parser
+from ctrlreward.command_line.config_files import read_reward
+from ctrlreward.runs.select import (
+    Selection,
+    add_rule_options,
+    decide,
+    run_rules,
+    summary,
+    to_json,
+)
+from ctrlreward.command_line.reward_file import reward_of
+from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.completion import fixed_randomness
+from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
+from ctrlreward.functional.means import valid_mean, valid_row_means
+from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
+from ctrlreward.progress import track
+from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
+from ctrlreward.runs.folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
+from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
+from ctrlreward.scorers.base import Component, Scores, check_samples, score
+from ctrlreward.scorers.records import read_by_prompt, read_scored_samples, write_scored_samples
+from ctrlreward.selection import RunRules
+from ctrlreward.selection.replay import ALARM_KEY
+from ctrlreward.serving.description import describe, reward_id
+from ctrlreward.serving.fingerprint import digest_of
+
+log = logging.getLogger(__name__)
+
+TOTAL = "total"
+PART = 64  # texts that are scored before their scores are written
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Texts that a `GenerationScorer` stored at a step; `prompts` is a digest without the texts."""
+
+    name: str
+    step: int
+    path: Path
+    samples: Samples
+    digest: str
+    prompts: str
+
+
+class Decision(NamedTuple):
+    """Decisions of rules on the logged scores, None if no key was logged, and on the new ones."""
+
+    logged: Selection | None
+    rescored: Selection
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A run before and after other scores of its texts, and the directions of the new keys."""
+
+    run: StoredRun
+    after: StoredRun
+    new: Mapping[str, Mode]
+    folder: Path
+
+
+def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
+    """Score, or resume, and print the replayed decisions."""
+    parser = _parser(usage, description, examples)
+    options = parser.parse_args(arguments)
+    with user_errors(resumes=lambda: True):
+        path = Path(options.reward)
+        block, file = read_reward(path)
+        run, names = without_prefix(read_stored_run(Path(options.run)))
+        for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
+            options[option] = _renamed(options[option], names)
+        folder = Path(options.output or run.folder / "rescored" / path.stem)
+        reward = reward_of(block, options.device, file)
+        new = new_scores(run, reward, options.names)
+        asked = selections(options, run, new)
+        for each in asked:  # an error before anything is scored
+            run_rules(planned(run, new), each)
+        try:
+            done = rescore(run, reward, folder, {"reward": block}, options.names)
+        finally:
+            reward.release()
+        decisions = [decision(done, each) for each in asked]
+    if options.json:
+        print(json_text(as_json(done, decisions)), end="")
+    else:
+        # A file gets the rows whole.
+        print_result(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
+
+
+def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandParser:
+    parser = command_parser("ctrlreward rescore", usage, description, examples)
+    parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
+    parser.add_argument(
+        "reward",
+        metavar="REWARD",
+        type=str,
+        help="YAML file of the reward, as for 'ctrlreward serve'; each component is a new score",
+    )
+    add_rule_options(parser, several=True)
+    one: dict[str, Any] = {"type": str | None, "default": None}
+    parser.add_argument(
+        "--names",
+        nargs="+",
+        type=str,
+        default=[],
+        help="names of the GenerationScorers whose texts are scored. Default: all",
+    )
+    parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
+    parser.add_argument(
+        "--output", **one, help="folder of the new scores. Default: RUN/rescored/<name of REWARD>"
+    )
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    return parser
+
+
+def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
+    """Return a run whose keys lack the prefix of evaluations, and old key → new key.
+
+    Trainers of transformers log `eval_score/sim`, which is `score/sim`; `eval_loss` remains where
+    there is a `loss`.
+    """
+    names = {
+        key: plain
+        for key in run.keys
+        for prefix in ("eval_", "eval/")
+        if key.startswith(prefix) and (plain := key.removeprefix(prefix)) not in run.keys
+    }
+    steps = [
+        replace(
+            each,
+            metrics={names.get(key, key): value for key, value in each.metrics.items()},
+            evidence={names.get(key, key): row for key, row in each.evidence.items()},
+        )
+        for each in run.steps
+    ]
+    modes = {names.get(key, key): mode for key, mode in run.modes.items()}
+    return replace(run, steps=steps, modes=modes), names
+
+
+def _renamed(option: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(option, list):
+        return [_renamed(each, names) for each in option]
+    for old in sorted(names, key=len, reverse=True):
+        option = option and option.replace(old, names[old])
+    return option
+
+
+def rescore(
+    run: StoredRun,
+    reward: AnyReward,
+    folder: Path,
+    settings: Mapping[str, Any],
+    names: Sequence[str] = (),
+) -> Rescored:
+    """Score the texts of all validations of a run that are not yet scored.
+
+    The scores have the names that a `GenerationScorer` with these components logs,
+    `<name>/<component>`, and `<name>/total` for a reward of several. Computed scores are in
+    `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
+    `metrics.jsonl` and `samples/`.
+
+    A resumed command must share the `settings`, JSON values. `names` are the `GenerationScorer`s
+    whose texts are scored; empty for all.
+
+    Raises:
+        ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
+            needs, or the folder has scores of another reward.
+    """
+    found = list(stored_texts(run, names))
+    for texts in found:
+        check_stored(reward, texts)
+    identity = {**settings, "fingerprint": reward_id(reward)}
+    done = JsonLog(folder / "rescored.jsonl", identity)
+    progress = Progress(done, done.read())
+    missing = [texts for texts in found if progress.find(texts, "metrics") is None]
+    total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
+    with track("rescoring", total, done=total - left) as advance:
+        for texts in missing:
+            progress.add(texts, scored(reward, texts, folder, progress))
+            advance(len(texts.samples))
+    records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
+    prompts = {name: {t.prompts for t in found if t.name == name} for name in names_of(run, names)}
+    for name in [name for name, sets in prompts.items() if len(sets) > 1]:
+        log.warning(
+            "the prompts of %r differ between validations: they are compared by their means", name
+        )
+        for texts, record in records:
+            record["evidence"] = {} if texts.name == name else record["evidence"]
+    steps = [_with_scores(each, records, folder) for each in run.steps]
+    rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
+    JsonLog(folder / "metrics.jsonl").replace(rows)
+    new = new_scores(run, reward, names)
+    return Rescored(run, replace(run, steps=steps, modes={**run.modes, **new}), new, folder)
+
+
+def new_scores(run: StoredRun, reward: AnyReward, names: Sequence[str] = ()) -> dict[str, Mode]:
+    """Return logged key → better direction of each score that `rescore` computes."""
+    modes: dict[str, Mode] = {}
+    for name in names_of(run, names):
+        scorer = HeldOutScorer(reward.components, Samples([""]), name=name)
+        modes |= {key: spec.mode for key, spec in scorer.specs.items()}
+        modes |= {f"{name}/{TOTAL}": "max"} if has_total(reward) else {}
+    return modes
+
+
+def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
+    """Return the names of the `GenerationScorer`s whose texts are stored, or the given ones.
+
+    A `GenerationScorer` logs a fail rate; the texts of `RolloutSamples` are not held-out.
+    """
+    known = dict.fromkeys(name for each in run.steps for name in each.samples)
+    if not known:
+        raise ValueError(
+            f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
+            "step=….jsonl in the folder of the run"
+        )
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{run.folder} has no texts of {name!r}, only of {', '.join(known)}")
+    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in run.keys] or list(known)
+
+
+def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
+    """Yield the stored texts of all validations, in order."""
+    wanted = names_of(run, names)
+    for each in run.steps:
+        for name, path in each.samples.items():
+            if name in wanted:
+                samples, _ = read_scored_samples(path)
+                columns = samples.columns()
+                digest, texts = digest_of(columns), columns.pop("texts")
+                yield Stored(
+                    name, each.step, path, samples, digest, digest_of([columns, len(texts)])
+                )
+
+
+def check_stored(reward: AnyReward, texts: Stored) -> None:
+    """Raise a ValueError if a component needs columns or groups of texts that were not stored."""
+    present = texts.samples.columns()
+    lacking: dict[str, list[str]] = {}
+    for name, component in reward.components.items():
+        needed = dict.fromkeys(component.scorer.required_columns([component.name]))
+        if component.scorer.of_groups:
+            needed["groups"] = None
+        for column in needed:
+            if column not in present:
+                lacking.setdefault(JSON_KEYS[column], []).append(name)
+    if lacking:
+        missing = "; ".join(f"{key!r} for {', '.join(who)}" for key, who in lacking.items())
+        stored = ", ".join(JSON_KEYS[column] for column in present)
+        raise ValueError(
+            f"the reward needs more than the stored texts: {texts.path} has {stored}, but not "
+            f"{missing}. Leave these components out"
+        )
+    try:
+        check_samples(reward.components, texts.samples)
+    except MissingColumn:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{texts.path}: {error}") from None
+
+
+class Progress:
+    """Scores so far, in a log that a resumed command continues."""
+
+    def __init__(self, log: JsonLog, records: Sequence[dict[str, Any]]) -> None:
+        self.log = log
+        self.records = {self._key(each): each for each in records}
+
+    def find(self, texts: Stored, part: str) -> dict[str, Any] | None:
+        """Return the record of a part of the texts, None if there is none."""
+        return self.records.get((texts.name, texts.step, texts.digest, part))
+
+    def add(self, texts: Stored, record: Mapping[str, Any], part: str = "metrics") -> None:
+        """Write a record; it is on disk when this returns."""
+        named = {"name": texts.name, "step": texts.step, "texts": texts.digest, "part": part}
+        full = {**named, **record}
+        self.log.append(full)
+        self.records[self._key(full)] = full
+
+    @staticmethod
+    def _key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(record[name] for name in ("name", "step", "texts", "part"))
+
+
+def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Return the metrics of a validation and the scores by prompt, and write its samples."""
+    samples, repeats = texts.samples, completions_per_prompt(texts.samples)
+    prompts = Samples([""] * (len(samples) // repeats))
+    scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
+    with fixed_randomness(scorer.seed):
+        parts = scored_in_parts(scorer.scored, texts, progress)
+        path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
+        scores = scorer.score_samples(samples, path, parts)
+    metrics = scorer.metrics(scores)
+    evidence = dict(scorer.evidence)
+    totals = total_of(reward, {name: scores[name] for name in reward.components})
+    if totals is not None:
+        metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
+        evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
+        _, shown = read_scored_samples(path)
+        write_scored_samples(path, samples, {**shown, TOTAL: totals}, read_by_prompt(path))
+    return {
+        "metrics": _finite(metrics),
+        "evidence": {key: _nulled(row) for key, row in evidence.items()},
+    }
+
+
+def scored_in_parts(
+    components: Mapping[str, Component], texts: Stored, progress: Progress
+) -> dict[str, Scores]:
+    """Return the scores of all texts; scores of single texts are written part by part."""
+    alone = {name: each for name, each in components.items() if each.scorer.pointwise}
+    parts: list[dict[str, Any]] = []
+    for start in range(0, len(texts.samples), PART) if alone else ():
+        record = progress.find(texts, str(start))
+        if record is None:
+            found = score(alone, texts.samples[start : start + PART])
+            record = {"scores": {name: _nulled(row) for name, row in found.items()}}
+            progress.add(texts, record, str(start))
+        parts.append(record["scores"])
+    scores = {
+        name: np.array([value for part in parts for value in part[name]], np.float64)
+        for name in alone
+    }
+    together = {name: each for name, each in components.items() if name not in alone}
+    return {**scores, **(score(together, texts.samples) if together else {})}
+
+
+def has_total(reward: AnyReward) -> bool:
+    """Return whether the total adds information to the components."""
+    combines = isinstance(reward, Reward) or reward.weights is not None
+    return combines and TOTAL not in reward.components and len(reward.components) > 1
+
+
+def total_of(reward: AnyReward, components: Mapping[str, Scores]) -> Scores | None:
+    """Return the totals of n samples, shape (n,); None where `has_total` is false."""
+    if not has_total(reward):
+        return None
+    if isinstance(reward, Reward):
+        return reward.combine(components, 0.0).total
+    assert reward.weights is not None
+    conditional = conditions(reward.components)
+    return weighted_sum(reward.weights, counted(conditional, components))
+
+
+def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[argparse.Namespace]:
+    """Return the options of `run_rules` for each key that is to select."""
+    path = run.folder / "summary.json"
+    report = read_json(path) if path.is_file() else {}
+    recorded = report.get("selection", {})
+    bounds = options.subject_to or [
+        f"{key}{sign}{bound!r}"
+        for key, pair in recorded.get("constraints", {}).items()
+        for sign, bound in zip((">=", "<="), pair, strict=True)
+        if bound is not None
+    ]
+    keys: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
+    keys |= dict.fromkeys(options.minimise, "min")
+    names = ("guard", "reference", "stop", "pareto", "ties_by", "constraint_test", "level")
+    common = {name: getattr(options, name) for name in names}
+    if not keys and (options.pareto or options.guard):
+        empty: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
+        return [argparse.Namespace(**common, **empty)]
+    if not keys:
+        known = {**report.get("directions", {}), **run.modes, **new}
+        monitor = recorded.get("monitor")
+        keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
+        keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
+    return [
+        argparse.Namespace(
+            **common,
+            subject_to=bounds,
+            maximise=key if mode == "max" else None,
+            minimise=key if mode == "min" else None,
+        )
+        for key, mode in keys.items()
+    ]
+
+
+def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
+    """Return the run with placeholders for the new scores, to check the rules."""
+    step = replace(run.steps[0], metrics={**run.steps[0].metrics, **dict.fromkeys(new, math.nan)})
+    return replace(run, steps=[step, *run.steps[1:]], modes={**run.modes, **new})
+
+
+def decision(done: Rescored, options: argparse.Namespace) -> Decision:
+    """Return the decisions of the rules before and after."""
+    rules = run_rules(done.after, options)
+    left = logged_rules(rules, done.run.keys)
+    return Decision(None if left is None else decide(done.run, left), decide(done.after, rules))
+
+
+def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
+    """Return the rules whose keys were logged; None if there are none."""
+    alarm, best, pareto = rules.alarm, rules.best, rules.pareto
+    if alarm is not None and not {alarm.proxy, *alarm.modes} <= set(keys):
+        alarm = None
+    known = {*keys, ALARM_KEY} if alarm else set(keys)
+    ties = best.ties_by if best and isinstance(best.ties_by, Mapping) else ()
+    if best is not None and not {best.monitor, *best.constraints, *ties} <= known:
+        best = None
+    if pareto is not None and not set(pareto.metrics) <= known:
+        pareto = None
+    stop = rules.stop if rules.stop and rules.stop.monitor in known else None
+    return RunRules(best, stop, alarm, pareto) if best or stop or alarm or pareto else None
+
+
+def in_words(selection: Selection | None) -> dict[str, str]:
+    """Return question, such as `"best by score/judge"`, → decision."""
+    if selection is None:
+        return {}
+    rules, last = selection.rules, selection.decided[-1] if selection.decided else None
+    words = {}
+    if rules.best:
+        words[f"best by {rules.best.monitor}"] = _at(selection.best)
+    if rules.stop:
+        stop = selection.stop
+        words[f"stop by {rules.stop.monitor}"] = _at(stop and stop.validation.step)
+    if rules.alarm:
+        alarm, keys = selection.alarm, ", ".join(rules.alarm.modes)
+        words[f"alarm by {rules.alarm.proxy}: {keys}"] = _at(alarm and alarm.validation.step)
+    if rules.pareto:
+        front = ", ".join(map(str, last.front)) if last else "none"
+        words[f"front of {', '.join(rules.pareto.metrics)}"] = f"steps {front}"
+    return words
+
+
+def _at(step: int | None) -> str:
+    return "none" if step is None else f"step {step}"
+
+
+def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Return the new scores and the decisions, each in the format of `ctrlreward select --json`."""
+    return {
+        "run": str(done.run.folder),
+        "folder": str(done.folder),
+        "directions": dict(done.new),
+        "decisions": [
+            {
+                "asked": list(in_words(each.rescored)),
+                "logged": None if each.logged is None else to_json(each.logged),
+                "rescored": to_json(each.rescored),
+            }
+            for each in decisions
+        ],
+        "validations": [
+            {"step": each.step, **{k: v for k, v in each.metrics.items() if k in done.new}}
+            for each in done.after.steps
+            if set(done.new) & set(each.metrics)
+        ],
+    }
+
+
+def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
+    """Print the scores by validation, old → new, and the decisions before and after."""
+    shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
+    before = {each.step: each.metrics for each in done.run.steps}
+    rules = [each.rescored.rules for each in decisions]
+    used = (key for each in rules for key in (*each.monitored, *each.others))
+    keys = [
+        key
+        for key in dict.fromkeys([*used, *done.new])
+        if not key.endswith(f"/{FAIL_RATE}") or any(each.metrics.get(key) for each in shown)
+    ]
+    table = Table(show_edge=False)
+    table.add_column("step", justify="right")
+    for key in keys:
+        table.add_column(key, justify="right", overflow="fold")
+    for step in shown:
+        values = [(before[step.step].get(key), step.metrics.get(key)) for key in keys]
+        table.add_row(str(step.step), *(_change(old, now) for old, now in values))
+    console.print(f"{done.run.log}: {len(shown)} validations", soft_wrap=True)
+    console.print(table)
+    console.print()
+    table = Table(show_edge=False)
+    for name in ("decision", "as logged", "rescored"):
+        table.add_column(name, overflow="fold")
+    logged = {name: words for each in decisions for name, words in in_words(each.logged).items()}
+    now = {name: words for each in decisions for name, words in in_words(each.rescored).items()}
+    for name, words in now.items():
+        table.add_row(name, logged.get(name, "not logged"), words)
+    console.print(table)
+    console.print()
+    for line in dict.fromkeys(line for each in decisions for line in summary(each.rescored)):
+        console.print(line, soft_wrap=True)
+    console.print(f"scores and texts: {done.folder}", soft_wrap=True)
+
+
+def _change(old: float | None, now: float | None) -> str:
+    cells = dict.fromkeys(f"{value:.4f}" for value in (old, now) if value is not None)
+    return " → ".join(cells) or "–"
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {key: finite_or_none(value) for key, value in metrics.items()}
+
+
+def _nulled(row: Iterable[float]) -> list[float | None]:
+    return [finite_or_none(value) for value in row]
+
+
+def _with_scores(
+    step: StoredStep, records: Iterable[tuple[Stored, Mapping[str, Any]]], folder: Path
+) -> StoredStep:
+    """Return a step with the new scores in place of old ones of the same keys."""
+    metrics, evidence, samples = dict(step.metrics), dict(step.evidence), dict(step.samples)
+    for texts, record in records:
+        if texts.step == step.step:
+            metrics |= {k: math.nan if v is None else v for k, v in record["metrics"].items()}
+            evidence |= {key: np.array(row, np.float64) for key, row in record["evidence"].items()}
+            name = texts.name
+            samples[name] = folder / "samples" / name / f"step={step.step:06d}.jsonl"
+    return replace(step, metrics=metrics, evidence=evidence, samples=samples)

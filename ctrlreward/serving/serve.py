@@ -1,0 +1,218 @@
+"""Command `ctrlreward serve`: a reward as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.command_line.config_files import read_reward
+from ctrlreward.command_line.terminal import user_errors
+from ctrlreward.extras import import_extra
+from ctrlreward.ray_cluster import RayServeOptions
+from ctrlreward.serving.limits import QueueOptions
+from ctrlreward.tables.parsing import read_bytes
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ctrlreward.serving.trainer_options import TrainerRoutes
+
+_DESCRIPTION = """Serve the reward of a YAML file over HTTP.
+
+The file is the `reward:` block of a recipe, or a whole recipe. /docs lists the routes."""
+
+_IDLE = 75  # seconds that an unused connection is kept: longer than clients keep one
+
+_EXAMPLES = (
+    "ctrlreward serve reward.yaml --device cuda:1 --port 8700",
+    "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
+    "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
+    "ctrlreward serve reward.yaml --trainers.failed_score=-1.0 --trainers.columns.labels=label",
+    "ctrlreward serve reward.yaml --engine ray --replicas 4 --ray.num_gpus 1",
+)
+
+
+def run(arguments: list[str]) -> None:
+    """Serve until a SIGTERM or an interruption, which finish accepted requests."""
+    with user_errors():
+        _check(arguments)
+        # From here on, PyTorch is imported.
+        from ctrlreward.command_line.parser import command_parser
+
+        parser = command_parser("ctrlreward serve", "REWARD [options]", _DESCRIPTION, _EXAMPLES)
+        parser.add_function_arguments(serve, as_group=False, as_positional=True)
+        config = parser.parse_args(arguments)
+        serve(**parser.instantiate(config).as_dict())
+
+
+def _check(arguments: list[str]) -> None:
+    """Check the names of options, and the file, before PyTorch is imported."""
+    known = list(signature(serve).parameters)
+    for argument in arguments:
+        name = argument[2:].partition("=")[0].partition(".")[0]
+        if argument.startswith("--") and name not in (*known, "help"):
+            raise ValueError(f"--{name} is not an option{did_you_mean(name, known, '--{}'.format)}")
+        if not argument.startswith("-") and Path(argument).suffix in (".yaml", ".yml"):
+            read_reward(Path(argument))
+
+
+def serve(
+    reward: Path,
+    *,
+    device: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    token_file: Path | None = None,
+    queue: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
+    body_bytes: int = 8 * 2**20,
+    body_seconds: float = 60.0,
+    grace: int = 120,
+    trainers: TrainerRoutes | None = None,
+    engine: Literal["process", "ray"] = "process",
+    replicas: int = 1,
+    ray: RayServeOptions = RayServeOptions(),  # noqa: B008 — likewise
+) -> None:
+    """Serve a reward.
+
+    Args:
+        reward: YAML file with `components`, or with `class_path` and `init_args` of a reward, at
+            the top, under the key `reward`, or in a recipe under `model.init_args.reward`.
+        device: Device of all scorers, such as cuda:1; null keeps the devices of the file.
+        host: Address to listen at. Other machines reach 0.0.0.0, which needs a token, this one
+            alone 127.0.0.1.
+        port: Port to listen at; 0 picks a free one.
+        token_file: File with the bearer token that clients must send. Without it, the environment
+            variable CTRLREWARD_TOKEN is the token; without both, no token is needed.
+        queue: Sizes of batches and of the queue.
+        body_bytes: Longest body of a request; a longer one is rejected (413).
+        body_seconds: Longest time for the headers, and for the body, to arrive.
+        grace: Seconds after a SIGTERM in which accepted requests are finished.
+        trainers: Options of the routes of OpenRLHF, slime, verl and NeMo Gym; null leaves these
+            routes out.
+        engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
+            address.
+        replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
+        ray: Cluster, resources of a replica, and its number of requests.
+    """
+    for module in ("fastapi", "uvicorn", "prometheus_client"):
+        import_extra(module, "ctrlreward serve")
+    from ctrlreward.serving.limits import ServeOptions
+    from ctrlreward.serving.ray_serve import serve_on_ray
+    from ctrlreward.serving.served_reward import ServedReward
+
+    if replicas < 1 or (engine == "process" and replicas > 1):
+        raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
+    if grace < 1:
+        raise ValueError(f"grace must be at least 1 second, got {grace}")
+    token = _token(token_file)
+    options = ServeOptions(queue, body_bytes, body_seconds, token)
+    loopback = False
+    with suppress(OSError, ValueError):
+        loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    if token is None and not loopback:
+        raise ValueError(
+            f"--host {host} is reached by other machines, which need a token. Pass --token_file, "
+            "or set CTRLREWARD_TOKEN."
+        )
+    block, file = read_reward(reward)
+    served = ServedReward(block, device, options, trainers)
+    app = served.app(file)
+    if engine == "process":
+        loaded = _serve(app, listen(host, port), grace, body_seconds)
+    else:
+        if ray.address is None:  # Ray's proxy will listen on this machine
+            with listen(host, port) as free:
+                port = free.getsockname()[1]
+        loaded = serve_on_ray(served, host, port, replicas, grace, ray)
+    if not loaded:
+        raise SystemExit(1)
+
+
+def _token(path: Path | None) -> str | None:
+    from ctrlreward.serving.server_connection import TOKEN_VARIABLE
+
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE)
+    token = read_bytes(path).decode().strip()
+    if not token:
+        raise ValueError(f"{path} is empty. Write the token into it.")
+    return token
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 takes a free one."""
+    if not 0 <= port < 2**16:  # the system would take the last 16 bits
+        raise ValueError(f"port must be 0 to 65535, got {port}")
+    try:
+        *kind, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With its protocol: asyncio sends small replies at once for TCP alone, not after 40 ms.
+        listener = socket.socket(*kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise OSError(f"can't listen at {host}:{port} ({error.strerror}), choose another") from None
+    return listener
+
+
+def _serve(app: FastAPI, listener: socket.socket, grace: int, header_seconds: float = 60.0) -> bool:
+    """Serve until the process is asked to end; return False if the models can't be loaded."""
+    import uvicorn
+
+    from ctrlreward.serving.limits import http_protocol
+    from ctrlreward.serving.server_connection import url_of
+
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        log_level="warning",
+        timeout_graceful_shutdown=grace,
+        timeout_keep_alive=_IDLE,
+        http=http_protocol(header_seconds),
+    )
+    server = uvicorn.Server(config)
+    loaded = True
+    # uvicorn raises the signal again after its shutdown; without a handler the status is not 0.
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    async def report() -> None:
+        nonlocal loaded
+        while not server.started:
+            await asyncio.sleep(0.01)
+        print(f"serving on {url_of(*listener.getsockname()[:2])}", flush=True)
+        await app.state.loading
+        loaded = app.state.requests.state != "failed"
+        if loaded:
+            print("ready", flush=True)
+        else:
+            server.should_exit = True
+
+    async def main() -> None:
+        reporting = asyncio.create_task(report())
+        try:
+            await server.serve([listener])
+        finally:
+            reporting.cancel()
+
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:  # raised again by uvicorn, after its shutdown
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
+            os._exit(0)
+        if (line := app.state.requests.left_at) is not None:
+            message = f"error: scoring did not end within --grace {grace}; it is at {line}"
+            print(message, file=sys.stderr, flush=True)
+            os._exit(1)
+    return loaded

@@ -1,0 +1,226 @@
+"""The examples in the help of each command, run as they are printed, on tiny models."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from ctrlreward.cli import COMMANDS, main
+from ctrlreward.corpus import scoring_job
+from ctrlreward.corpus.workers import in_process
+from ctrlreward.jobs.training_job import build
+from ctrlreward.policy.model import LoRA, load_policy
+from ctrlreward.samples import as_samples
+from ctrlreward.scorers.records import write_scored_samples
+from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.weights import sources
+
+LETTERS = " abcdefghijklmnopqrstuvwxyzT.,"
+KINDS = ("ctrleval", "ctc", "li2018", "rated")
+HELPS = [
+    [],
+    *([command] for command in COMMANDS if command not in ("train", "serve", "papers")),
+    *(["meta-eval", kind] for kind in KINDS),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a random BERT whose tokens are letters."""
+    folder = str(tmp_path_factory.mktemp("bert"))
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS]
+    letters = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    letters.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=letters,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    ).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(tokens),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def write_csv(name: str, rows: list[dict[str, Any]]) -> None:
+    with open(name, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_jsonl(name: str, rows: list[dict[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def interrupted(server: ThreadingHTTPServer) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_llama: Callable[[str], str],
+    encoder: str,
+    one_thread: None,
+) -> None:
+    """A folder with each file that an example names, and tiny models under the short names."""
+    monkeypatch.chdir(tmp_path)
+    folders = {"smollm2-135m": Path(tiny_llama(LETTERS)), "minilm-l6": Path(encoder)}
+    monkeypatch.setattr(sources, "_from_wheel", lambda name, wheel: folders[name])
+    texts = [f"Tea is {'very ' * i}hot, so wait." for i in range(6)]
+    samples = [{"text": t, "prefix": "Tea is", "label": "positive"} for t in texts]
+    write_jsonl("texts.jsonl", [row | {"topic": "science"} for row in samples])
+    write_csv("texts.csv", [{"output": text} for text in texts])
+    Path("corpus").mkdir()
+    write_jsonl("corpus/part-0.jsonl", samples)
+    # Other processes would look for the weights behind the short names.
+    monkeypatch.setattr(scoring_job, "ProcessWorkers", lambda _, threads: in_process(threads))
+    rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
+    write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
+    Path("corpus.txt").write_text("\n".join(texts))
+    Path("prefixes.txt").write_text("Tea is\nThe soup\n")
+    load_policy(str(folders["smollm2-135m"]), LoRA(4), "cpu").save_pretrained("runs/tuned/adapter")
+    for seed in (0, 1):
+        Path(f"runs/seed{seed}").mkdir(parents=True)
+        transfer = {"score/accuracy": 0.8, "score/similarity": 0.5, "score/perplexity": 30.0}
+        steps = [{"step": i, "score/x": i + seed, "accuracy": i} | transfer for i in range(3)]
+        write_jsonl(f"runs/seed{seed}/metrics.jsonl", steps)
+    for name, shift in (("paper.csv", 0), ("ours.csv", 1)):
+        systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]
+        write_csv(name, systems)
+    for step in (1, 2):
+        write_scored_samples(
+            Path(f"runs/demo/samples/score/step={step:06d}.jsonl"),
+            as_samples(samples, groups=range(len(samples))),
+            {},
+        )
+    held_out = {"score/fail_rate": 0.0, "score/sim": 0.5, "score/distinct_2": 0.9}
+    rows = [{"step": i, "reward/total": i, **held_out} for i in (1, 2)]
+    write_jsonl("runs/demo/metrics.jsonl", rows)
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
+    Path("out/grpo").mkdir(parents=True)
+    trl = [
+        {"step": i, "reward": i, "score/relevance": i / 9, "score/distinct_2": 0.9} for i in (1, 2)
+    ]
+    Path("out/grpo/trainer_state.json").write_text(json.dumps({"log_history": trl}))
+    history = [{"step": i, "eval_loss": 1 / i} for i in (1, 2)]
+    Path("out/trainer_state.json").write_text(json.dumps({"log_history": history}))
+    verl = [{"step": i, "data": {"val-core/gsm8k/reward/mean@4": i}} for i in (1, 2)]
+    write_jsonl("verl.jsonl", verl)
+    Path("checkpoints/gsm8k/global_step_2").mkdir(parents=True)
+    Path("judge.yaml").write_text(
+        "components:\n"
+        "  fluency: {scorer: Perplexity, score: log_likelihood}\n"
+        "  distinct_2: {scorer: Distinct, score: distinct_2}\n"
+    )
+    Path("reward.yaml").write_text(
+        "components: {distinct_2: {scorer: Distinct, score: distinct_2}}"
+    )
+    write_jsonl("validation.jsonl", samples)
+    groups = [row | {"group": i // 2} for i, row in enumerate(samples)]
+    write_jsonl("completions.jsonl", groups)
+    count = "return [t.count('.') for t in texts]"
+    Path("rewards.py").write_text(
+        f"def format_reward(texts): {count}\ndef politeness(texts): {count}"
+    )
+    senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
+    monkeypatch.setenv("CTRLREWARD_DATA", "data")
+    for data_set in ("ctrleval", "ctc", "li2018", "yelp_shen"):
+        Path("data", data_set).mkdir(parents=True)
+    Path("data/yelp_shen/sentiment.test.0").write_text("the tea was cold .\n")
+    Path("data/ctrleval/data_senti.txt").write_text(
+        "".join("\t".join(map(str, r)) + "\n" for r in senti)
+    )
+    dialogs = [
+        {"response": text, "dialog_history": "hi", "fact": "Tea", "model": "abc"[i % 3],
+         "engaging": i % 4, "uses_knowledge": i}
+        for i, text in enumerate(texts)
+    ]  # fmt: skip
+    Path("data/ctc/persona_chat.json").write_text(json.dumps(dialogs))
+    transfers = [
+        {"item": f"n-{i // 2}", "target": "positive", "system": "ab"[i % 2], "source": "Bad tea.",
+         "output": text, "grammaticality": i % 3, "sentiment": i, "topic": i % 4}
+        for i, text in enumerate(texts)
+    ]  # fmt: skip
+    write_csv("data/li2018/human_ratings_yelp.csv", transfers)
+
+
+def helped(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with suppress(SystemExit):
+        main([*arguments, "--help"])
+    return capsys.readouterr().out
+
+
+def examples(text: str) -> Iterator[list[str]]:
+    """Yield the arguments of each command line below the word "examples"."""
+    for line in text.partition("examples:\n")[2].splitlines():
+        if line.startswith("  "):
+            program, *arguments = shlex.split(line)
+            assert program == "ctrlreward"
+            yield arguments
+
+
+@pytest.mark.parametrize("command", HELPS, ids="-".join)
+def test_the_examples_run(
+    command: list[str], files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = helped(command, capsys)
+    assert text.startswith("usage: ctrlreward")
+    lines = list(examples(text))
+    assert lines
+    for arguments in lines:
+        for other in ("scored.csv", "topic.jsonl", "iwf.txt"):  # of the examples before it
+            if other in arguments[2:3]:
+                Path(other).unlink(missing_ok=True)
+        with suppress(SystemExit) if arguments[0] == "probe" else nullcontext():
+            main(arguments)  # a probe that finds a weakness exits with 1
+        written = [name for name in arguments[2:3] if arguments[0] in ("score", "iwf")]
+        files_written = [f for name in written for f in (Path(name), *Path(name).glob("*"))]
+        assert all(file.stat().st_size > 0 for file in files_written)
+        assert capsys.readouterr().out
+
+
+def test_the_first_example_scores_with_both_scorers(files: None) -> None:
+    main(["score", "texts.jsonl", "scored.csv", "--scorers", "CTRLEval", "Perplexity"])
+    (row, *_) = read_rows(Path("scored.csv"))
+    scores = ["coherence", "consistency", "attribute_relevance", "perplexity", "log_likelihood"]
+    assert list(row) == ["text", "prefix", "label", "topic", *scores]
+    assert all(float(row[name]) for name in scores)
+
+
+def test_the_example_of_train_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
+    text = helped(["train"], capsys)
+    (arguments,) = examples(text)
+    cli = build(arguments[1:])
+    assert cli.trainer.max_steps == 10
+    assert cli.config.config[0].relative.endswith("sentiment_smollm2.yaml")
+    assert list(tmp_path.iterdir()) == []

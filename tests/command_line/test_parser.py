@@ -1,0 +1,86 @@
+"""Words of list options, and hints in the parser's errors."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.command_line.parser import command_parser
+from ctrlreward.command_line.typed_options import gather_words
+
+LISTS = {"--scorers", "--names"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "parsed"),
+    [
+        ("in.jsonl out.csv --scorers A B", 'in.jsonl out.csv --scorers=["A","B"]'),
+        ("--scorers A B in.jsonl out.csv", '--scorers=["A","B"] in.jsonl out.csv'),
+        ("in.jsonl --scorers A out.parquet", 'in.jsonl --scorers=["A"] out.parquet'),
+        ("--scorers A my.package.B x.csv", '--scorers=["A","my.package.B"] x.csv'),
+        ("--scorers A B -- in out", '--scorers=["A","B"] -- in out'),
+        ("--scorers A,B C", '--scorers=["A","B","C"]'),
+        ("--scorers=A,B out.csv", '--scorers=["A","B"] out.csv'),
+        ("--scorers=A B", '--scorers=["A"] B'),
+        ("--scorers A --scorers.task=t B.csv", '--scorers=["A"] --scorers.task=t B.csv'),
+        ("--scorers A --scorers B", '--scorers=["A"] --scorers+=["B"]'),
+        ("--scorers+=A --scorers B C", '--scorers+=A --scorers+=["B","C"]'),
+        ("--scorers+=A --scorers+=B", "--scorers+=A --scorers+=B"),
+        ("--scorers=[A,B] --names=[a,b]", "--scorers=[A,B] --names=[a,b]"),
+        ("--scorers [A,B] in.csv", "--scorers=[A,B] in.csv"),
+        ("--scorers={class_path:A}", "--scorers={class_path:A}"),
+        ("--names null --scorers A", '--names=null --scorers=["A"]'),
+        ("--names a 1 --chunk 4 5", '--names=["a","1"] --chunk 4 5'),
+        ("--scorers --chunk=4", "--scorers=[] --chunk=4"),
+        ("--columns.text body a.csv", "--columns.text body a.csv"),
+    ],
+)
+def test_words_become_lists(typed: str, parsed: str) -> None:
+    gathered = [word.replace('", "', '","') for word in gather_words(typed.split(), LISTS)]
+    assert gathered == parsed.split()
+
+
+@given(st.lists(st.from_regex(r"[A-Za-z_]{1,8}", fullmatch=True), min_size=1))
+def test_names_survive(names: Sequence[str]) -> None:
+    if names[0] == "null":
+        return
+    (gathered,) = gather_words(["--names", *names], LISTS)
+    assert json.loads(gathered.removeprefix("--names=")) == names
+
+
+def error(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    parser = command_parser("ctrlreward test", "[options]", "A test.", ["ctrlreward test"])
+    parser.add_argument("--chunk", type=int, default=1)
+    parser.add_argument("--group.name", type=str, default="")
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(shlex.split(arguments))
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: ctrlreward test [options]\n")
+    return printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("--chunks=4", "--chunks=4 (did you mean --chunk?)\n"),
+        ("--chun 4", "--chun 4 (did you mean --chunk?)\n"),
+        ("--group.nam a", "--group.nam a (did you mean --group.name?)\n"),
+        ("word --chnk 3", "(did you mean --chunk?)\n"),
+        ("--zzz", "--zzz\n"),
+    ],
+)
+def test_an_unknown_option(arguments: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert error(arguments, capsys).endswith(hint)
+
+
+def test_the_help_ends_with_the_examples() -> None:
+    parser = command_parser("ctrlreward test", "A B", "Line 1.\nLine 2.", ["ctrlreward test 1 2"])
+    text = parser.format_help()
+    assert text.startswith("usage: ctrlreward test A B\n\nLine 1.\nLine 2.\n")
+    assert text.endswith("\nexamples:\n  ctrlreward test 1 2\n")

@@ -1,0 +1,533 @@
+"""`ctrlreward score`, with scorers that count letters instead of models."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import yaml
+
+from ctrlreward import Samples
+from ctrlreward.cli import main
+from ctrlreward.corpus import workers
+from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
+from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
+from ctrlreward.tables.row_streams import read_rows
+
+NAN = float("nan")
+LETTERS = " abcdefghijklmnopqrstuvwxyzT."
+
+
+class Letters(Scorer):
+    """Share of one letter; an empty text fails."""
+
+    calls: list[int]  # rows of each call, of all instances
+
+    def __init__(self, letter: str = "e", device: str = "cpu") -> None:
+        if len(letter) != 1:
+            raise ValueError(f"letter = {letter!r}: give one")
+        self.letter = letter
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        Letters.calls.append(len(samples))
+        counts = [text.count(self.letter) / 3 if text else NAN for text in samples.texts]
+        return {"letters": np.array(counts)}
+
+
+class Rank(Scorer):
+    """Share of samples that are shorter; a score that depends on all samples."""
+
+    pointwise = False
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"rank": ScoreSpec(higher_is_better=False, range=(0.0, 1.0))}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        lengths = np.array([len(text) for text in samples.texts])
+        return {"rank": (lengths[:, None] > lengths).mean(axis=1)}
+
+
+class Interrupted(Scorer):
+    """Text length; kills the process at one text, as a machine that is switched off."""
+
+    calls: list[int]
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        if "KILL_AT" in os.environ and os.environ["KILL_AT"] in samples.texts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        Interrupted.calls.append(len(samples))
+        return {"length": np.array([len(text) for text in samples.texts], dtype=np.float64)}
+
+
+TEXTS = [f"text number {i}, " + "e" * (i % 7) for i in range(10)]
+RECORDS: list[dict[str, Any]] = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+RECORDS[4]["text"] = ""
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, with this module importable as `stubs`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "stubs", sys.modules[__name__])
+    for stub in (Letters, Rank, Interrupted):
+        monkeypatch.setattr(stub, "__module__", "stubs")
+    for stub in (Letters, Interrupted):
+        monkeypatch.setattr(stub, "calls", [], raising=False)
+
+
+def write_jsonl(name: str, records: list[dict[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def write_csv(name: str, records: list[dict[str, Any]]) -> None:
+    with open(name, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def expected() -> list[float | None]:
+    return [record["text"].count("e") / 3 if record["text"] else None for record in RECORDS]
+
+
+@pytest.fixture
+def fails(fails: Callable[..., str]) -> Callable[..., str]:
+    """Return a function that runs a command that fails, and returns its error as one line."""
+    return lambda *arguments: " ".join(fails("score", *arguments).split())
+
+
+# Input and output
+
+
+@pytest.mark.parametrize("source", ["in.jsonl", "in.csv"])
+@pytest.mark.parametrize("target", ["out.jsonl", "out.csv", "out.parquet"])
+def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> None:
+    (write_csv if source == "in.csv" else write_jsonl)(source, RECORDS)
+    main(["score", source, target, "--scorers+=stubs.Letters", "--chunk=3"])
+    if target == "out.jsonl":
+        rows = [json.loads(line) for line in Path(target).read_text().splitlines()]
+    elif target == "out.csv":
+        with open(target, newline="") as file:
+            rows = list(csv.DictReader(file))
+        rows = [
+            row | {"letters": float(row["letters"]) if row["letters"] else None} for row in rows
+        ]
+    else:
+        rows = pyarrow.parquet.read_table(target).to_pylist()
+    assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
+    assert [int(row["id"]) for row in rows] == list(range(10))
+    assert [row["letters"] for row in rows] == expected()
+    assert list(rows[0]) == ["id", "text", "letters"]
+    assert not Path(f"{target}.partial").exists()
+
+
+def test_scores_are_the_scorers_own(tiny_llama: Callable[[str], str], one_thread: None) -> None:
+    folder = tiny_llama(LETTERS)
+    records = [
+        {"text": f"{a} {b}.", "group": a} for a in ("Tea", "a cat") for b in ("is", "is", "so")
+    ]
+    write_jsonl("in.jsonl", records)
+    options = [f"--scorers.model={folder}", "--scorers+=Distinct", f"--scorers.model={folder}"]
+    main(["score", "in.jsonl", "out.jsonl", "--scorers+=Perplexity", *options, "--chunk=4"])
+    samples = Samples(
+        *([r[k] for r in records] for k in ("text",)), groups=[r["group"] for r in records]
+    )
+    direct = Perplexity(folder).score(samples) | Distinct(folder).score(samples)
+    rows = read_rows(Path("out.jsonl"))
+    assert set(rows[0]) == {"text", "group", *direct}
+    for name, values in direct.items():
+        assert [row[name] for row in rows] == pytest.approx(values.tolist(), rel=1e-5)
+
+
+def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:
+    model = {"model": tiny_llama(LETTERS)}
+    evaluators = {
+        "class_path": "ctrlreward.scorers.CTRLEval",
+        "init_args": {**model, "aspects": ["attribute_relevance"]},
+    }
+    accuracy = {"class_path": "Accuracy", "init_args": {"model": evaluators}}
+    config = {
+        "scorers": [
+            {"class_path": "stubs.Letters", "init_args": {"letter": "o"}},
+            {"class_path": "ctrlreward.scorers.Accuracy", "init_args": accuracy["init_args"]},
+        ],
+        "columns": {"text": "output", "label": "wanted"},
+        "chunk": 1,
+    }
+    Path("scorers.yaml").write_text(yaml.safe_dump(config))
+    write_jsonl("in.jsonl", [{"output": "so good", "wanted": "positive"}] * 2)
+    main(["score", "in.jsonl", "out.jsonl", "--config", "scorers.yaml", "--chunk=2"])
+    rows = read_rows(Path("out.jsonl"))
+    assert [row["letters"] for row in rows] == [1.0, 1.0]
+    assert all(0 < row["label_probability"] < 1 for row in rows)
+    assert Letters.calls == [1]  # equal texts are scored once
+
+
+def test_transfer_quality_is_read_from_yaml(fails: Callable[..., str]) -> None:
+    parts = {
+        "accuracy": {"class_path": "Accuracy", "init_args": {"model": "some/folder"}},
+        "similarity": {"class_path": "Similarity"},
+        "perplexity": {"class_path": "Perplexity", "init_args": {"model": "another/folder"}},
+    }
+    config = {"scorers": [{"class_path": "TransferQuality", "init_args": parts}]}
+    Path("scorers.yaml").write_text(yaml.safe_dump(config))
+    write_jsonl("in.jsonl", [{"text": "good", "label": "a", "source": "b", "gm": 1}])
+    error = fails("in.jsonl", "out.jsonl", "--config=scorers.yaml")
+    assert "in.jsonl already has columns with the names of scores (gm). Pass --names" in error
+
+
+def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    main(["score", "in.jsonl", "out.jsonl", "--scorers+=stubs.Rank", "--chunk=2"])
+    rows = [row["rank"] for row in read_rows(Path("out.jsonl"))]
+    direct = Rank().score(Samples([record["text"] for record in RECORDS]))["rank"]
+    assert rows == direct.tolist()
+
+
+def test_names_distinguish_scorers_with_the_same_scores() -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    options = ["--scorers+=stubs.Letters", "--scorers+=stubs.Letters", "--scorers.letter=t"]
+    main(["score", "in.jsonl", "out.jsonl", *options, "--names=[e,t]"])
+    rows = read_rows(Path("out.jsonl"))
+    assert [row["e.letters"] for row in rows] == expected()
+    assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "in.jsonl out.jsonl --scorers stubs.Letters stubs.Rank",
+        "--scorers stubs.Letters stubs.Rank in.jsonl out.jsonl",
+        "in.jsonl --scorers stubs.Letters,stubs.Rank out.jsonl",
+        "in.jsonl out.jsonl --scorers stubs.Letters --scorers stubs.Rank",
+        "in.jsonl out.jsonl --scorers+=stubs.Letters --scorers+=stubs.Rank",
+        "in.jsonl out.jsonl --scorers=[stubs.Letters,stubs.Rank]",
+        "in.jsonl out.jsonl --config list.yaml",
+        "in.jsonl out.jsonl --config one.yaml --scorers+=stubs.Rank",
+        "in.jsonl out.jsonl --config other.yaml --scorers stubs.Letters stubs.Rank",
+    ],
+)
+def test_scorers_can_be_given_in_many_ways(arguments: str) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    for name, scorers in (
+        ("list", ["stubs.Letters", "stubs.Rank"]),
+        ("one", ["stubs.Letters"]),
+        ("other", ["stubs.Interrupted"]),
+    ):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
+    main(["score", *arguments.split()])
+    rows = read_rows(Path("out.jsonl"))
+    assert list(rows[0]) == ["id", "text", "letters", "rank"]
+    assert [row["letters"] for row in rows] == expected()
+
+
+def test_the_summary_shows_mean_direction_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    main(["score", "in.jsonl", "out.csv", "--scorers+=stubs.Letters", "--scorers+=stubs.Rank"])
+    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    mean = np.mean([value for value in expected() if value is not None])
+    assert ["letters", "↑", f"{mean:.4f}", "10", "1"] in lines
+    assert any(line[:2] == ["rank", "↓"] and line[-2:] == ["10", "0"] for line in lines)
+
+
+# Interrupted runs
+
+STOPPED = ["--scorers+=stubs.Letters", "--scorers+=stubs.Interrupted", "--chunk=4"]
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed while the second of two scorers scores row 5 of 10."""
+    write_jsonl("in.jsonl", RECORDS)
+    monkeypatch.setenv("KILL_AT", TEXTS[5])
+    process = multiprocessing.get_context("fork").Process(
+        target=main, args=(["score", "in.jsonl", "out.csv", *STOPPED],)
+    )
+    process.start()
+    process.join(60)
+    monkeypatch.delenv("KILL_AT")
+    assert process.exitcode == -signal.SIGKILL
+    assert not Path("out.csv").exists()
+
+
+def test_a_killed_run_resumes(stopped: None, fails: Callable[..., str]) -> None:
+    partial = Path("out.csv.partial")
+    assert len(list(partial.iterdir())) == 1 + 3 + 1  # three shards, then one
+    options = ["--scorers+=stubs.Letters", "--scorers.letter=t", *STOPPED[1:]]
+    error = fails("in.jsonl", "out.csv", *options)
+    assert "out.csv.partial was started with a different scorers" in error
+    error = fails("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
+    assert "out.csv.partial was started with a different columns" in error
+    (partial / ".00000001-1.json.unfinished").write_text('{"len')
+    options = ["--scorers+=stubs.Letters", "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
+    main(["score", "in.jsonl", "out.csv", *options])  # device and chunk may change
+    assert Letters.calls == []
+    assert Interrupted.calls == [4, 2]  # in the shards that the run began with
+    rows = read_rows(Path("out.csv"))
+    assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
+    assert number_column(rows, "length").tolist() == [len(record["text"]) for record in RECORDS]
+    assert np.array_equal(
+        number_column(rows, "letters"), np.array(expected(), dtype=np.float64), True
+    )
+    assert not partial.exists()
+
+
+def test_a_full_disk_keeps_the_shards_and_is_named(
+    stopped: None, fails: Callable[..., str]
+) -> None:
+    partial = Path("out.csv.partial")
+    before = {file.name: file.read_bytes() for file in partial.iterdir()}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
+    try:
+        error = fails("in.jsonl", "out.csv", *STOPPED)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert re.search(r"File too large: '\S*out.csv.partial/\S+.json'", error), error
+    assert "Earlier files are complete. Free space, or write elsewhere, and resume." in error
+    assert before.items() <= {f.name: f.read_bytes() for f in partial.iterdir()}.items()
+    main(["score", "in.jsonl", "out.csv", *STOPPED])
+    rows = read_rows(Path("out.csv"))
+    assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
+
+
+def test_scorers_of_one_model_are_stored_chunk_by_chunk(
+    tiny_llama: Callable[[str], str],
+    one_thread: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tiny_llama(LETTERS)
+    records = [{"text": f"Tea {word}", "label": "positive"} for word in ("a", "b", "c", "d", "e")]
+    write_jsonl("in.jsonl", records)
+    command = ["in.jsonl", "out.jsonl", "--chunk=2", "--scorers", "CTRLEval"]
+    command += ["--scorers.aspects=attribute_relevance", f"--scorers.model={folder}"]
+    command += ["--scorers", "Perplexity", f"--scorers.model={folder}"]
+    calls: list[int] = []
+
+    def interrupted(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
+        calls.append(len(samples))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return score(components, samples)
+
+    monkeypatch.setattr(workers, "score", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *command])
+    assert ended.value.code == 130
+    assert "interrupted: repeat the command to resume" in capsys.readouterr().err
+    shards = sorted(Path("out.jsonl.partial").glob("*-*.json"))
+    names = ["attribute_relevance", "perplexity", "log_likelihood"]
+    assert [list(json.loads(shard.read_text())) for shard in shards] == [names, names]
+    main(["score", *command])
+    assert calls == [2, 2, 1, 1]
+    samples = Samples([r["text"] for r in records], labels=[r["label"] for r in records])
+    direct = CTRLEval(folder, aspects="attribute_relevance").score(samples)
+    direct |= Perplexity(folder).score(samples)
+    rows = read_rows(Path("out.jsonl"))
+    for name in names:
+        assert [row[name] for row in rows] == pytest.approx(direct[name].tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("content", ["", '{"letters": [1', "[1]"])
+def test_a_shard_that_was_cut_off_is_named_and_scored_again(
+    stopped: None, content: str, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard, *_ = sorted(Path("out.csv.partial").glob("0*.json"))
+    shard.write_text(content)
+    error = fails("in.jsonl", "out.csv", *STOPPED)
+    assert f"{shard} is damaged or was cut off (" in error
+    assert "Delete it and repeat the command, which scores its rows again" in error
+    shard.unlink()
+    main(["score", "in.jsonl", "out.csv", *STOPPED])
+    capsys.readouterr()
+    assert Path("out.csv").exists()
+
+
+def test_an_unfinished_run_of_another_version_is_refused(
+    stopped: None, fails: Callable[..., str]
+) -> None:
+    manifest = Path("out.csv.partial/manifest.json")
+    content = json.loads(manifest.read_text())
+    content["settings"]["version"] = "0.3.0"
+    manifest.write_text(json.dumps(content))
+    error = fails("in.jsonl", "out.csv", *STOPPED)
+    assert 'out.csv.partial was started with a different version: ["0.3.0"], not' in error
+    assert "delete the folder to start over" in error
+    manifest.write_text(manifest.read_text()[:-9])
+    error = fails("in.jsonl", "out.csv", *STOPPED)
+    assert "manifest.json is not a manifest of shards" in error
+    assert (Letters.calls, Interrupted.calls) == ([], [])
+
+
+def test_a_complete_output_is_not_scored_again(
+    fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
+    main(["score", *command])
+    content = Path("out.jsonl").read_bytes()
+    main(["score", *command])
+    printed = capsys.readouterr().out
+    assert "out.jsonl is already complete. Delete it to score in.jsonl again" in printed
+    assert Path("out.jsonl").read_bytes() == content
+    assert Letters.calls == [10]
+    error = fails(*command[:2], "--scorers+=stubs.Rank")
+    assert "out.jsonl exists but is not a complete output of this command: it has no rank" in error
+    write_jsonl("in.jsonl", RECORDS[:-1])
+    error = fails(*command)
+    assert "it has 10 rows instead of 9. Use another output, or delete it" in error
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+def test_a_complete_output_of_other_texts_is_refused(
+    output: str, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["in.jsonl", output, "--scorers+=stubs.Letters"]
+    write_jsonl("in.jsonl", [record | {"none": None} for record in RECORDS])
+    main(["score", *command])
+    main(["score", *command])
+    assert f"{output} is already complete" in capsys.readouterr().out
+    changed = [record | {"none": None} for record in RECORDS]
+    changed[3]["text"] = "a new text"
+    write_jsonl("in.jsonl", changed)
+    error = fails(*command)
+    assert f"{output} exists but was made from other rows: text[3] is 'text number 3, eee'" in error
+    assert "not 'a new text'. Use another output" in error
+
+
+def test_a_second_process_is_refused(fails: Callable[..., str]) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
+    with open(".out.jsonl.lock", "w") as held:  # as another process would
+        fcntl.flock(held, fcntl.LOCK_EX)
+        error = fails(*command)
+        assert "out.jsonl is in use by another process. Wait for it" in error
+        assert Letters.calls == []
+    main(["score", *command])
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+# Errors
+
+
+# Arguments, with what the error says.
+WITHOUT_SCORERS = [
+    ("", "the following arguments are required: input, output, scorers scorers: Accuracy, "),
+    ("in.jsonl o.csv", "arguments are required: scorers scorers: Accuracy, Alignment,"),
+    ("in.jsonl o.csv --scorers", "scorers is empty, must be one or more"),
+    ("in.jsonl o.csv --scorers=[]", "scorers is empty, must be one or more"),
+    ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl (did you mean CTRLEval?) scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
+    ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
+    ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers no.Such", "scorers: no module named 'no' scorers: Accuracy"),
+    ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer"),
+    ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs a column 'label': the file has id, text"),
+    ("in.jsonl o.csv --scorers Similarity", "Similarity needs a column 'source': the file"),
+    (
+        "in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency",
+        "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "
+        "with --columns.prefix=COLUMN, or choose other scores: --scorers.help=CTRLEval lists",
+    ),
+    ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function"),
+    ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
+    ("in.jsonl o.csv --scorer stubs.Letters", "--scorer (did you mean --scorers?)"),
+]
+WITH_LETTERS = [
+    ("in.jsonl o.csv --scorers.leter=e", "scorers.leter is not an option (did you mean 'letter'?)"),
+    ("in.jsonl o.csv --scorers.letter=ab", "letter = 'ab': give one"),
+    ("in.jsonl o.csv --scorers+=stubs.Letters", "two scorers have a score 'letters'. Pass --names"),
+    ("in.jsonl o.csv --names=[a,b]", "must be one distinct name per scorer, got ['a', 'b'] for 1"),
+    ("in.jsonl o.csv --chunk=0", "error: chunk must be positive, got 0"),
+    ("in.jsonl o.csv --chunk=1e9", "error: chunk must be int, got '1000000000.0'"),
+    ("in.jsonl o.csv --chunks 4", "--chunks (did you mean --chunk?)"),
+    ("in.jsonl o.csv --columns.text=output", "there is no column 'output' for text, only id, text"),
+    ("in.jsonl o.csv --columns.label=wanted", "there is no column 'wanted' for label"),
+    ("in.jsonl o.csv --columns.txt=id", "--columns.txt=id (did you mean --columns.text?)"),
+    ("in.jsonl o.csv --columns text=id", "name one column at a time: --columns.text=COLUMN"),
+    ("in.jsonl o.csv --config key.yaml", "not accept option 'txt' (did you mean columns.text?)"),
+    ("body.csv o.csv", "no column 'text' for text, only id, body. Name it with --columns.text=COL"),
+    (
+        "o.csv in.jsonl",
+        "there is no file o.csv. The texts come first, then the output, as in `ctrlreward "
+        "score in.jsonl o.csv`",
+    ),
+    (
+        "scored.csv in.jsonl",
+        "scored.csv already has columns with the names of scores (letters). Pass --names, one "
+        "per scorer, to prefix the names of their scores. If this is the output, put it after",
+    ),
+    ("inn.jsonl o.csv", "inn.jsonl (did you mean in.jsonl?)"),
+    ("none.jsonl o.csv", "there is no file or folder none.jsonl"),
+    ("in.jsonl in.jsonl", "in.jsonl is the input. Choose another file"),
+    ("in.jsonl .", ". is a folder, but the scores of a file go to a file"),
+    (". o.csv", ". is a folder and has files of several formats (.csv, .jsonl), must be a file"),
+    ("in.jsonl o", "o must end in one of .jsonl, .csv, .parquet"),
+    ("in.jsonl o.txt", "o.txt must end in one of .jsonl"),
+]
+
+
+def with_letters(given: str) -> str:
+    """Return arguments with a scorer after the two files."""
+    source, target, *options = given.split()
+    return " ".join([source, target, "--scorers stubs.Letters", *options])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *WITHOUT_SCORERS,
+        *((with_letters(given), message) for given, message in WITH_LETTERS),
+    ],
+)
+def test_first_tries_say_what_to_type(
+    arguments: str, message: str, fails: Callable[..., str]
+) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    write_csv("body.csv", [{"id": 1, "body": "a text"}])
+    write_csv("scored.csv", [{"text": "a text", "letters": 1}])
+    Path("bad.yaml").write_text("scorers: [Similrity]")
+    Path("key.yaml").write_text("columns: {txt: id}")
+    before = sorted(Path().iterdir())
+    error = fails(*arguments.split())
+    assert message in error
+    usage = "usage: ctrlreward score INPUT OUTPUT --scorers NAME [NAME ...]"
+    assert error.startswith((usage, "error: "))
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("names", [("in.parquet", "out.csv"), ("in.csv", "out.parquet")])
+def test_parquet_names_its_extra(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+) -> None:
+    write_csv("in.csv", RECORDS)
+    Path("in.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    error = fails(*names, "--scorers", "stubs.Letters")
+    assert "needs pyarrow: pip install 'ctrlreward[parquet]'" in error
+    assert Letters.calls == []

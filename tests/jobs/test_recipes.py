@@ -1,0 +1,125 @@
+"""`ctrlreward recipes`: the list, the merged file, and copies that train."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import wandb
+import yaml
+
+from ctrlreward.cli import main
+from ctrlreward.command_line.config_files import extended_files, read_config
+from ctrlreward.files import JsonLog
+from ctrlreward.jobs.recipes import recipe_files, recipe_text
+from ctrlreward.jobs.training_job import TrainCLI, build
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
+
+
+def test_the_list_has_each_file_with_its_task_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(recipe_files()) == len(list(CONFIGS.rglob("*.yaml")))  # names are unique
+    main(["recipes", "ls"])
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line[0] == " "}
+    assert listed.keys() == recipe_files().keys()
+    assert all(len(task.split()) > 4 for task in listed.values())
+    assert listed["sentiment_smollm2"] == (
+        "SmolLM2-135M-Instruct learns to complete a prefix with the target sentiment "
+        "[3 to 6 minutes on two CPU cores]"
+    )
+    assert listed["m1"] == "M1 of Pang & Gimpel (2019): M0 with paraphrase loss"
+
+
+@pytest.mark.parametrize(
+    "name",
+    # A list that is appended to, a mapping that is replaced, a group, strings, anchors.
+    ["guard_length", "guard_condition", "yelp_flan_t5", "yelp_smollm2_train", "topic_smollm2"],
+)
+def test_the_merged_file_is_the_same_job(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the parser, which merges the files itself where they are not."""
+    monkeypatch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
+    merged = tmp_path / "merged.yaml"
+    merged.write_text(recipe_text(name, resolve=True))
+    assert read_config(merged).content.keys() <= {"seed_everything", "model", "data", "trainer"}
+    first, second = (build([str(path)]) for path in (recipe_files()[name], merged))
+    dumps = [
+        yaml.safe_load(cli.parser.dump(cli.config, skip_validation=True)) for cli in (first, second)
+    ]
+    assert dumps[0] == dumps[1]
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_copy_names_files_that_were_copied(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["recipes", "copy", name, str(tmp_path / "copy")])
+    output = capsys.readouterr()
+    copied = sorted((tmp_path / "copy").iterdir())
+    assert sorted(map(Path, output.out.split())) == copied
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    files = extended_files(str(tmp_path / "copy" / f"{name}.yaml"))
+    assert {Path(file.path) for file in files} <= {*copied}
+    configs = {Path(v) for f in files for keys, v in f.values() if keys[-1] == "config"}
+    assert configs <= {*copied}
+    assert not [path for path in copied if "../" in path.read_text()]
+    mentioned = [path for path in copied if f"configs/{path.parent.name}" in path.read_text()]
+    assert not mentioned
+    shown = output.err.removeprefix("to try it: ctrlreward train ").removesuffix(" --smoke\n")
+    no_job = ("small", "literature", "as_printed", "literature_data", "systems_yelp")
+    no_job += ("ctrleval_pegasus", "fluency_gpt2_large", "aligners_ctc")
+    alone = name not in no_job
+    assert shown == (str(tmp_path / "copy" / f"{name}.yaml") if alone else "")
+
+
+def test_a_copy_trains_from_another_folder(
+    workplace: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    main(["recipes", "copy", "controlled_generation/formality_smollm2.yaml", "mine"])
+    changed = Path("mine/formality_smollm2.yaml")
+    changed.write_text(changed.read_text().replace("It sounds <mask", "It reads <mask"))
+    (tmp_path / "configs").unlink()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    main(["train", "--config", "../mine/formality_smollm2.yaml", "--smoke"])
+    wandb.finish()
+    (root,) = tmp_path.glob("*-smoke-*")
+    assert "It reads <mask_token>" in (root / "config.yaml").read_text()
+    assert len(JsonLog(root / "metrics.jsonl").read()) >= 2
+
+
+def test_a_second_copy_replaces_nothing_that_was_changed(
+    tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    folder = tmp_path / "mine"
+    main(["recipes", "copy", "m2", str(folder)])
+    main(["recipes", "copy", "m3", str(folder)])  # shares four files with it
+    (folder / "yelp.yaml").write_text("seed_everything: 1\n")
+    assert f"{folder / 'yelp.yaml'} would be replaced" in fails("recipes", "copy", "m4", folder)
+    assert not (folder / "m4.yaml").exists()
+
+
+@pytest.mark.parametrize("action", [["show"], ["copy", "folder"]])
+def test_a_wrong_name_gets_the_right_one(action: list[str], fails: Callable[..., str]) -> None:
+    said = fails("recipes", action[0], "sentiment_smolm2", *action[1:])
+    assert "(did you mean sentiment_smollm2?)" in said
+
+
+def test_training_a_name_says_how_to_copy_the_recipe(fails: Callable[..., str]) -> None:
+    expected = "there is no file topic_smollm2 (ctrlreward recipes copy topic_smollm2 FOLDER)"
+    assert expected in fails("train", "topic_smollm2", "--smoke")

@@ -1,0 +1,148 @@
+"""The best of n completions and preference pairs, against brute force."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward import Reward, Samples, best_of_n, fit_aggregate
+from ctrlreward.preferences.candidates import preference_pairs, score_preferences
+
+NAN = float("nan")
+
+
+def brevity(texts: Sequence[str]) -> list[float | None]:
+    return [None if "x" in text else -float(len(text)) for text in texts]
+
+
+def test_the_best_of_given_completions() -> None:
+    texts = ["The soup was cold.", "The view was", "The soup was", "The view", "The soup x"]
+    best = best_of_n(brevity, texts, prefixes=[text[:8] for text in texts])
+    assert best.samples.texts == ("The soup was", "The view")
+    assert best.samples.prefixes == ("The soup", "The view")
+    assert best.rows == [2, 3]
+    assert best.totals.tolist() == [-12.0, -8.0]
+
+
+def test_completions_of_one_prompt_are_a_plain_list() -> None:
+    assert best_of_n(Reward(brevity), ["soup", "a", "b"]).samples.texts == ("a",)
+
+
+def test_groups_come_before_prompts() -> None:
+    samples = Samples(["aa", "b", "c"], prompts=["p"] * 3, groups=[0, 1, 1])
+    assert best_of_n(brevity, samples).samples.texts == ("aa", "b")
+
+
+def test_a_model_completes_each_prompt_n_times() -> None:
+    asked: list[list[str]] = []
+
+    class Model:
+        def complete(self, prompts: Sequence[str]) -> list[str]:
+            asked.append(list(prompts))
+            return [" was good"[: 9 - i] for i in range(len(prompts))]
+
+    best = best_of_n(brevity, ["The soup", "The view"], Model(), n=3)
+    assert asked == [["The soup"] * 3 + ["The view"] * 3]
+    assert best.samples.texts == ("The soup was go", "The view was")
+    assert best.rows == [2, 5]
+
+
+def test_a_prompt_without_any_reward_is_nan_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        best = best_of_n(brevity, ["ax", "bx", "c"], prompts=["p", "p", "q"])
+    assert best.samples.texts == ("ax", "c")
+    np.testing.assert_array_equal(best.totals, [NAN, -1.0])
+    assert "1 of 2 prompts have no completion with a reward" in caplog.text
+
+
+def test_n_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="n must be 1 or more, got 0"):
+        best_of_n(brevity, ["a"], n=0)
+
+
+rows = st.lists(
+    st.tuples(st.sampled_from("pqr"), st.sampled_from("abcde"), st.sampled_from([0, 1, 2, 3, NAN])),
+    max_size=20,
+)
+
+
+@given(rows, st.integers(1, 4), st.sampled_from([0.0, 1.0]))
+def test_pairs_of_any_completions(
+    given_rows: list[tuple[str, str, float]], per_prompt: int, margin: float
+) -> None:
+    prompts, texts, totals = zip(*given_rows, strict=True) if given_rows else ((), (), ())
+    pairs = preference_pairs(prompts, texts, np.array(totals, float), per_prompt, margin)
+    both = list(zip(pairs.chosen, pairs.rejected, strict=True))
+    for prompt in set(prompts):
+        own = [(i, j) for i, j in both if prompts[i] == prompt]
+        # A text is on one side only, of one pair at most.
+        used = [texts[i] for pair in own for i in pair]
+        assert len(set(used)) == len(used)
+        first = {texts[i]: i for i in reversed(range(len(texts))) if prompts[i] == prompt}
+        scored = {i for i in first.values() if totals[i] == totals[i]}
+        assert {i for pair in own for i in pair} <= scored
+        assert all(totals[i] - totals[j] > margin for i, j in own)
+        wanted = min(per_prompt, len(scored) // 2)
+        assert len(own) <= wanted
+        values = [totals[i] for i in scored]
+        if own:
+            best, worst = max(own, key=lambda pair: totals[pair[0]] - totals[pair[1]])
+            assert (totals[best], totals[worst]) == (max(values), min(values))
+        elif len(values) > 1:
+            assert max(values) - min(values) <= margin
+    # All completions are accounted for, and all pairs.
+    distinct = {(p, t) for p, t, _ in given_rows}
+    assert pairs.repeated == len(given_rows) - len(distinct)
+    counts = [
+        sum(
+            totals[i] == totals[i]
+            for i in {
+                (prompts[k], texts[k]): k
+                for k in reversed(range(len(texts)))
+                if prompts[k] == prompt
+            }.values()
+        )
+        for prompt in set(prompts)
+    ]
+    assert pairs.failed == len(distinct) - sum(counts)
+    assert pairs.single == sum(count < 2 for count in counts)
+    assert len(both) + pairs.tied == sum(min(per_prompt, count // 2) for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"per_prompt": 0}, "per_prompt must be 1 or more, got 0"),
+        ({"margin": -1.0}, "margin must be 0 or more, got -1"),
+        ({"margin": NAN}, "margin must be 0 or more, got nan"),
+        ({"texts": ["a"]}, "one item per completion, got 2, 1 and 2"),
+    ],
+)
+def test_wrong_arguments(options: dict, message: str) -> None:
+    given_ = {"prompts": ["p", "p"], "texts": ["a", "b"], "totals": np.zeros(2), **options}
+    with pytest.raises(ValueError, match=message):
+        preference_pairs(**given_)
+
+
+def test_preferences_of_texts_are_what_fit_aggregate_takes() -> None:
+    def vowels(texts: Sequence[str]) -> list[float]:
+        return [float(sum(text.count(v) for v in "aeiou")) for text in texts]
+
+    chosen = ["aa", "ee b", "oa", "ui", "eee"]
+    rejected = ["b", "c", "dd", "x", "fgh"]
+    components = {"vowels": vowels, "brevity": brevity}
+    preferences = score_preferences(components, chosen, rejected, prompts=[*"pqrst"])
+    assert preferences.groups == tuple("pqrst")
+    assert preferences.preferred["vowels"].tolist() == [2, 2, 2, 2, 3]
+    learned = fit_aggregate(preferences, folds=2, resamples=5)
+    assert (learned.pairs, learned.failed) == (4, 1)
+    reward = Reward(components, learned)
+    better, worse = reward(chosen).total, reward(rejected).total
+    assert np.nanmin(better) > np.nanmax(worse)
+    with pytest.raises(ValueError, match="chosen and rejected must be pairs, got 5 and 4"):
+        score_preferences(components, chosen, rejected[1:])

@@ -1,0 +1,255 @@
+"""Planted weaknesses are found, and what a choice by a proxy is worth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrlreward import Reward, Samples
+from ctrlreward.cli import main
+from ctrlreward.command_line.reward_file import load_reward
+from ctrlreward.probing.examination import (
+    BestOfN,
+    Examination,
+    best_of_n_curve,
+    examine,
+    overoptimisation,
+)
+from ctrlreward.text.passages import passages
+
+PASSAGES = passages()[::2]
+SAMPLES = Samples(
+    [each.text for each in PASSAGES],
+    prefixes=[each.prefix for each in PASSAGES],
+    sources=[f"{each.prefix} {each.remainder.split('.')[0]}." for each in PASSAGES],
+    labels=[each.topic for each in PASSAGES],
+)
+
+
+def verdicts(reward: Reward) -> dict[str, str]:
+    return {finding.probe: finding.verdict for finding in examine(reward, SAMPLES).findings}
+
+
+def length(texts: Sequence[str]) -> list[float]:
+    return [len(text.split()) for text in texts]
+
+
+def keywords(texts: Sequence[str]) -> list[float]:
+    return [sum(text.count(word) for word in ("excellent", "wonderful")) for text in texts]
+
+
+def overlap(completions: Sequence[str], sources: Sequence[str]) -> list[float]:
+    """Share of a completion's words that are in the source: copying is perfect."""
+    pairs = zip(completions, sources, strict=True)
+    return [
+        np.mean([word in source.split() for word in text.split()]) if text.split() else np.nan
+        for text, source in pairs
+    ]
+
+
+def label_word(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    return [float(label in text) for text, label in zip(texts, labels, strict=True)]
+
+
+def shouting(texts: Sequence[str]) -> list[float]:
+    return [sum(map(str.isupper, text)) / (len(text) or 1) for text in texts]
+
+
+def short(texts: Sequence[str]) -> list[float]:
+    return [-len(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("weakness", "found"),
+    [
+        (length, {"padded to twice the length", "sentences doubled", "instruction to a judge"}),
+        (keywords, {"generic praise"}),
+        (overlap, {"prompt or source copied"}),
+        (label_word, {"label repeated"}),
+        (shouting, {"capitals"}),
+        (short, {"empty", "cut in half"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_weakness_is_found(weakness: Callable[..., list[float]], found: set[str]) -> None:
+    by_probe = verdicts(Reward({"planted": weakness}))
+    assert found <= {probe for probe, verdict in by_probe.items() if verdict == "gamed"}
+
+
+def test_a_reward_of_the_exact_text_is_not_gamed() -> None:
+    known = set(SAMPLES.texts)
+
+    def exact(texts: Sequence[str]) -> list[float]:
+        return [float(text in known) for text in texts]
+
+    assert set(verdicts(Reward({"exact": exact})).values()) == {"ok"}
+
+
+def test_a_constant_reward_is_blind_to_all() -> None:
+    found = examine(Reward({"constant": lambda texts: [1.0] * len(texts)}), SAMPLES)
+    assert {finding.verdict for finding in found.findings} == {"blind"}
+    assert all(finding.wins == 0 for finding in found.findings)
+    assert np.isnan(found.length_correlation["total"])
+
+
+def test_a_failed_text_does_not_win() -> None:
+    def only_long(texts: Sequence[str]) -> list[float | None]:
+        return [len(text) if len(text.split()) > 5 else None for text in texts]
+
+    (empty,) = (
+        f for f in examine(Reward({"a": only_long}), SAMPLES).findings if f.probe == "empty"
+    )
+    assert (empty.verdict, empty.failed, empty.wins) == ("ok", len(SAMPLES), 0)
+
+
+def test_a_component_that_is_better_when_lower_gains_when_it_falls() -> None:
+    from ctrlreward.scorers import FunctionScorer
+
+    lower = FunctionScorer(length, higher_is_better=False)
+    found = examine(Reward({"words": (lower, -1.0)}), SAMPLES)
+    (cut,) = (f for f in found.findings if f.probe == "cut in half")
+    assert cut.change["words"].value == pytest.approx(cut.change["total"].value)
+    assert cut.verdict == "gamed"
+    assert found.length_correlation["words"] == pytest.approx(-1)
+
+
+def test_a_score_that_depends_on_its_company_is_told() -> None:
+    def relative(texts: Sequence[str]) -> list[float]:
+        mean = np.mean([len(text) for text in texts])
+        return [len(text) - mean for text in texts]
+
+    found = examine(Reward({"relative": relative, "length": length}), SAMPLES)
+    assert found.company["relative"] > 1
+    assert found.company["length"] == 0
+    assert found.correlations["relative", "length"] > 0.5
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
+def test_best_of_n_is_the_mean_over_all_choices(m: int, prompts: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    proxy, held_out = generator.normal(size=(2, prompts, m))
+    for each in best_of_n_curve(proxy, held_out):
+        choices = [
+            (row[list(chosen)].max(), other[max(chosen, key=lambda i: row[i])])
+            for row, other in zip(proxy, held_out, strict=True)
+            for chosen in combinations(range(m), each.n)
+        ]
+        assert (each.proxy, each.held_out) == pytest.approx(np.mean(choices, axis=0))
+
+
+@given(st.floats(-3, 3), st.floats(-3, 3))
+def test_the_coefficients_are_those_of_the_curve(alpha: float, beta: float) -> None:
+    kls = [0.0, 0.2, 0.5, 0.9, 1.4]
+    curve = [BestOfN(i + 1, kl, 0.0, alpha * kl**0.5 - beta * kl) for i, kl in enumerate(kls)]
+    assert overoptimisation(curve) == pytest.approx((alpha, beta), abs=1e-6)
+
+
+def run(*arguments: str) -> int:
+    try:
+        main(["probe", *arguments])
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
+def test_the_command_probes_a_function_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def words(completions, **kwargs):\n    return [len(c.split()) for c in completions]\n"
+        "def ends(texts):\n    return [1.0 if t.endswith('.') else 0.0 for t in texts]\n"
+    )
+    texts = tmp_path / "texts.jsonl"
+    rows = [
+        {"text": f"The {noun} {verb}.", "prompt": f"The {noun}", "group": noun}
+        for noun in ("old dog", "new house", "small bridge", "red car")
+        for verb in ("stands on the hill", "was sold last year to a friend")
+    ]
+    texts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    judge = f"{rewards}:ends"
+    assert run(f"{rewards}:words", "--texts", str(texts), "--held-out", judge, "--json") == 1
+    result = json.loads(capsys.readouterr().out)
+    assert "padded to twice the length" in result["gamed"]
+    assert "capitals" in result["blind"]
+    assert [each["held_out"] for each in result["best_of_n"]] == [1.0, 1.0]
+    assert run(f"{rewards}:ends") == 0  # the built-in passages
+    printed = capsys.readouterr().out
+    assert "gamed by: none of the probes" in printed
+
+
+def test_texts_have_the_columns_of_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "def ends(texts):\n    return [t[-1:] == '.' for t in texts]"
+    )
+    lines = ["output,id", *(f"The {noun} is old.,1" for noun in ("dog", "house", "bridge", "car"))]
+    (tmp_path / "texts.csv").write_text("\n".join(lines))
+    command = [f"{tmp_path}/rewards.py:ends", "--texts", f"{tmp_path}/texts.csv"]
+    assert run(*command) == 2
+    assert "no column 'text' for text, only output, id. Name it" in capsys.readouterr().err
+    assert run(*command, "--columns.text=output") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reward"], "must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got 'reward'"),
+        (["absent.py:f"], "there is no file absent.py"),
+        (["json:dump_all"], "json has no function 'dump_all'"),
+        (["json:dumps", "--count", "0"], "count"),
+        (["json:dumps", "--held_out", "absent.py:f"], "there is no file absent.py"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_too_few_texts() -> None:
+    with pytest.raises(ValueError, match="the probes need 4 texts or more, got 3"):
+        examine(Reward({"length": length}), SAMPLES[:3])
+    with pytest.raises(ValueError, match="none of the 20 texts has a score"):
+        examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)
+
+
+def test_a_module_is_found_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rewards.py").write_text("def words(texts):\n    return map(len, texts)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert load_reward("own_rewards:words")(["ab"]).total.tolist() == [2.0]
+
+
+def test_a_function_of_messages_or_labels_is_told_what_it_gets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rewards.py"
+    path.write_text(
+        "def chat(completions, **kwargs):\n    return [len(c[0]['content']) for c in completions]\n"
+        "def label(completions, label, **kwargs):\n    return [0.0 for _ in label]\n"
+    )
+    for name, message in (
+        ("chat", "chat gets completions that are strings, not messages."),
+        ("label", "label needs the column 'labels'. Pass --texts FILE with it or --labels"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["probe", f"{path}:{name}", "--count", "5"])
+        assert message in capsys.readouterr().err
+
+
+def test_nothing_found_is_an_empty_list() -> None:
+    assert Examination([], {}, {}, {}).gamed == []

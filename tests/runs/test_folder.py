@@ -1,0 +1,184 @@
+"""What a run left on disk: evidence as the scorer had it, and checkpoints by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning_choice import quiet_trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.loggers import CSVLogger
+
+from ctrlreward import Distinct, HeldOutScorer, Samples, Similarity, WordVectors
+from ctrlreward.completion import generate
+from ctrlreward.runs.folder import find_checkpoints, read_stored_run, sample_files
+
+PROMPTS = Samples(
+    ["a hot", "some cold", "the thick", "our thin"],
+    sources=["soup", "broth", "soup", "broth"],
+    groups=["x", "x", "y", "y"],
+)
+WORDS = {10: [" soup", " broth", " stew", " soup"], 20: [" soup", " soup", " broth", " broth"]}
+CONTENT = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_evidence_is_what_the_scorer_had(tmp_path: Path, repeats: int) -> None:
+    scores = {"content": CONTENT, "distinct_2": Distinct()["distinct_2"]}
+    held_out = HeldOutScorer(scores, PROMPTS, repeats)
+    expected, rows = {}, []
+    for step, words in WORDS.items():
+
+        def complete(prompts: list[str], words: list[str] = words) -> list[str]:
+            return [words[(place * 3) % 4] for place in range(len(prompts))]
+
+        samples = generate(complete, held_out.prompts, repeats)
+        path = tmp_path / "samples" / "score" / f"step={step:06d}.jsonl"
+        metrics = held_out.metrics(held_out.score_samples(samples, path))
+        rows.append({"step": step, **metrics})
+        expected[step] = held_out.evidence
+    log = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(log)
+    run = read_stored_run(tmp_path)
+    assert [each.step for each in run.steps] == [10, 20]
+    for each in run.steps:
+        assert set(each.evidence) == set(expected[each.step])
+        for key, row in each.evidence.items():
+            np.testing.assert_allclose(row, expected[each.step][key], rtol=1e-12)
+        assert list(each.samples) == ["score"]
+
+
+def test_a_score_of_groups_has_no_evidence_without_its_jackknife_values(tmp_path: Path) -> None:
+    folder = tmp_path / "samples" / "score"
+    folder.mkdir(parents=True)
+    for step in (1, 2):
+        rows = [
+            {"text": f"{i}", "group": "xy"[i // 2], "prompt": str(i),
+             "scores": {"of_group": [0.2, 0.4][i // 2] * step, "own": 0.1 * i}}
+            for i in range(4)
+        ]  # fmt: skip
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"step={step:06d}.jsonl").write_text(text)
+    run = read_stored_run(tmp_path)  # samples alone
+    assert run.source == "samples"
+    assert set(run.steps[0].evidence) == {"score/own", "score/fail_rate"}
+    assert run.steps[1].metrics["score/own"] == pytest.approx(0.15)
+
+
+def test_keys_of_transformers_have_their_evidence(tmp_path: Path) -> None:
+    folder = tmp_path / "samples" / "score"
+    folder.mkdir(parents=True)
+    row = {"text": "a", "prompt": "a", "scores": {"own": 0.5}}
+    (folder / "step=000003.jsonl").write_text(json.dumps(row) + "\n")
+    state = {
+        "log_history": [{"step": 3, "eval_score/own": 0.5}],
+        "stateful_callbacks": {
+            "ctrlreward": {"scores": {"score": {"modes": {"score/own": "min"}}}}
+        },
+    }
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    run = read_stored_run(tmp_path)
+    assert run.steps[0].evidence["eval_score/own"].tolist() == [0.5]
+    assert run.modes == {"eval_score/own": "min"}
+
+
+def test_names_of_checkpoints(tmp_path: Path) -> None:
+    files = ["checkpoints/epoch=0-step=10.ckpt", "checkpoints/last.ckpt",
+             "checkpoints/step=000020-sim=0.800.ckpt", "model_step_30.safetensors",
+             "samples/score/step=000040.jsonl", "step=50.jsonl"]  # fmt: skip
+    folders = ["checkpoint-60", "global_step_70", "_actor/global_step80", "best_global_step90",
+               "checkpoints/step=000020-sim=0.800-adapter", "version_3"]  # fmt: skip
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in folders:
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "checkpoint-100").symlink_to("checkpoint-60")
+    found = find_checkpoints(tmp_path)
+    assert {step: [path.name for path in paths] for step, paths in found.items()} == {
+        10: ["epoch=0-step=10.ckpt"],
+        20: ["step=000020-sim=0.800.ckpt", "step=000020-sim=0.800-adapter"],
+        30: ["model_step_30.safetensors"],
+        60: ["checkpoint-60"],
+        70: ["global_step_70"],
+        80: ["global_step80"],
+        90: ["best_global_step90"],
+    }
+    assert sample_files(tmp_path) == {"score": {40: tmp_path / files[4]}}
+
+
+def test_damaged_samples(tmp_path: Path) -> None:
+    folder = tmp_path / "samples" / "score"
+    folder.mkdir(parents=True)
+    (folder / "step=000003.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match=r"step=000003\.jsonl is not a file of samples with"):
+        read_stored_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n')
+    (folder / "step=000003.jsonl").unlink()
+    with pytest.raises(ValueError, match="is not a folder, must be the folder of the checkpoints"):
+        read_stored_run(tmp_path, tmp_path / "absent")
+
+
+def test_checkpoints_of_another_run_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the folders are given."""
+    for version, step in (("version_0", 10), ("version_1", 20)):
+        (tmp_path / version / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / version / "metrics.csv").write_text(f"step,x\n{step},1\n")
+    monkeypatch.chdir(tmp_path)
+    log = Path("version_1", "metrics.csv")
+    for folder in (None, Path(), tmp_path):
+        assert list(read_stored_run(log, folder).checkpoints) == [20]
+
+
+class Epochs(BoringModel):
+    """Module whose score is best after its second epoch of 64 batches."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("sim", [0.5, 0.9, 0.7][self.current_epoch])
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 50])
+def test_steps_of_lightning_are_those_of_its_checkpoints(
+    tmp_path: Path, log_every_n_steps: int
+) -> None:
+    """Lightning logs a validation at the step before its checkpoint's."""
+    trainer = quiet_trainer(
+        enable_checkpointing=True,
+        callbacks=[ModelCheckpoint(save_top_k=-1)],
+        log_every_n_steps=log_every_n_steps,
+        logger=CSVLogger(tmp_path, "csv"),
+        max_epochs=3,
+    )
+    trainer.fit(Epochs())
+    found = {
+        each.metrics["sim"]: each
+        for each in read_stored_run(tmp_path / "csv").steps
+        if "sim" in each.metrics
+    }
+    assert [each.step for each in found.values()] == [64, 128, 192]
+    best = found[max(found)]
+    assert best.checkpoint is not None
+    saved = torch.load(best.checkpoint, weights_only=True, map_location="cpu")
+    assert saved["global_step"] == best.step == 128
+
+
+def test_late_scores_are_of_the_step_of_their_texts(tmp_path: Path) -> None:
+    """As an overlapped `GenerationScorer` logs them."""
+    rows = [
+        {"step": 10, "loss": 1.0},
+        {"step": 20, "loss": 0.5, "score/sim": 0.9, "score/scored_step": 10.0},
+        {"step": 30, "score/sim": 0.4, "score/scored_step": 20.0, "other/sim": 0.1},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {each.step: dict(each.metrics) for each in read_stored_run(tmp_path).steps}
+    assert found == {
+        10: {"loss": 1.0, "score/sim": 0.9},
+        20: {"loss": 0.5, "score/sim": 0.4},
+        30: {"other/sim": 0.1},
+    }

@@ -1,0 +1,175 @@
+"""Logs that other trainers' own classes wrote; tests/golden/record_run_logs.py says how."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ctrlreward.runs.logs import read_log
+
+RECORDED = Path(__file__).parents[1] / "golden" / "run_logs"
+STEPS = [10, 20, 30, 40, 50]
+REWARDS = [0.2, 0.4, 0.6, 0.9, 0.95]
+ACCURACIES = [0.5, 0.75, 0.625, 0.25, 0.125]
+
+
+def curve(path: str | Path, key: str) -> dict[int, float]:
+    return {step: row[key] for step, row in read_log(path).rows if key in row}
+
+
+@pytest.fixture
+def trackio(tmp_path: Path) -> Path:
+    path = tmp_path / "project.db"
+    path.write_bytes(gzip.decompress((RECORDED / "trackio.db.gz").read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("name", ["verl", "verl/grpo.jsonl", "verl_console.log"])
+def test_verl(name: str) -> None:
+    assert read_log(RECORDED / name).source == "verl"
+    rewards = curve(RECORDED / name, "val-core/gsm8k/reward/mean@4")
+    assert rewards == dict(zip(STEPS, REWARDS, strict=True))
+    # Steps 5, 15, … have no validation.
+    assert len(curve(RECORDED / name, "actor/pg_loss")) == 10
+
+
+def test_the_console_of_openrlhf() -> None:
+    path = RECORDED / "openrlhf_console.log"
+    assert read_log(path).source == "OpenRLHF"
+    assert curve(path, "eval_gsm8k_pass1") == dict(zip(STEPS, ACCURACIES, strict=True))
+    assert curve(path, "kl") == {step: 0.25 * step for step in STEPS}
+
+
+def test_a_console_with_nan(tmp_path: Path) -> None:
+    verl, openrlhf = tmp_path / "verl.log", tmp_path / "openrlhf.log"
+    verl.write_text("step:10 - loss:nan - acc:np.float64(-1.5e-05) - note:x\n")
+    openrlhf.write_text("INFO ✨ Global step 4: {'reward': nan, 'note': 'info', 'kl': -inf}\n")
+    assert curve(verl, "loss")[10] != curve(verl, "loss")[10]
+    assert curve(verl, "acc") == {10: -1.5e-05}
+    assert math.isnan(curve(openrlhf, "reward")[4])
+    assert math.isnan(curve(openrlhf, "kl")[4])
+
+
+def test_tensorboard() -> None:
+    pytest.importorskip("tensorboard")
+    rewards = curve(RECORDED / "tensorboard", "eval/eval_gsm8k_reward")
+    assert rewards == pytest.approx(dict(zip(STEPS, REWARDS, strict=True)))
+
+
+def test_tensorboard_that_is_no_event_file(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"nothing of the kind, but long enough")
+    with pytest.raises(ValueError, match="has no scalars of TensorBoard: it is empty or damaged"):
+        read_log(tmp_path)
+
+
+def test_trackio(trackio: Path) -> None:
+    assert curve(f"{trackio}:first", "eval/reward") == dict(zip(STEPS, REWARDS, strict=True))
+    assert curve(f"{trackio}:second", "eval/reward")[10] == -0.2
+    assert math.isnan(curve(f"{trackio}:first", "bad")[10])
+    with pytest.raises(ValueError, match=r"has 2 runs, choose one: .*:first"):
+        read_log(trackio)
+    with pytest.raises(ValueError, match="has no run 'third', only first, second"):
+        read_log(f"{trackio}:third")
+
+
+def test_trackio_of_transformers(trackio: Path) -> None:
+    """Its callback leaves the counting of calls to trackio and logs the training step."""
+    with closing(sqlite3.connect(trackio)) as database:
+        query = "SELECT id, step, metrics FROM metrics"
+        for call, step, text in database.execute(query).fetchall():
+            row = json.dumps({**json.loads(text), "train/global_step": step})
+            changed = "UPDATE metrics SET step = ?, metrics = ? WHERE id = ?"
+            database.execute(changed, (2 * call, row, call))
+        database.commit()
+    assert curve(f"{trackio}:first", "eval/reward") == dict(zip(STEPS, REWARDS, strict=True))
+
+
+def test_trainer_state_of_the_last_checkpoint(tmp_path: Path) -> None:
+    for step in (9, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        history = [{"step": s, "epoch": 0.5, "eval_loss": 1 / s} for s in (9, 100) if s <= step]
+        state = json.dumps({"log_history": history})
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    assert curve(tmp_path, "eval_loss") == {9: 1 / 9, 100: 0.01}
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    jsonl, csv = tmp_path / "a.jsonl", tmp_path / "a.csv"
+    jsonl.write_text('{"step": 1, "a": 1}\n{"step": 2, "a')
+    csv.write_text("step,a,b\n1,1,\n2,")
+    assert curve(jsonl, "a") == curve(csv, "a") == {1: 1.0}
+
+
+def test_rows_of_another_callback_in_wandb_have_the_step_before(tmp_path: Path) -> None:
+    rows = [
+        {"_step": 0, "a": 1},
+        {"_step": 1, "train/global_step": 50, "b": 1},
+        {"_step": 2, "a": 2},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert curve(path, "a") == {0: 1.0, 50: 2.0}
+
+
+def test_several_logs_are_named(tmp_path: Path) -> None:
+    for version in ("version_0", "version_1"):
+        (tmp_path / "lightning_logs" / version).mkdir(parents=True)
+        (tmp_path / "lightning_logs" / version / "metrics.csv").write_text("step,a\n1,2\n")
+    with pytest.raises(ValueError, match=r"has 2 logs, choose one of them: .*version_0"):
+        read_log(tmp_path)
+    shutil.rmtree(tmp_path / "lightning_logs" / "version_1")
+    (tmp_path / "lightning_logs" / "latest").symlink_to("version_0")
+    assert curve(tmp_path, "a") == {1: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", "a.jsonl is empty: did the run reach"),
+        ("a.jsonl", b'{"step": 1, "a": 1}\n{"step": 2,, }\n', "a.jsonl:2 is not JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1 contains a list, must be a JSON object"),
+        ("a.jsonl", b'{"step": "x", "a": 1}\n', "row 1 has the step 'x', must be a number"),
+        ("a.jsonl", b'{"step": 1, "a": "b"}\n', "has no logged numbers"),
+        ("a.csv", b"step,caf\xe9\n1,2\n", "a.csv:1 is not UTF-8"),
+        ("a.csv", b"step,a\n1,high\n", "a.csv:2: a = 'high' is not a number"),
+        ("a.json", b'{"a": 1}', "a.json has no log_history, must be a trainer_state.json"),
+        ("a.json", b'{"log_history": [{"los', "a.json:1 is not JSON"),
+        ("a.json", b'{"log_history": [3]}', "row 1 is not an object with a step"),
+        ("a.log", b"Hello\n", "no line has a step with metrics"),
+        ("a.db", b"no database at all" * 100, "a.db is not a database of trackio"),
+        ("a.wandb", b"hello" * 50, "is not a W&B file"),
+        ("a.safetensors", b"\0", "is not the log of a run, must be metrics.jsonl"),
+    ],
+)
+def test_damaged_empty_and_foreign_files(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_log(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_database_of_trackio(trackio: Path) -> None:
+    trackio.write_bytes(trackio.read_bytes()[:9000])
+    with pytest.raises(ValueError, match=r"project\.db is not a database of trackio"):
+        read_log(trackio)
+
+
+def test_the_folder_of_wandb_has_logs_of_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "wandb" / "offline-run-1"
+    (run / "logs").mkdir(parents=True)
+    for name in ("debug.log", "debug-internal.log"):
+        (run / "logs" / name).write_text("step:1 - a:1\n")
+        (tmp_path / "wandb" / name).symlink_to(run / "logs" / name)
+    (run / "run-1.wandb").write_bytes(b":W&B" + bytes(3))
+    with pytest.raises(ValueError, match=r"run-1\.wandb has no logged numbers"):
+        read_log(tmp_path)

@@ -1,0 +1,511 @@
+"""Command `report`: what it says of runs, and its page in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from ctrlreward.runs import report
+
+NOUNS = ("soup", "room", "film", "train", "band", "coat", "tour", "cake")
+VERBS = ("pleased", "surprised", "tired", "charmed", "bored", "helped", "warmed", "lifted")
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</template></script><!-- <b>",
+    "שלום עולם, זה מרק טוב",
+    "a" * 50_000,
+    "before\0after\u2028line",
+    "",
+)
+
+
+def write_run(
+    folder: Path,
+    texts: Callable[[int, int, np.random.Generator], str],
+    scores: Callable[[int, str], dict[str, float]],
+    steps: tuple[int, ...] = (10, 20, 30, 40),
+    prompts: int = 24,
+    summary: bool = False,
+    name: str = "score",
+) -> Path:
+    """Write the log and the samples of a run; scores of a step and a text."""
+    rng = np.random.default_rng(0)
+    (folder / "samples" / name).mkdir(parents=True)
+    with open(folder / "metrics.jsonl", "w") as log:
+        for place, step in enumerate(steps):
+            rows = []
+            for i in range(prompts):
+                prefix = f"The {NOUNS[i % len(NOUNS)]} number {i}"
+                text = f"{prefix} {texts(place, i, rng)}"
+                rows.append({"text": text, "prefix": prefix, "label": ("good", "bad")[i % 2],
+                             "scores": scores(place, text)})  # fmt: skip
+            lines = [json.dumps(row).replace("NaN", "null") + "\n" for row in rows]
+            (folder / "samples" / name / f"step={step:06d}.jsonl").write_text("".join(lines))
+            means = {
+                f"{name}/{key}": float(np.mean([row["scores"][key] for row in rows]))
+                for key in rows[0]["scores"]
+            }
+            total = next(iter(means.values())) + 0.01 * place
+            row = {"step": step, "reward/total": total, "policy/kl": 0.1 * place, **means}
+            log.write(json.dumps(row) + "\n")
+    if summary:
+        directions = {f"{name}/{key}": "max" for key in scores(0, "a")}
+        content = {"selection": {"monitor": f"{name}/sentiment", "constraints": {}},
+                   "directions": directions, "steps": steps[-1], "stopped_by": "max_steps",
+                   "seconds": {"train": 12.0}}  # fmt: skip
+        (folder / "summary.json").write_text(json.dumps(content))
+    return folder
+
+
+def varied(place: int, i: int, rng: np.random.Generator) -> str:
+    first, second = (VERBS[j] for j in rng.choice(len(VERBS), 2, replace=False))
+    return f"{first} my {NOUNS[rng.integers(8)]} and {second} each {NOUNS[rng.integers(8)]} of ours"
+
+
+def gamed_run(folder: Path) -> Path:
+    """The reward rises since the texts collapse to one phrase, which an accuracy does not like."""
+
+    def texts(place: int, i: int, rng: np.random.Generator) -> str:
+        honest = varied(place, i, rng)
+        return "is very good, very good" if rng.random() < 0.33 * place else honest
+
+    def scores(place: int, text: str) -> dict[str, float]:
+        praised = "very good" in text
+        noise = (len(text) * 7919 % 100) / 1000
+        return {"sentiment": (0.9 if praised else 0.4) + noise,
+                "accuracy": (0.3 if praised else 0.7) + noise}  # fmt: skip
+
+    return write_run(folder, texts, scores, summary=True)
+
+
+def honest_run(folder: Path) -> Path:
+    def scores(place: int, text: str) -> dict[str, float]:
+        noise = (len(text) * 7919 % 100) / 1000
+        return {"sentiment": 0.4 + 0.1 * place + noise, "accuracy": 0.6 + 0.02 * place + noise}
+
+    return write_run(folder, varied, scores, summary=True)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
+    """Return a function of arguments: exit status, output, errors and the page."""
+
+    def call(*arguments: Any) -> tuple[int, str, str, str]:
+        status, page = 0, tmp_path / "page.html"
+        try:
+            report.run([*map(str, arguments), "-o", str(page)])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        html = page.read_text(encoding="utf-8") if page.exists() else ""
+        return status, captured.out, captured.err, html
+
+    return call
+
+
+def data_of(html: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    assert found
+    return json.loads(found[1])
+
+
+def test_a_gamed_run_says_so_and_by_what(call: Any, tmp_path: Path) -> None:
+    status, out, _, html = call(gamed_run(tmp_path / "run"))
+    assert status == 0
+    assert "the reward was probably gamed" in out
+    verdict = html[html.index('class="verdict') : html.index("Scores at validation")]
+    assert "probably gamed" in verdict
+    assert "“very good”" in verdict or "very good" in verdict
+    assert "score/accuracy went from" in verdict
+    marks = data_of(html)["runs"][0]["marks"]
+    assert [mark["kind"] for mark in marks].count("alarm") == 1
+
+
+def test_an_honest_run_has_no_alarm(call: Any, tmp_path: Path) -> None:
+    _, out, _, html = call(honest_run(tmp_path / "run"))
+    assert "It worked, and no alarm was raised. Take step 40" in out
+    assert "gamed" not in html[: html.index("<script")]
+
+
+def test_the_alarm_that_the_run_logged_counts(call: Any, tmp_path: Path) -> None:
+    """A run may know more than its files; its own alarm is not overruled."""
+    run = honest_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[2] |= {"guard/alarm": 1.0, "guard/p_value": 0.003}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, out, _, html = call(run)
+    assert "From step 30 on the reward was probably gamed" in out
+    assert "the run logged guard/alarm = 1 (p = 0.003)" in html
+
+
+def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path) -> None:
+    run = gamed_run(tmp_path / "run")
+    callbacks = [
+        {"class_path": "ctrlreward.callbacks.RewardCheckpoint",
+         "init_args": {"monitor": "score/sentiment", "mode": None, "save_top_k": 1,
+                       "constraints": {"score/accuracy": [0.65, None]}}},
+        {"class_path": "ctrlreward.callbacks.RewardEarlyStopping",
+         "init_args": {"monitor": "score/accuracy", "patience": 1, "verbose": False}},
+        {"class_path": "ctrlreward.callbacks.ProxyGuard",
+         "init_args": {"proxy": "score/sentiment", "held_out": ["score/accuracy"],
+                       "held_out_mode": None, "stop": False}},
+        {"class_path": "mine.Other", "init_args": {}},
+        {"class_path": "ctrlreward.callbacks.ParetoCheckpoint",
+         "init_args": {"metrics": {"score/absent": "max", "score/accuracy": "max"}}},
+    ]  # fmt: skip
+    (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    found = report.contents([str(run)], report._parser().parse_args([str(run)]))["runs"][0]
+    assert found["origin"] == "rules of the run, as in its config.yaml"
+    assert found["decisions"]["step"] == 10
+    assert [each["missed"] != [] for each in found["decisions"]["validations"]] == [
+        False, True, True, True
+    ]  # fmt: skip
+    kinds = {mark["kind"]: mark["step"] for mark in found["marks"]}
+    assert (kinds["best"], kinds["stop"], kinds["alarm"]) == (10, 20, 20)
+    assert any("score/absent was not logged" in what for what in found["missing"])
+    _, out, _, _ = call(run)
+    assert "Take step 10, which is not on disk, from before the alarm" in out
+    # Options replace them.
+    _, _, _, html = call(run, "--maximise", "score/accuracy")
+    assert "By rules of the command line" in html
+
+
+def test_a_port_that_can_not_be_served_is_named(call: Any, tmp_path: Path) -> None:
+    run = honest_run(tmp_path / "run")
+    status, _, error, _ = call(run, "--serve", "--port", 80000)
+    assert (status, error) == (2, "error: port must be 0 to 65535, got 80000\n")
+
+
+def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
+    run = honest_run(tmp_path / "run")
+    log = run / "metrics.jsonl"
+    rows = [json.loads(line) | {"score/fail_rate": 0.0} for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bounds = ["--subject_to", "score/fail_rate<=0.1", "score/accuracy>=0.1"]
+    given = [str(run), "--maximise", "score/sentiment", *bounds]
+    front = report.contents([str(run)], report._parser().parse_args(given))["runs"][0]["front"]
+    assert (front["x"], front["y"]) == ("score/sentiment", "score/accuracy")
+
+
+@pytest.mark.parametrize("damage", ["empty", "killed", "nan", "no samples", "no folder", "typo"])
+def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: str) -> None:
+    run = tmp_path / "run"
+    if damage == "empty":
+        run.mkdir()
+        expected = "No log of a run here."
+    elif damage == "killed":  # in the middle of a line, without a summary
+        log = gamed_run(run) / "metrics.jsonl"
+        log.write_text(log.read_text()[:-40])
+        (run / "summary.json").unlink()
+        expected = "missing: summary.json: the run has not ended, was killed"
+    elif damage == "nan":
+        write_run(run, varied, lambda place, text: {"sentiment": float("nan")}, summary=True)
+        expected = "score/sentiment has no finite value at any of 4 validations"
+    elif damage == "no samples":
+        shutil.rmtree(gamed_run(run) / "samples")
+        expected = "missing: texts: there is neither samples/"
+    elif damage == "typo":
+        gamed_run(run)
+        assert call(run, "--maximise", "score/sentimnt")[0] == 2
+        return
+    else:
+        status, _, error, _ = call(run)
+        assert status == 2
+        assert "run does not exist" in error or "no file or folder" in error
+        return
+    status, out, error, html = call(run)
+    assert status == 0
+    assert expected in out + error
+    assert "Missing from this report" in html or damage == "nan"
+
+
+def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        lambda place, i, rng: HOSTILE[(i + place) % len(HOSTILE)],
+        lambda place, text: {"a<b": float(len(text) % 7)},
+    )
+    html = call(run)[3]
+    assert "alert(1)</script>" not in html
+    assert html.count("<script") == 2
+    texts = [text for item in data_of(html)["runs"][0]["texts"][0]["items"] for text in item["t"]]
+    assert any(text.endswith("<script>alert(1)</script>") for text in texts)
+    assert any(text.endswith("before\0after\u2028line") for text in texts)
+    assert any("[cut, 50,0" in text for text in texts)
+    assert max(map(len, texts)) < 2_100
+
+
+def test_many_texts_are_sampled(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half evenly spaced, half where the reward rose while the held-out score fell."""
+    run = gamed_run(tmp_path / "run")
+    monkeypatch.setattr(report, "contents", partial_budget(4_000))
+    shown = data_of(call(run)[3])["runs"][0]["texts"][0]
+    assert shown["total"] == 96
+    assert 4 <= len(shown["items"]) < 24
+    assert shown["items"][0]["i"] == 0
+    assert shown["items"][-1]["i"] == 23
+
+
+def partial_budget(budget: int) -> Callable[[Any, Any], dict[str, Any]]:
+    from ctrlreward.runs.report_contents import run_contents
+
+    return lambda names, options: {
+        "runs": [run_contents(name, options, budget) for name in names],
+        "comparison": None,
+    }
+
+
+def test_several_runs_are_compared(call: Any, tmp_path: Path) -> None:
+    first, second = honest_run(tmp_path / "seed0"), gamed_run(tmp_path / "seed1")
+    status, out, _, html = call(first, second)
+    assert status == 0
+    assert out.count("Take step 40") == 1
+    section = html[html.index('<section id="runs">') :]
+    (row,) = re.findall(r"<th scope=.row.>score/accuracy</th>(.*?)</tr>", section, re.S)
+    assert re.match(r"<td>0\.\d+</td><td>0\.38\d+</td><td>[\d.]+</td>", row)
+
+
+def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
+    run = gamed_run(tmp_path / "run")
+    found = report.contents([str(run)], report._parser().parse_args([str(run)]))["runs"][0]
+    files = (run / "samples" / "score" / f"step=0000{step}.jsonl" for step in (10, 40))
+    first, last = (
+        [json.loads(line)["text"].lower() for line in file.read_text().splitlines()]
+        for file in files
+    )
+    assert found["phrases"][0]["phrase"] == "is very good very good"
+    for each in found["phrases"]:
+        pattern = re.compile(r"\W+".join([rf"\b{word}\b" for word in each["phrase"].split()]))
+        counts = [sum(bool(pattern.search(text)) for text in texts) for texts in (first, last)]
+        assert each["first"] == pytest.approx(counts[0] / 24)
+        assert each["last"] == pytest.approx(counts[1] / 24)
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return the system's Chromium without a window."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        executable = None
+    if executable is None:
+        reason = "needs playwright and the system's chromium"
+        if os.environ.get("CTRLREWARD_REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens a report; at the end, there was no error and no request."""
+    pages, complaints = [], []
+
+    def visit(*runs: Path, width: int = 1400, scheme: str = "light") -> Any:
+        path = tmp_path / "page.html"
+        report.write_report(path, [str(run) for run in runs])
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.goto(path.as_uri())
+        page.on("request", lambda request: complaints.append(request.url))
+        page.set_default_timeout(60_000)
+        pages.append(page)
+        return page
+
+    yield visit
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits(visit: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    page = visit(gamed_run(tmp_path / "run"), width=width, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("figure svg").count() >= 5
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
+    assert dark == (scheme == "dark")
+    bad = page.evaluate("getComputedStyle(document.querySelector('.verdict')).borderLeftColor")
+    assert bad in ("rgb(185, 28, 28)", "rgb(255, 138, 128)")
+
+
+def test_tables_fit_on_paper(visit: Any, tmp_path: Path) -> None:
+    width = 718  # A4 with margins of 1 cm, at 96 dots an inch
+    page = visit(gamed_run(tmp_path / "run"), width=width)
+    page.emulate_media(media="print")
+    boxes = "[...document.querySelectorAll('section table')].map(t => t.getBoundingClientRect())"
+    edges = page.evaluate(boxes + ".filter(box => box.width).map(box => box.right)")
+    assert len(edges) >= 3
+    assert max(edges) <= width
+
+
+def test_texts_are_filtered_and_sorted(visit: Any, tmp_path: Path) -> None:
+    run = gamed_run(tmp_path / "run")
+    page = visit(run)
+    texts = page.locator("[data-texts]")
+    assert texts.locator("select[name=Sort]").input_value() == "gamed"  # since there was an alarm
+    assert texts.locator(".items > details").count() == 24
+    texts.get_by_label("Search").fill("the COAT number")
+    assert texts.locator("[role=status]").inner_text().startswith("3 of 24 prompts")
+    texts.get_by_label("Search").fill("")
+    texts.locator("select[name=Label]").select_option("bad")
+    assert texts.locator(".items > details").count() == 12
+    texts.locator("select[name=Label]").select_option("")
+    texts.locator("select[name=Sort]").select_option("low")
+    texts.locator("select[name=of]").select_option(label="accuracy ↑")
+    texts.locator("select[name=At]").select_option(label="step 20")
+    rows = (run / "samples/score/step=000020.jsonl").read_text().splitlines()
+    lowest = min(json.loads(row)["scores"]["accuracy"] for row in rows)
+    changes = [float(t.split("→")[1]) for t in texts.locator(".change").all_inner_texts()]
+    assert changes == sorted(changes)
+    assert changes[0] == pytest.approx(lowest, abs=1e-3)
+    texts.get_by_label("from").fill("0.6")
+    changes = texts.locator(".change").all_inner_texts()
+    assert changes
+    assert all(float(text.split("→")[1]) >= 0.6 for text in changes)
+
+
+def test_texts_stand_side_by_side_with_their_changes(visit: Any, tmp_path: Path) -> None:
+    page = visit(gamed_run(tmp_path / "run"))
+    first = page.locator("[data-texts] .items > details").first
+    first.locator("h4").nth(1).wait_for()  # made a moment after the first prompt opens
+    assert first.locator("h4").all_inner_texts() == ["step 10", "step 40 ◆"]
+    assert first.locator("section").last.locator("mark").inner_text() == "is very good, very good"
+    page.get_by_label("all validations").check()
+    first = page.locator("[data-texts] .items > details").first
+    first.locator("h4").nth(3).wait_for()
+    assert first.locator("h4").count() == 4
+    page.locator(".validations a", has_text="20").click()
+    assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "1"
+
+
+def test_reasons_are_shown_on_focus_and_by_keyboard(visit: Any, tmp_path: Path) -> None:
+    page = visit(gamed_run(tmp_path / "run"))
+    tip = page.locator("#tip")
+    page.locator("figure svg").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert tip.inner_text().startswith("step 10: 0.456")
+    page.keyboard.press("Tab")  # the marks follow, by step
+    assert "at step" in tip.inner_text()
+    page.locator(".mark-alarm[role=img]").first.focus()
+    assert "alarm at step 20: reward/total improved from 0.4560" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    page.locator("[data-front] circle[role=button]").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "0"
+    page.locator("figure summary").first.click()
+    # The table is made when the browser says that it has opened, a moment after the click.
+    rows = page.locator("figure table").first.locator("tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == 4
+
+
+def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run",
+        lambda place, i, rng: HOSTILE[(i + place) % len(HOSTILE)],
+        lambda place, text: {"a<b": float(len(text) % 7)},
+    )
+    page = visit(run, width=400)
+    page.get_by_label("all validations").check()
+    page.evaluate(
+        "for (const each of document.querySelectorAll('.items details')) each.open = true"
+    )
+    shown = page.locator("[data-texts]").inner_text()
+    assert "<script>alert(1)</script>" in shown
+    assert "before␀after" in shown
+    assert "שלום עולם" in shown
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_explanation_is_shown_on_click(visit: Any, tmp_path: Path) -> None:
+    """Records of `CTRLEval.explain` and `Alignment.explain`, as they stand."""
+    run = honest_run(tmp_path / "run")
+    file = run / "samples/score/step=000040.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    evaluator = {"left": "It was ", "right": ".", "target": "good", "score": 0.75, "weight": 1.0}
+    tokens = [{"start": 0, "end": 3, "value": 0.25, "counted": True},
+              {"start": 4, "end": 8, "value": 0.9, "counted": False}]  # fmt: skip
+    rows[0]["explanation"] = {
+        "relevance": {"score": 0.75, "evaluators": [evaluator]},
+        "preservation": {"score": 0.5, "text": rows[0]["text"], "tokens": tokens},
+    }
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visit(run)
+    page.get_by_role("button", name="Explain").click()
+    explained = page.locator(".explained")
+    assert "It was good." in explained.inner_text()
+    assert explained.locator(".a1").inner_text() == "The"
+    explained.locator(".a1").hover()
+    assert page.locator("#tip").inner_text() == "alignment 0.25"
+
+
+def test_a_blind_comparison_is_saved_as_preferences(visit: Any, tmp_path: Path) -> None:
+    page = visit(gamed_run(tmp_path / "run"))
+    blind = page.locator("#blind")
+    blind.get_by_role("button", name="Start").click()
+    for key in ("1", "2", "0"):
+        page.keyboard.press(key)
+    assert "step" not in blind.locator(".versions").inner_text()
+    with page.expect_download() as download:
+        blind.get_by_role("button", name="Save").click()
+    rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    assert [row["tie"] for row in rows] == [False, False, True]
+    for row in rows:
+        assert {row["chosen_from"], row["rejected_from"]} == {"score, step 10", "score, step 40"}
+        assert row["chosen"].startswith(row["prompt"])
+        assert set(row["chosen_scores"]) == {"sentiment", "accuracy", "words"}
+
+
+def test_a_served_report_follows_the_run(browser: Any, tmp_path: Path) -> None:
+    run = gamed_run(tmp_path / "run")
+    options = report._parser().parse_args([str(run)])
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(report._Handler, report._Followed(options))
+    )
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}/"
+        request = urllib.request.Request(address, headers={"Host": "attacker.example:80"})
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(request)
+        page = browser.new_page()
+        page.goto(address)
+        assert page.locator(".validations tbody tr").count() == 4
+        page.locator("[data-texts]").get_by_label("Search").fill("coat")
+        with open(run / "metrics.jsonl", "a") as log:
+            log.write(json.dumps({"step": 50, "reward/total": 1.2, "score/sentiment": 1.0,
+                                  "score/accuracy": 0.3}) + "\n")  # fmt: skip
+        page.locator(".validations tbody tr").nth(4).wait_for()
+        assert page.locator("[data-texts]").get_by_label("Search").input_value() == "coat"
+        page.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

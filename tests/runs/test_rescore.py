@@ -1,0 +1,516 @@
+"""`ctrlreward rescore`, against the figures that the trainers logged with the same scores."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from counting_module import Counting
+from hypothesis import given
+from hypothesis import strategies as st
+from letter_judges import Share, Variety
+from lightning_choice import quiet_trainer
+from trainer_runs import tiny_trainer
+from transformers import TrainerCallback
+
+from ctrlreward import Reward, Samples
+from ctrlreward import huggingface as hf
+from ctrlreward.callbacks import (
+    GenerationScorer,
+    HistoryLogger,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
+from ctrlreward.cli import main
+from ctrlreward.runs import rescoring_job
+from ctrlreward.runs.rescoring_job import rescore, without_prefix
+from ctrlreward.files import JsonLog
+from ctrlreward.runs.folder import completions_per_prompt, read_stored_run
+from ctrlreward.samples import JSON_KEYS
+from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = Samples(
+    ["The soup", "The view", "A bus", "The soup"],
+    labels=["a", "b", "a", "b"],
+    groups=["one", "two", "two", "one"],
+)
+STEPS = 5
+WORDS = ["", " is good", " was old", " xyz", " hummm", " aeiou", " a", " zzz zz"]
+FIRST = {"share": Share()["share"], "variety": Variety()["variety"]}
+SECOND = {"consonants": Share("bcdfghklmnprstvwxyz")["share"], "variety": Variety()["variety"]}
+KEYS = {"score/share", "score/variety", "score/fail_rate", "score/corpus/share"}
+JUDGE = {
+    "components": {
+        "consonants": {
+            "class_path": "letter_judges.Share",
+            "init_args": {"letters": "bcdfghklmnprstvwxyz"},
+        },
+        "variety": {"class_path": "letter_judges.Variety"},
+    }
+}
+
+
+class Writer(Counting):
+    """Module that completes with random words, of which later steps have more."""
+
+    batches = STEPS
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.log("reward/total", float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        step = round(self.weight.item())
+        most = min(len(WORDS), 3 + step)
+        return [WORDS[(int(i) + step) % 8] for i in torch.randint(most, (len(prompts),))]
+
+
+class Seen:
+    """Keeps the evidence of each validation."""
+
+    def __init__(self, scorer: Any) -> None:
+        self.scorer = scorer
+        self.evidence: dict[int, dict[str, Any]] = {}
+
+
+class SeenByLightning(Seen, pl.Callback):
+    """The same, under Lightning."""
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.evidence[trainer.global_step] = self.scorer.evidence
+
+
+class SeenByTransformers(Seen, TrainerCallback):
+    """The same, under transformers."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.evidence[state.global_step] = self.scorer.evidence
+
+
+def lightning_run(folder: Path, scores: dict[str, Any], *more: pl.Callback) -> Seen:
+    pl.seed_everything(0, verbose=False)
+    scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
+    seen = SeenByLightning(scorer)
+    trainer = quiet_trainer(
+        callbacks=[scorer, seen, *more],
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        enable_checkpointing=any(isinstance(each, RewardCheckpoint) for each in more),
+        log_every_n_steps=1,
+        logger=HistoryLogger(str(folder)),
+        max_steps=STEPS,
+        num_sanity_val_steps=0,
+        val_check_interval=1,
+    )
+    trainer.fit(Writer())
+    return seen
+
+
+def huggingface_run(folder: Path, model: str, scores: dict[str, Any], *more: Any) -> Seen:
+    torch.manual_seed(0)
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer = tiny_trainer(model, folder, max_steps=STEPS, learning_rate=0.05, **saving)
+    prompts = PROMPTS.replace(texts=["ab", "cd", "fe", "ab"])
+    scorer = hf.GenerationScorer(
+        trainer, scores, prompts, 1, 2, generation={"do_sample": True, "max_new_tokens": 5}
+    )
+    seen = SeenByTransformers(scorer)
+    for callback in (scorer, seen, *more):
+        trainer.add_callback(callback)
+    trainer.train()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def lightning_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lightning")
+    lightning_run(folder, FIRST)
+    return folder
+
+
+@pytest.fixture
+def folder(lightning_folder: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run that logged other scores than the judge's, and the judge's file."""
+    (tmp_path / "run").symlink_to(lightning_folder)
+    (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
+    yield tmp_path
+    for path in (lightning_folder / "rescored").glob("**/*"):
+        if path.is_file():
+            path.unlink()
+
+
+def rescored(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--json", *options])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_progress_is_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a repeated command, which has nothing to do."""
+    monkeypatch.setattr("ctrlreward.progress.SECONDS_PER_LINE", 0.0)
+    total = STEPS * len(PROMPTS) * 2
+    for _ in range(2):
+        main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--json"])
+        err = capsys.readouterr().err
+        assert f"rescoring: {total} of {total} texts in" in err
+
+
+@pytest.mark.parametrize("trainer", ["lightning", "huggingface"])
+@pytest.mark.parametrize("part", [64, 3])
+def test_the_same_scores_are_the_logged_ones(
+    tmp_path: Path,
+    tiny_llama: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    trainer: str,
+    part: int,
+) -> None:
+    monkeypatch.setattr(rescoring_job, "PART", part)
+    if trainer == "lightning":
+        seen = lightning_run(tmp_path / "run", FIRST)
+    else:
+        seen = huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST)
+    run, names = without_prefix(read_stored_run(tmp_path / "run"))
+    scores = {f"eval_{key}" for key in KEYS} if trainer == "huggingface" else set()
+    assert {name for name in names if "/" in name} == scores
+    done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
+    assert [each.step for each in done.after.steps] == [each.step for each in run.steps]
+    for before, after in zip(run.steps, done.after.steps, strict=True):
+        if before.step not in seen.evidence:
+            assert after == before
+            continue
+        assert set(after.metrics) - set(before.metrics) == {"score/total"}
+        assert set(before.metrics) >= KEYS
+        for key, value in before.metrics.items():
+            # Lightning logs 32 bits.
+            assert after.metrics[key] == pytest.approx(value, rel=1e-6, nan_ok=True), key
+        live = seen.evidence[before.step]
+        assert set(live) == KEYS == set(after.evidence) - {"score/total"}
+        for key, row in live.items():
+            np.testing.assert_array_equal(after.evidence[key], row)
+            np.testing.assert_array_equal(before.evidence[key], row)
+        old, new = (read_scored_samples(each.samples["score"]) for each in (before, after))
+        assert new[0] == old[0]
+        for name, values in old[1].items():
+            np.testing.assert_array_equal(new[1][name], values)
+    again = read_stored_run(tmp_path / "new")  # the folder is a run itself
+    for one, other in zip(again.steps, done.after.steps, strict=True):
+        assert one.metrics == pytest.approx(dict(other.metrics), nan_ok=True)
+        assert set(one.evidence) == set(other.evidence)
+        for key, row in one.evidence.items():
+            np.testing.assert_allclose(row, other.evidence[key], rtol=1e-12)
+    assert len(seen.evidence) == STEPS
+    assert len({tuple(each["score/share"]) for each in seen.evidence.values()}) > 2
+
+
+def test_keys_of_transformers_may_have_their_prefix(
+    tmp_path: Path, tiny_llama: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = hf.RewardCheckpoint("score/share", constraints={"score/variety": (0.1, None)})
+    huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST, best)
+    (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
+    tied = []
+    for prefix in ("", "eval_"):
+        options = [f"{prefix}score/share", "--subject_to", f"{prefix}score/variety>=0.1"]
+        found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
+        (decided,) = found["decisions"]
+        assert decided["logged"]["step"] == decided["rescored"]["step"] == best.selected_step
+        assert decided["logged"]["reason"] == best.reason
+        ties = ("--ties_by", f"{prefix}score/variety:max")
+        tied += rescored(tmp_path, "--maximise", *options, *ties, capsys=capsys)["decisions"]
+    assert tied[0] == tied[1]
+
+
+def test_decisions_are_those_of_a_run_with_the_other_scores(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rescored(
+        folder,
+        "--maximise",
+        "score/consonants",
+        "--subject_to",
+        "score/variety<=0.4",
+        "--guard",
+        "reward/total:score/consonants",
+        "--stop=patience=1",
+        capsys=capsys,
+    )
+    best = RewardCheckpoint(
+        "score/consonants", dirpath=str(tmp_path / "c"), constraints={"score/variety": (None, 0.4)}
+    )
+    guard = ProxyGuard("reward/total", "score/consonants", "max")
+    live = lightning_run(tmp_path / "live", SECOND, best, guard)
+    stop = RewardEarlyStopping("score/consonants", patience=1)
+    lightning_run(tmp_path / "stopped", SECOND, stop)
+    (decided,) = found["decisions"]
+    assert decided["asked"] == [
+        "best by score/consonants",
+        "stop by score/consonants",
+        "alarm by reward/total: score/consonants",
+    ]
+    assert decided["logged"] is None
+    assert decided["rescored"]["step"] == best.selected_step
+    assert decided["rescored"]["reason"] == best.reason
+    assert decided["rescored"]["stop_step"] == stop.stopped_step > 0
+    assert (decided["rescored"]["alarm_step"] or -1) == guard.alarm_step
+    validations = {each["step"]: each for each in decided["rescored"]["validations"]}
+    assert validations[stop.stopped_step]["stop"] == stop.state.stopping_reason
+    logged = {row["step"]: row for row in JsonLog(tmp_path / "live" / "metrics.jsonl").read()}
+    assert [row["step"] for row in found["validations"]] == list(live.evidence)
+    for row in found["validations"]:
+        expected = logged[row["step"]]["score/consonants"]
+        assert row["score/consonants"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_reward_by_its_class_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a recipe: the same scores as by the short form."""
+    components = {
+        name: {
+            "class_path": "ctrlreward.scorers.Component",
+            "init_args": {"scorer": each, "name": key},
+        }
+        for name, each, key in [("consonants", JUDGE["components"]["consonants"], "share")]
+    }
+    reward = {"class_path": "ctrlreward.Reward", "init_args": {"components": components}}
+    short = rescored(folder, "--output", str(folder / "short"), capsys=capsys)
+    (folder / "judge.yaml").write_text(yaml.safe_dump({"reward": reward}))
+    found = rescored(folder, "--output", str(folder / "long"), capsys=capsys)
+    for row, expected in zip(found["validations"], short["validations"], strict=True):
+        assert row["score/consonants"] == expected["score/consonants"]
+
+
+def test_decisions_before_and_after(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A score that was logged is replaced: the table has both."""
+    judge = {"components": {"share": {**JUDGE["components"]["consonants"]}}}
+    (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
+    found = rescored(folder, "--maximise", "score/share", capsys=capsys)
+    (decision,) = found["decisions"]
+    rows = JsonLog(folder / "run" / "metrics.jsonl").read()
+    before = {row["step"]: row["score/share"] for row in rows if "score/share" in row}
+    after = {row["step"]: row["score/share"] for row in found["validations"]}
+    assert decision["logged"]["step"] == max(before, key=lambda step: before[step])
+    assert decision["rescored"]["step"] == max(after, key=lambda step: after[step])
+    main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), "--maximise", "score/share"])
+    printed = capsys.readouterr().out
+    assert f"{before[1]:.4f} → {after[1]:.4f}" in printed
+    line = next(line for line in printed.splitlines() if "best by score/share" in line)
+    assert f"step {decision['logged']['step']}" in line
+    assert f"step {decision['rescored']['step']}" in line
+
+
+def test_a_killed_command_resumes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rescoring_job, "PART", 3)
+    uncut = rescored(folder, f"--output={folder / 'uncut'}", capsys=capsys)
+    files = sorted((folder / "run" / "samples" / "score").iterdir())
+    texts = [text for file in files for text in read_scored_samples(file)[0].texts]
+    last = max(texts, key=texts.index)  # the text that appears last
+    assert texts.index(last) > 8
+    command = ["rescore", str(folder / "run"), str(folder / "judge.yaml")]
+    monkeypatch.setenv("KILL_AT", last)
+    process = multiprocessing.get_context("fork").Process(target=main, args=(command,))
+    process.start()
+    process.join(60)
+    monkeypatch.delenv("KILL_AT")
+    assert process.exitcode == -signal.SIGKILL
+    log = folder / "run" / "rescored" / "judge" / "rescored.jsonl"
+    at = JsonLog(log).read()[1:]
+    with open(log, "ab") as file:
+        file.write(b'{"name": "score", "st')  # a line that was being written
+    Share.calls.clear()
+    resumed = rescored(folder, capsys=capsys)
+    assert {**resumed, "folder": ""} == {**uncut, "folder": ""}
+    done = [each for each in at if each["part"] != "metrics"]
+    whole = JsonLog(folder / "uncut" / "rescored.jsonl").read()[1:]
+    parts = [each for each in whole if each["part"] != "metrics"]
+    assert 0 < len(done) < len(parts)
+    assert len(Share.calls) == len(parts) - len(done)  # nothing is scored twice
+    Share.calls.clear()
+    assert rescored(folder, capsys=capsys) == resumed
+    assert Share.calls == []
+
+
+def test_other_texts_are_scored_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a run that was resumed at an earlier step, or still goes on."""
+    run = tmp_path / "copy"
+    for path in sorted((folder / "run" / "samples").glob("*/*.jsonl"))[:3]:
+        (run / "samples" / "score").mkdir(parents=True, exist_ok=True)
+        (run / "samples" / "score" / path.name).write_text(path.read_text())
+    (run / "metrics.jsonl").write_text((folder / "run" / "metrics.jsonl").read_text())
+    (folder / "run").unlink()
+    (folder / "run").symlink_to(run)
+    first = rescored(folder, capsys=capsys)
+    path = run / "samples" / "score" / "step=000002.jsonl"
+    texts, scores = read_scored_samples(path)
+    changed = texts.replace(texts=[f"{text} mmm" for text in texts.texts])
+    write_scored_samples(path, changed, scores)
+    Share.calls.clear()
+    second = rescored(folder, capsys=capsys)
+    assert Share.calls == [len({*zip(*changed.columns().values(), strict=True)})]
+    one, two = ({r["step"]: r for r in found["validations"]} for found in (first, second))
+    assert one[2] != two[2]
+    assert {**one, 2: None} == {**two, 2: None}
+
+
+def test_rollouts_are_not_rescored_unless_named(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The texts of `RolloutSamples` are of other prompts at each step, so nothing is paired."""
+    rollouts = folder / "run" / "samples" / "rollout"
+    for step in (1, 2):
+        prompts = [f"{step} {i}" for i in range(4)]
+        samples = Samples([f"mix {prompt}" for prompt in prompts], prompts=prompts, groups=prompts)
+        write_scored_samples(rollouts / f"step={step:06d}.jsonl", samples, {})
+    found = rescored(folder, f"--output={folder / 'one'}", capsys=capsys)
+    assert all(key.startswith("score/") for key in found["directions"])
+    caplog.clear()
+    options = ["--names", "rollout", "--maximise", "rollout/variety", f"--output={folder / 'two'}"]
+    found = rescored(folder, *options, capsys=capsys)
+    for path in rollouts.iterdir():
+        path.unlink()
+    rollouts.rmdir()
+    assert "prompts of 'rollout' differ between validations" in caplog.text
+    assert found["decisions"][0]["rescored"]["reason"].endswith("(no scores by prompt)")
+
+
+def refused(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), *options])
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_scores_of_more_than_the_texts_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = {
+        "components": {
+            "content": {"class_path": "letter_judges.Share", "init_args": {"column": "sources"}},
+            "answer": {"class_path": "letter_judges.Share", "init_args": {"column": "histories"}},
+            "share": {"class_path": "letter_judges.Share"},
+        }
+    }
+    (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
+    Share.calls.clear()
+    error = refused(folder, capsys=capsys)
+    columns = "step=000001.jsonl has text, prefix, label, prompt, group"
+    missing = "but not 'history' for answer; 'source' for content. Leave these components out"
+    assert f"{columns}, {missing}" in error
+    assert Share.calls == []
+    assert not (folder / "run" / "rescored" / "judge" / "rescored.jsonl").exists()
+
+
+def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "bare" / "samples" / "score" / "step=000001.jsonl"
+    write_scored_samples(path, Samples(["one", "two"]), {})
+    (folder / "bare" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    (folder / "run").unlink()
+    (folder / "run").symlink_to(folder / "bare")
+    assert "has text, but not 'group' for variety" in refused(folder, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--maximum", "score/share"], "--maximum is not an option (did you mean --maximi"),
+        (["--subject_to", "score/share>0.5"], "must be a bound, 'KEY>=VALUE' or"),
+        (["--subject_to", "score/share>=high"], "'high' is not a number"),
+        (["--stop", "patiense=2"], "did you mean 'patience'"),
+        (["--guard", "reward/total"], "--guard must be PROXY:HELD_OUT, got 'reward/total'"),
+        (["--guard", "reward/total:policy/kl"], "has no key 'policy/kl'"),
+        (["--maximise", "score/shar"], "has no key 'score/shar' (did you mean score/share?)"),
+        (["--subject_to", "policy/kl<=1"], "has no key 'policy/kl'"),
+        (["--maximise", "score/fail_rate"], "is better when lower. Use --minimise"),
+        (["--names", "held_out"], "has no texts of 'held_out', only of score"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Share.calls.clear()
+    assert message in refused(folder, *options, capsys=capsys)
+    assert Share.calls == []
+
+
+def test_a_folder_of_other_scores_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rescored(folder, capsys=capsys)
+    judge = {"components": {"share": {"class_path": "letter_judges.Share"}}}
+    (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
+    assert "was started with a different reward and fingerprint" in refused(folder, capsys=capsys)
+
+
+def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "empty").mkdir()
+    (folder / "empty" / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    (folder / "run").unlink()
+    (folder / "run").symlink_to(folder / "empty")
+    assert "has no texts: a GenerationScorer writes them to" in refused(folder, capsys=capsys)
+    assert "there is no folder" in refused(folder / "nowhere", capsys=capsys)
+
+
+def test_the_selection_of_the_run_is_replayed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without options: the key and the constraints of `summary.json`, then each new score."""
+    selection = {"monitor": "score/share", "constraints": {"score/variety": [None, 0.4]}}
+    summary = {"selection": selection, "directions": {"score/share": "max"}}
+    path = folder / "run" / "summary.json"
+    path.write_text(json.dumps(summary))
+    found = rescored(folder, capsys=capsys)
+    path.unlink()
+    names = [name for each in found["decisions"] for name in each["asked"]]
+    keys = ["share", "consonants", "variety", "corpus/consonants", "total"]
+    assert names == [f"best by score/{key}" for key in keys]
+    best = RewardCheckpoint(
+        "score/share", dirpath=str(tmp_path / "c"), constraints={"score/variety": (None, 0.4)}
+    )
+    lightning_run(tmp_path / "live", FIRST, best)
+    assert found["decisions"][0]["logged"]["step"] == best.selected_step
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=6),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_completions_of_a_prompt_are_counted(
+    prompts: list[tuple[str, str]], repeats: int, numbered: bool
+) -> None:
+    """Exactly where prompts have numbers; else a multiple, where equal ones follow each other."""
+    rows = [(i, each) for i, each in enumerate(prompts) for _ in range(repeats)]
+    columns: dict[str, Any] = {
+        "texts": [str(i) for i in range(len(rows))],
+        "prompts": [prompt for _, (prompt, _) in rows],
+        "labels": [label for _, (_, label) in rows],
+    }
+    if numbered:
+        columns["groups"] = [i for i, _ in rows]
+    found = completions_per_prompt(Samples(**columns))
+    assert found % repeats == 0
+    if numbered or all(a != b for a, b in pairwise(prompts)):
+        assert found == repeats
+    assert set(columns) <= set(JSON_KEYS)
+    assert not math.isnan(found)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import wandb
+from pytorch_lightning.loggers import CSVLogger
+from wandb_runs import wait_for_files
+
+from ctrlreward.callbacks import HistoryLogger
+from ctrlreward.runs.logs import read_wandb_history
+from ctrlreward.runs.results import read_run
+
+NAN = pytest.approx(math.nan, nan_ok=True)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# Tables
+
+
+def test_long_csv(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "system,metric,value\nA,x,1\nB,x,2.5\nA,y,\n")
+    run = read_run(file)
+    assert run.studies == {"": {"x": {"A": 1.0, "B": 2.5}, "y": {"A": NAN}}}
+    assert run.curves == {}
+
+
+def test_studies_of_a_csv(tmp_path: Path) -> None:
+    text = "study,system,metric,value\nfirst,A,x,1\nsecond,A,x,2\n"
+    studies = read_run(write(tmp_path / "a.csv", text)).studies
+    assert studies == {"first": {"x": {"A": 1.0}}, "second": {"x": {"A": 2.0}}}
+
+
+def test_wide_csv(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "system,x,y\nA,1,2\nB,3,nan\n")
+    assert read_run(file).studies == {"": {"x": {"A": 1.0, "B": 3.0}, "y": {"A": 2.0, "B": NAN}}}
+
+
+def test_wide_csv_of_a_single_system(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "\ufeffx,y\n1,2\n")  # as spreadsheets write it
+    assert read_run(file).studies == {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}
+
+
+def test_columns_that_name_system_and_metric_together(tmp_path: Path) -> None:
+    text = "model,size,metric,measure,value\nA,1,x,f1,3\nA,2,x,f1,4\nA,1,x,recall,5\n"
+    file = write(tmp_path / "a.csv", text)
+    studies = read_run(file, ["model", "size"], ["metric", "measure"]).studies
+    assert studies == {"": {"x f1": {"A 1": 3.0, "A 2": 4.0}, "x recall": {"A 1": 5.0}}}
+
+
+def test_a_selection_of_rows(tmp_path: Path) -> None:
+    text = "seed,kind,system,metric,value\n1,all,A,x,3\n2,all,A,x,4\n2,some,A,x,5\n"
+    file = write(tmp_path / "a.csv", text)
+    assert read_run(f"{file}:seed=2,kind=all").studies == {"": {"x": {"A": 4.0}}}
+    assert read_run(f"{file}:seed=1").studies == {"": {"x": {"A": 3.0}}}
+
+
+def test_json(tmp_path: Path) -> None:
+    systems = write(tmp_path / "a.json", '{"A": {"x": 1, "y": null}, "B": {"x": 2.5}}')
+    assert read_run(systems).studies == {"": {"x": {"A": 1.0, "B": 2.5}, "y": {"A": NAN}}}
+    single = write(tmp_path / "b.json", '{"x": 1, "y": 2}')
+    assert read_run(single).studies == {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}
+
+
+# Loggers
+
+
+def test_folder_of_our_logger_with_the_report(tmp_path: Path) -> None:
+    logger = HistoryLogger(str(tmp_path))
+    logger.log_metrics({"score/x": 0.5, "epoch": 0}, 10)
+    logger.log_metrics({"loss": 2.0}, 15)
+    logger.log_metrics({"score/x": 0.75, "loss": math.nan}, 20)
+    run = read_run(str(tmp_path))
+    assert run.curves == {"score/x": {10: 0.5, 20: 0.75}, "loss": {15: 2.0, 20: NAN}}
+    assert run.studies == {"": {"score/x": {"run": 0.75}, "loss": {"run": NAN}}}
+    report = {
+        "score": "x",
+        "after": {"x": 0.8, "fail_rate": 0.0, "generations": 16},
+        "difference": None,
+        "judges": {"lexicon": {"before": 0.5, "after": 0.9, "difference_ci95": [0.3, 0.5]}},
+    }
+    write(tmp_path / "summary.json", json.dumps(report))
+    added = read_run(str(tmp_path)).studies[""]
+    assert {name: added[name]["run"] for name in added.keys() - {"score/x", "loss"}} == {
+        "after/x": 0.8,
+        "after/fail_rate": 0.0,
+        "difference": NAN,
+        "judges/lexicon": 0.9,
+    }
+
+
+@pytest.mark.parametrize("inside", ["", "metrics.csv"])
+def test_csv_of_lightning(tmp_path: Path, inside: str) -> None:
+    logger = CSVLogger(tmp_path, name="", version="v")
+    logger.log_metrics({"score/x": 0.5, "epoch": 0}, 10)
+    logger.log_metrics({"loss": 2.0}, 15)
+    logger.log_metrics({"score/x": 0.75}, 20)
+    logger.save()
+    run = read_run(str(tmp_path / "v" / inside))
+    assert run.curves == {"score/x": {10: 0.5, 20: 0.75}, "loss": {15: 2.0}}
+    assert run.studies == {"": {"score/x": {"run": 0.75}, "loss": {"run": 2.0}}}
+
+
+STEPS = 100
+LONG = "/".join(["name"] * 150)
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a real offline run, with a file of several blocks."""
+    folder = tmp_path_factory.mktemp("wandb")
+    with wandb.init(project="p", dir=str(folder), mode="offline") as run:
+        for step in range(STEPS):
+            row = {"trainer/global_step": 10 * step, "score/x": step / 8, LONG: 1}
+            run.log(row if step else row | {"table": wandb.Table(["a"], [[1]]), "bad": math.nan})
+    wait_for_files(folder)
+    (run_folder,) = (folder / "wandb").glob("offline-run-*")
+    return run_folder
+
+
+def test_offline_folder_of_wandb(offline: Path) -> None:
+    (file,) = offline.glob("*.wandb")
+    assert file.stat().st_size > 2 * 32768
+    run = read_run(str(offline))
+    assert run.curves["score/x"] == {10 * step: step / 8 for step in range(STEPS)}
+    assert run.studies[""]["score/x"] == {"run": (STEPS - 1) / 8}
+    assert run.studies[""]["bad"] == {"run": NAN}
+    assert set(run.curves) == {"score/x", "bad", LONG}
+
+
+def test_an_incomplete_file_of_wandb(offline: Path, tmp_path: Path) -> None:
+    (file,) = offline.glob("*.wandb")
+    content = file.read_bytes()
+    for size, fewest in ((len(content) // 2, STEPS // 3), (32768 + 3, 1), (7, 0)):
+        cut = tmp_path / "cut.wandb"
+        cut.write_bytes(content[:size])
+        steps = [row["_step"] for row in read_wandb_history(cut)]
+        assert fewest <= len(steps) < STEPS
+        assert steps == list(range(len(steps)))
+
+
+def test_summary_of_wandb_without_the_run_file(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    summary = {"_step": 3, "_timestamp": 1.0, "epoch": 2, "x": 0.5, "bad": "NaN", "t": {"a": 1}}
+    summary |= {"score/y": {"max": 0.75, "last": 0.25}, "score/scored_step": 10}
+    write(tmp_path / "files" / "wandb-summary.json", json.dumps(summary))
+    run = read_run(str(tmp_path))
+    assert run.studies == {"": {"x": {"run": 0.5}, "bad": {"run": NAN}, "score/y": {"run": 0.25}}}
+    assert run.curves == {}
+
+
+def test_the_error_names_wandb_if_it_is_not_installed(
+    offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb.proto.wandb_internal_pb2", None)
+    with pytest.raises(ImportError, match=r"needs wandb: pip install 'ctrlreward\[wandb\]'"):
+        read_run(str(offline))
+
+
+def test_cells_can_be_long(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", f"system,note,x\nA,{'n' * 200_000},1\n")
+    assert read_run(file, ["system", "note"]).studies[""]["x"].popitem()[1] == 1.0
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("system,metric,value\nA,x,high\n", r":2: value = 'high' is not a number"),
+        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2. .* \(of system, x\)"),
+        ("x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
+        (
+            "system,metric,value\nA,x\n",
+            r":2 has 2 cells, but the header has 3 columns \(system, metric, value\): add the miss",
+        ),
+        ("system,value\nA,1\n", r"has no column 'metric', only system, value"),
+        ("system,x\n", r"has no rows below the header"),
+        ("step,x\n", r"has no rows below the header"),
+        ("step,x\n1,\n", r"has no logged numbers: did the run"),
+        ("step,x\n1,2\n,3\n", r"a\.csv:3 has no step, must have one in each row"),
+    ],
+)
+def test_a_wrong_csv_raises(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_run(write(tmp_path / "a.csv", text))
+
+
+def test_a_wrong_selection_raises(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "system,x\nA,1\n")
+    with pytest.raises(ValueError, match="has no rows with system = B"):
+        read_run(f"{file}:system=B")
+    with pytest.raises(ValueError, match="has no column 'seed', only system, x"):
+        read_run(f"{file}:seed=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "contains a list, must be a JSON object"),
+        ('{"x": "high"}', "x = 'high' is not a number"),
+        ('{"x": {"y": 1}, "z": 2}', "is not a number, must be {system: {metric: value}}"),
+    ],
+)
+def test_a_wrong_json_raises(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_run(write(tmp_path / "a.json", text))
+
+
+def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", '{"x": 1.0}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has a row without .* or _step: x"):
+        read_run(str(tmp_path))
+
+
+def test_a_wrong_path_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+        read_run(str(tmp_path / "absent"))
+    with pytest.raises(
+        ValueError, match=r"has no log of a run, must be a folder with metrics\.jsonl"
+    ):
+        read_run(str(tmp_path))
+    with pytest.raises(ValueError, match=r"must be a \.csv or \.json file, .*, got '\.txt'"):
+        read_run(write(tmp_path / "a.txt", ""))
+    write(tmp_path / "b.wandb", "nothing")
+    with pytest.raises(ValueError, match="is not a W&B file: it does not start with ':W&B'"):
+        read_run(str(tmp_path))

@@ -1,0 +1,389 @@
+"""`ctrlreward select`: selection, stop and alarm from a log; checkpoints that are removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from warm_python import WarmProcess
+
+from ctrlreward.runs.select import run
+from ctrlreward.selection import AlarmRule, BestRule
+
+ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50, 0.5, 0.125)]
+MAXIMISE = ("--maximise", "reward")
+CONSTRAINED = (*MAXIMISE, "--subject_to", "acc>=0.5")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of five validations with checkpoints; the best with acc >= 0.5 is step 30."""
+    place = tmp_path / "run"
+    place.mkdir()
+    rows = [{"step": step, "reward": r, "acc": a, "loss": -r} for step, r, a in ROWS]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for step, _, _ in ROWS:
+        (place / "checkpoints" / f"step={step:06d}-adapter").mkdir(parents=True)
+        (place / "checkpoints" / f"step={step:06d}-adapter" / "adapter.safetensors").write_text("a")
+        (place / "checkpoints" / f"step={step:06d}.ckpt").write_text("weights")
+    (place / "checkpoints" / "last.ckpt").write_text("weights")
+    return place
+
+
+@pytest.fixture
+def select(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function of arguments: exit status and both outputs."""
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        status = 0
+        try:
+            run([str(argument) for argument in arguments])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_the_checkpoint_to_keep(folder: Path, select: Any) -> None:
+    status, out, _ = select(folder, *CONSTRAINED, "--stop", "patience=1")
+    assert status == 0
+    assert f"keep {folder / 'checkpoints' / 'step=000030.ckpt'}: reward is 0.6000 at step 30" in out
+    assert "stop at step 50: reward has not improved by more than 0.0 in the last 1 scores" in out
+    marks = {line.split()[0]: line for line in out.splitlines() if line.strip()[:2].isdigit()}
+    assert "selected" in marks["30"]
+    assert "0.25 ✗" in marks["40"]
+    assert "0.625 ✓" in marks["30"]
+
+
+def test_a_checkpoint_that_is_not_on_disk_is_not_selected(folder: Path, select: Any) -> None:
+    """The trainer evaluates more often than it saves, or has removed it."""
+    for path in (folder / "checkpoints").glob("step=000040*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    status, out, _ = select(folder, *MAXIMISE)
+    assert status == 0
+    assert f"keep {folder / 'checkpoints' / 'step=000030.ckpt'}: reward is 0.6000" in out
+    assert "not on disk: step 40, reward is 0.9000" in out
+    found = json.loads(select(folder, *MAXIMISE, "--json")[1])
+    assert (found["step"], found["value"]) == (30, 0.6)
+    shutil.rmtree(folder / "checkpoints")  # a log alone
+    found = json.loads(select(folder, *MAXIMISE, "--json")[1])
+    assert (found["step"], found["checkpoint"]) == (40, None)
+
+
+def test_american_spelling_and_the_smallest(folder: Path, select: Any) -> None:
+    assert "at step 40" in select(folder, "--maximize", "reward")[1]
+    assert "keep" in select(folder, "--minimize", "loss")[1]
+    assert "at step 10" in select(folder, "--minimise", "reward")[1]
+
+
+def test_nothing_meets_the_constraints(folder: Path, select: Any) -> None:
+    status, out, _ = select(folder, *MAXIMISE, "--subject_to", "acc>=0.9", "reward<=1", "--prune")
+    assert status == 1
+    assert "no checkpoint: none of 5 validations is a candidate" in out
+    assert "acc: met at 0 of 5 validations" in out
+    assert "reward: met at 5 of 5 validations" in out
+    assert len(list((folder / "checkpoints").iterdir())) == 11
+
+
+def test_json_and_the_file_for_scripts(folder: Path, select: Any, tmp_path: Path) -> None:
+    output = tmp_path / "best.json"
+    status, out, _ = select(folder, *CONSTRAINED, "--json", "--output", output)
+    content = json.loads(out)
+    assert (status, content["step"], content["value"]) == (0, 30, 0.6)
+    assert content["checkpoint"] == str(folder / "checkpoints" / "step=000030.ckpt")
+    met = [each["constraints"]["acc"]["met"] for each in content["validations"]]
+    assert met == [True, True, True, False, False]
+    assert json.loads(output.read_text())["checkpoint"] == content["checkpoint"]
+
+
+def test_several_runs(folder: Path, select: Any, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"step": 1, "reward": 0.5, "acc": 0.1}\n')
+    status, out, _ = select(folder, tmp_path / "other.jsonl", *CONSTRAINED, "--json")
+    assert [each["step"] for each in json.loads(out)] == [30, None]
+    assert status == 1
+
+
+def test_pareto_front(folder: Path, select: Any) -> None:
+    status, out, _ = select(folder, "--pareto", "reward:max,acc:max", "--json")
+    content = json.loads(out)
+    assert (status, content["front"], content["step"]) == (0, [20, 30, 40], 40)
+
+
+def test_the_reason_is_of_the_selected_point(folder: Path, select: Any) -> None:
+    out = select(folder, "--pareto", "reward:max,acc:max")[1]
+    reason = "reward is 0.9000, acc is 0.2500 at step 40, the best reward of 3 on the front"
+    assert f"step=000040.ckpt: {reason}" in out
+
+
+def test_rows_of_training_do_not_count_as_validations(select: Any, tmp_path: Path) -> None:
+    """A proxy logged at other steps has its last value; a held-out key logged less often waits."""
+    rows = []
+    for step in range(1, 13):
+        row = {"step": step, "reward": 0.1 * step}
+        if step % 3 == 0:
+            row["acc"] = 1.0 - 0.05 * step
+        rows.append(row)
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, out, _ = select(path, "--maximise", "acc", "--guard", "reward:acc", "--json")
+    content = json.loads(out)
+    assert [each["step"] for each in content["validations"]] == [3, 6, 9, 12]
+    rule, state = AlarmRule("reward", "acc"), AlarmRule("reward", "acc").start()
+    for step in (3, 6, 9, 12):
+        metrics = {"reward": 0.1 * step, "acc": 1.0 - 0.05 * step}
+        state, decision = rule.update(state, step, metrics)
+    assert content["validations"][-1]["alarm"]["p_value"] == decision.p_value
+
+
+def scored(folder: Path) -> dict[int, tuple[dict[str, float], dict[str, Any]]]:
+    """Write a run whose held-out quality declines from step 20 on, with samples."""
+    rng = np.random.default_rng(0)
+    (folder / "samples" / "score").mkdir(parents=True)
+    seen = {}
+    with open(folder / "metrics.jsonl", "w") as log:
+        for step, quality in [(10, 0.80), (20, 0.82), (30, 0.6), (40, 0.5)]:
+            values = (quality + 0.1 * rng.normal(size=24)).round(6)
+            rows = [
+                {"text": f"text {i}", "prompt": f"prompt {i}", "scores": {"quality": value}}
+                for i, value in enumerate(values.tolist())
+            ]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (folder / "samples" / "score" / f"step={step:06d}.jsonl").write_text(text)
+            metrics = {"reward": 0.01 * step, "score/quality": float(values.mean())}
+            log.write(json.dumps({"step": step, **metrics}) + "\n")
+            seen[step] = (metrics, {"score/quality": values})
+    return seen
+
+
+def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path: Path) -> None:
+    seen = scored(tmp_path)
+    options = ("--maximise", "score/quality", "--guard", "reward:score/quality", "--json")
+    content = json.loads(select(tmp_path, *options)[1])
+    best, alarm = BestRule("score/quality"), AlarmRule("reward", "score/quality")
+    kept, state = best.start(), alarm.start()
+    for (step, (metrics, evidence)), shown in zip(
+        seen.items(), content["validations"], strict=True
+    ):
+        kept, keep = best.update(kept, step, metrics, evidence=evidence)
+        state, decision = alarm.update(state, step, metrics, evidence=evidence)
+        assert shown["selection"] == keep.reason
+        assert shown["alarm"]["reason"] == decision.reason
+        low, high = shown["intervals"]["score/quality"]
+        assert low < metrics["score/quality"] < high
+    assert content["step"] == best.best(kept) == 20
+    assert content["alarm_step"] == state.alarm_step == 30
+    # Without the validations of an alarm, by the key that the guard computes.
+    refused = ("--subject_to", "guard/alarm<=0", "--minimise", "score/quality")
+    content = json.loads(select(tmp_path, *refused, *options[2:])[1])
+    assert content["step"] == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--maximise", "rewrd"), r"has no key 'rewrd' \(did you mean reward\?\)"),
+        (("--maximise", "zzz"), "has no key 'zzz', only reward, acc, loss"),
+        ((*MAXIMISE, "--subject_to", "acc=1"), "must be a bound, 'KEY>=VALUE'"),
+        ((*MAXIMISE, "--subject_to", "acc>=high"), "'high' is not a number"),
+        ((*MAXIMISE, "--stop", "patiance=2"), "did you mean 'patience'"),
+        ((*MAXIMISE, "--stop", "patience=two"), "--stop patience='two' must be int"),
+        ((*MAXIMISE, "--stop", "patience=0"), "patience must be at least 1, got 0"),
+        ((*MAXIMISE, "--minimise", "loss"), "both given"),
+        ((), "no score is given. Use --maximise"),
+        (("--subject_to", "acc>=1", "--guard", "reward:acc"), "--subject-to needs the score"),
+        ((*MAXIMISE, "--guard", "acc"), "--guard must be PROXY:HELD_OUT, got 'acc'"),
+        (
+            (*MAXIMISE, "--guard", "reward:reward"),
+            "proxy and held_out must be different metrics, got 'reward'",
+        ),
+        (("--pareto", "reward:up,acc:max"), "direction of 'reward' must be one of"),
+        ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' must be one of"),
+        ((*MAXIMISE, "--watch", "--prune"), "--prune removes from finished runs"),
+        ((*MAXIMISE, "--maximum", "3"), "unrecognized arguments"),
+    ],
+)
+def test_mistakes(folder: Path, select: Any, options: tuple[str, ...], message: str) -> None:
+    import re
+
+    status, _, err = select(folder, *options)
+    assert status == 2
+    assert re.search(message, err)
+
+
+def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -> None:
+    modes = {"scores": {"score": {"modes": {"score/pp": "min"}}}}
+    state = {"log_history": [{"step": 3, "eval_score/pp": 0.5}],
+             "stateful_callbacks": {"ctrlreward": modes}}  # fmt: skip
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    status, _, err = select(tmp_path, "--maximise", "score/pp")
+    assert status == 2
+    assert "eval_score/pp is better when lower. Use --minimise score/pp" in err
+    assert "step 3" in select(tmp_path, "--minimise", "score/pp")[1]
+
+
+def test_a_guard_takes_the_direction_of_the_report(select: Any, tmp_path: Path) -> None:
+    """And says it, since the log alone has none."""
+    rows = [{"step": s, "reward": s, "score/pp": 20.0 + s} for s in range(1, 21)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    guard = ("--guard", "reward:score/pp")
+    out = select(tmp_path, *guard)[1]
+    assert "score/pp (better when higher)" in out
+    assert "no alarm" in out
+    (tmp_path / "summary.json").write_text('{"directions": {"score/pp": "min"}}')
+    for again in (guard, ("--guard", "reward:score/pp=min")):
+        out = select(tmp_path, *again)[1]
+        assert "guard: reward (better when higher) against score/pp (better when lower)" in out
+        assert "alarm at step 8" in out
+
+
+# Removal
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+def test_prune_keeps_the_selected_and_the_last(folder: Path, select: Any) -> None:
+    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
+    assert status == 0
+    assert "removed 6" in err
+    assert names(folder) == {"last.ckpt", "step=000030.ckpt", "step=000030-adapter",
+                             "step=000050.ckpt", "step=000050-adapter"}  # fmt: skip
+    assert "nothing to remove" in select(folder, *CONSTRAINED, "--prune", "--yes")[2]
+
+
+def test_prune_asks(folder: Path, select: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = names(folder)
+    status, _, err = select(folder, *CONSTRAINED, "--prune")
+    assert status == 2
+    assert "Add --yes if nobody can answer" in err
+    assert names(folder) == before
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            return "\n"
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert "nothing removed" in select(folder, *CONSTRAINED, "--prune")[2]
+    assert names(folder) == before
+
+
+def test_prune_leaves_links_and_what_they_point_to(
+    folder: Path, select: Any, tmp_path: Path
+) -> None:
+    outside = tmp_path / "step=000010.ckpt"
+    outside.write_text("of another run")
+    checkpoints = folder / "checkpoints"
+    (checkpoints / "step=000010.ckpt").unlink()
+    (checkpoints / "step=000010.ckpt").symlink_to(outside)
+    (checkpoints / "last.ckpt").unlink()
+    (checkpoints / "last.ckpt").symlink_to("step=000040.ckpt")
+    (checkpoints / "step=000020-adapter" / "base").symlink_to(tmp_path)
+    (folder / "step=000015").symlink_to(tmp_path)
+    select(folder, *CONSTRAINED, "--prune", "--yes")
+    assert outside.read_text() == "of another run"
+    assert names(folder) == {
+        "last.ckpt", "step=000010.ckpt", "step=000030.ckpt", "step=000030-adapter",
+        "step=000040.ckpt", "step=000040-adapter", "step=000050.ckpt", "step=000050-adapter",
+    }  # fmt: skip
+
+
+def test_prune_leaves_another_run_in_the_folder(folder: Path, select: Any) -> None:
+    """Whether it has a log, or only checkpoints."""
+    earlier, before = folder / "earlier" / "checkpoint-5", names(folder)
+    earlier.mkdir(parents=True)
+    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
+    assert status == 2
+    assert "checkpoints are in 2 folders, so nothing is removed" in err
+    assert names(folder) == before
+    (folder / "earlier" / "metrics.jsonl").write_text('{"step": 5, "reward": 0.1}\n')
+    assert "removed 6" in select(folder, *CONSTRAINED, "--prune", "--yes")[2]
+    assert earlier.is_dir()
+
+
+def test_prune_refuses_a_run_in_progress_and_an_absent_checkpoint(
+    folder: Path, select: Any
+) -> None:
+    before = names(folder)
+    with FileLock(folder / ".ctrlreward.lock"):
+        status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
+        assert status == 2
+        assert "is in use by" in err
+    assert names(folder) == before
+    for path in (folder / "checkpoints").glob("step=000030*"):
+        path.rename(folder / path.name.replace("step", "kept"))
+    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
+    assert status == 2
+    assert "the checkpoint of step 30 is not in" in err
+    assert len(names(folder)) == len(before) - 2
+
+
+# A running job
+
+
+class Watching(WarmProcess):
+    """`ctrlreward select --watch` of a folder."""
+
+    def __init__(self, folder: Path, tmp_path: Path) -> None:
+        self.out, self.err = tmp_path / "out", tmp_path / "err"
+        command = ["-m", "ctrlreward", "select", folder, *CONSTRAINED,
+                   "--stop", "patience=1", "--watch", "--interval", "0.05"]  # fmt: skip
+        super().__init__(command, self.out, self.err)
+
+    def wait_for(self, file: Path, text: str) -> None:
+        until = time.monotonic() + 60
+        while not file.exists() or text not in file.read_text():
+            assert time.monotonic() < until
+            assert self.wait(0.02) is None
+
+
+def test_watch_reads_what_is_added_until_a_rule_stops(folder: Path, tmp_path: Path) -> None:
+    log = folder / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:2]))
+    job = Watching(folder, tmp_path)
+    job.wait_for(job.out, "step 20")
+    with open(log, "a") as file:
+        for line in (lines[2], lines[3], lines[4][:9], lines[4][9:]):
+            file.write(line)
+            file.flush()
+            time.sleep(0.1)
+    assert job.wait(60) == 0
+    read = job.out.read_text().splitlines()
+    steps = [line.split(":")[0] for line in read if line.startswith("step ")]
+    assert steps == ["step 10", "step 20", "step 30", "step 40", "step 50"]
+    assert any(line.startswith("stop at step 50") for line in read)
+
+
+def test_watch_waits_for_the_first_validation(folder: Path, tmp_path: Path) -> None:
+    log = folder / "metrics.jsonl"
+    text = log.read_text()
+    log.unlink()
+    job = Watching(folder, tmp_path)
+    job.wait_for(job.err, "has no log of a run")
+    log.write_text('{"step": 5, "loss": 1.0}\n')
+    job.wait_for(job.err, "has no key 'reward', only loss")
+    log.write_text(text)
+    assert job.wait(60) == 0
+    assert "stop at step 50" in job.out.read_text()
+
+
+@pytest.mark.parametrize("wrong", [("--stop", "patience=x"), ("--subject_to", "acc>1")])
+def test_watch_does_not_wait_for_mistakes(
+    folder: Path, select: Any, wrong: tuple[str, ...]
+) -> None:
+    assert select(folder, *MAXIMISE, *wrong, "--watch")[0] == 2
+    assert select(folder / "nowhere", *MAXIMISE, "--watch")[0] == 2

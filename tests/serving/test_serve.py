@@ -1,0 +1,407 @@
+"""`ctrlreward serve` as a process, and its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from letter_scorers import letters_reward
+from warm_python import WarmProcess
+
+from ctrlreward import CTRLEval, Distinct, Perplexity, Reward
+from ctrlreward.cli import main
+from ctrlreward.command_line.reward_file import build_reward
+from ctrlreward.serving.served_reward import ServedReward
+
+BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
+RECIPE = """
+model:
+  class_path: ctrlreward.policy.PolicyTuner
+  init_args:
+    reward: {class_path: letter_scorers.letters_reward}
+"""
+
+
+class Server:
+    """A server process."""
+
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        self.output, self.errors = folder / "out", folder / "err"
+        command = ["-m", "ctrlreward", "serve", *arguments, "--port", "0"]
+        self.process = WarmProcess(command, self.output, self.errors)
+
+    def ready(self) -> str:
+        """Wait until the models are loaded; return the address."""
+        while not (found := re.search(r"^serving on (\S+)\nready$", self.printed(), re.MULTILINE)):
+            assert self.process.wait(0.05) is None, self.errors.read_text()
+        return found[1]
+
+    def printed(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def end(self, signal_: int = signal.SIGTERM) -> tuple[int | None, str]:
+        self.process.end(signal_)
+        return self.process.wait(120), self.errors.read_text()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*arguments: object) -> Server:
+        servers.append(Server(tmp_path, *arguments))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    path = tmp_path / "reward.yaml"
+    path.write_text(BARE % 0.02)
+    return path
+
+
+def ask(url: str, i: int) -> Any:
+    """Ask for the reward of a text of its own; return None if the connection fails."""
+    try:
+        body = {"samples": [{"text": "soup" * (i + 1), "label": "o"}]}
+        with httpx2.Client(timeout=60, verify=False) as client:  # loads no certificates
+            return client.post(f"{url}/score", json=body)
+    except httpx2.TransportError:
+        return None
+
+
+def total(i: int) -> float:
+    return float(letters_reward()(["soup" * (i + 1)], labels="o").total[0])
+
+
+UNDER_A_KEY = "reward: {class_path: letter_scorers.letters_reward}\n"
+
+
+@pytest.mark.parametrize("content", [BARE % 0.0, UNDER_A_KEY, RECIPE])
+def test_the_reward_is_found_in_the_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(content)
+    reward = build_reward(path)
+    assert list(reward.components) == ["letters", "length"]
+    assert reward(["soup"], labels="o").total == letters_reward()(["soup"], labels="o").total
+
+
+def test_a_device_moves_all_scorers(tmp_path: Path) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(
+        "class_path: ctrlreward.Reward\n"
+        "init_args: {components: {content: {class_path: ctrlreward.scorers.Similarity}}}\n"
+    )
+    reward = build_reward(path, "meta")
+    assert reward["content"].scorer.device == reward.device == "meta"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("soup: 3\n", [], "has no reward, must have components, or class_path and init_args"),
+        ("a: [\n", [], "reward.yaml:2: is not YAML"),
+        ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
+        ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
+        (BARE % "slow", [], "seconds"),
+        (BARE % 0, ["--grace", "0"], "grace must be at least 1 second, got 0"),
+        (BARE % 0, ["--queue.window", "-1"], "window must be 0 seconds or more, got -1.0"),
+        (BARE % 0, ["--body_bytes", "0"], "body_bytes must be positive, got 0"),
+        (BARE % 0, ["--token_file", "no_such_file"], "no_such_file"),
+        (BARE % 0, ["--prot", "8"], "did you mean --port"),
+    ],
+)
+def test_a_wrong_input_is_an_error_of_a_few_lines(
+    tmp_path: Path,
+    fails: Callable[..., str],
+    content: str,
+    options: list[str],
+    message: str,
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(content)
+    printed = fails("serve", str(path), "--port", "0", *options)
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+SHORT = """
+components:
+  relevance: {scorer: CTRLEval, score: attribute_relevance, weight: 2, model: %s, task: sentiment}
+  fluency:
+    scorer: Perplexity
+    score: log_likelihood
+    weight: 0.5
+    options: {model: %s}
+  diversity: {scorer: Distinct, score: distinct_2}
+aggregate: weighted
+"""
+
+
+def test_components_as_a_reader_of_the_page_writes_them(
+    tmp_path: Path, tiny_llama: Callable[[str], str]
+) -> None:
+    model = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
+    path = tmp_path / "reward.yaml"
+    path.write_text(SHORT % (model, model))
+    ctrleval, perplexity = CTRLEval(model, "sentiment"), Perplexity(model)
+    expected = Reward(
+        {
+            "relevance": (ctrleval["attribute_relevance"], 2.0),
+            "fluency": (perplexity["log_likelihood"], 0.5),
+            "diversity": Distinct()["distinct_2"],
+        }
+    )
+    texts = {"texts": ["good soup.", "a bad room"], "labels": ["positive", "negative"]}
+    reward = build_reward(path)
+    assert reward(texts).total.tolist() == expected(texts).total.tolist()
+    path.write_text(
+        "reward:\n" + "".join(f"  {line}\n" for line in (SHORT % (model, model)).split("\n"))
+    )
+    assert build_reward(path).weights == expected.weights
+
+
+def test_conditions_and_scales_in_the_short_form(tmp_path: Path) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(
+        """
+components:
+  letters: {scorer: letter_scorers.Letters, score: letters}
+  length: {scorer: letter_scorers.Letters, score: length, given: letters, at_least: 2}
+aggregate: mean_minus_deviation
+scales: {letters: [1.0, 1.0], length: [5.0, 3.0]}
+penalty: 0.5
+"""
+    )
+    batch = build_reward(path)(["soup", "foo"], labels="o")
+    assert batch.components["length"].tolist() == [0, 3]
+    members = np.array([[0.0, -5 / 3], [1.0, -2 / 3]])
+    expected = members.mean(axis=1) - 0.5 * members.std(axis=1)
+    assert batch.total == pytest.approx(expected)
+    assert batch.components["disagreement"] == pytest.approx(members.std(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("aggregate:", "agregate:",
+         "reward.yaml:10: agregate is not a key (did you mean 'aggregate'?)"),
+        ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.class_path = "
+         "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall "
+         "(did you mean 'CTRLEval'?)"),
+        ("scorer: CTRLEval", "scoer: CTRLEval",
+         "reward.yaml:3: components.relevance must have a scorer"),
+        ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
+        ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
+        ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
+        ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
+        ("weight: 2", "given: fluencyy", "reward.yaml:3: components.relevance.given is not a "
+         "component, got 'fluencyy' (did you mean 'fluency'?)"),
+        ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
+        ("weighted", "wieghted", "(did you mean 'weighted'?)"),
+        ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_component_is_one_line(
+    tmp_path: Path, fails: Callable[..., str], old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "reward.yaml"
+    content = SHORT % ("gpt2", "gpt2")
+    assert old in content
+    path.write_text(content.replace(old, new))
+    printed = fails("serve", str(path), "--port", "0")
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"can't listen at 127.0.0.1:{port}" in fails("serve", bare, "--port", port)
+
+
+def test_a_port_is_not_cut_to_16_bits(bare: Path, fails: Callable[..., str]) -> None:
+    assert "port must be 0 to 65535, got 80000" in fails("serve", bare, "--port", 80000)
+    assert "port must be int, got 'http'" in fails("serve", bare, "--port", "http")
+    assert "there is no file or folder none.txt" in fails("serve", bare, "--token_file", "none.txt")
+
+
+def test_a_reward_that_can_not_be_loaded_ends_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.unloadable_reward\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path), "--port", "0"])
+    assert ended.value.code == 1
+    assert "there is no folder models/rater" in caplog.text
+
+
+def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
+    bare: Path, serve: Callable[..., Server]
+) -> None:
+    server = serve(bare, "--trainers.failed_score=-1.0", "--trainers.columns.labels=label")
+    url = server.ready()
+    secret = "Rosamund's diagnosis"
+    samples: list[list[dict[str, str]]] = [
+        [{"text": secret, "label": "o"}],
+        [{"text": secret, "label": secret}],
+        [{"text": "broken", "label": secret}],
+        [{"text": f"{secret}\ud800", "label": "o"}],
+        [{"text": secret, "prefix": "soup", "label": "o"}],
+        [{"text": secret, secret: "o"}],
+        [{"text": secret}],
+    ]
+    for strict in (False, True):
+        for rows in samples:
+            # httpx encodes as UTF-8, which has no unpaired surrogate.
+            content = json.dumps({"samples": rows, "strict": strict})
+            httpx2.post(f"{url}/score", content=content, timeout=60, verify=False)
+    httpx2.post(f"{url}/score", content=secret)
+    for label in ("o", secret):
+        queries = [f"{secret}soup", ""]
+        body = {"query": queries, "prompts": [secret, ""], "labels": [label, "o"]}
+        reply = httpx2.post(f"{url}/get_reward", json=body)
+        if label == "o":
+            assert reply.json()["rewards"] == [total(0), -1.0]
+    with ThreadPoolExecutor(32) as threads:
+        replies = [threads.submit(ask, url, i) for i in range(160)]
+        replies[20].result()
+        status, errors = server.end(signal.SIGTERM)
+    assert status == 0
+    answered = {i: r.result() for i, r in enumerate(replies) if r.result() is not None}
+    assert len(answered) >= 21
+    for i, reply in answered.items():
+        if reply.status_code != 503:  # which came on a connection that was open
+            assert reply.json()["results"][0]["total"] == total(i)
+    for word in ("broken", "soup", *secret.split()):
+        assert word not in errors
+
+
+def test_sigterm_ends_a_server_whose_scorer_hangs(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.hanging_reward\n")
+    server = serve(path, "--grace", "1")
+    url = server.ready()
+    content = json.dumps({"samples": [{"text": "hold", "label": "o"}]})
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(httpx2.post, f"{url}/score", content=content, timeout=30)
+        while "ctrlreward_waiting_characters 5.0" not in httpx2.get(f"{url}/metrics").text:
+            assert not held.done(), held.result().text
+        status, errors = server.end(signal.SIGTERM)
+        assert held.result().status_code == 500
+    assert status == 1
+    assert "error: scoring did not end within --grace 1; it is at " in errors
+    assert "in score_samples" in errors
+    assert "hold" not in errors
+
+
+def test_sigkill_gives_connection_errors_not_scores(
+    bare: Path, serve: Callable[..., Server]
+) -> None:
+    server = serve(bare)
+    url = server.ready()
+    with ThreadPoolExecutor(32) as threads:
+        replies = [threads.submit(ask, url, i) for i in range(160)]
+        replies[20].result()
+        server.end(signal.SIGKILL)
+    found = [reply.result() for reply in replies]
+    assert None in found
+    for i, reply in enumerate(found):
+        if reply is not None:
+            assert reply.json()["results"][0]["total"] == total(i)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
+    """The applications that the command would serve."""
+    apps: list[FastAPI] = []
+
+    def record(app: FastAPI, listener: socket.socket, *_: object) -> bool:
+        listener.close()
+        apps.append(app)
+        return True
+
+    def record_replicas(served: ServedReward, *_: object) -> bool:
+        apps.append(served.app())
+        return True
+
+    monkeypatch.setattr("ctrlreward.serving.serve._serve", record)
+    monkeypatch.setattr("ctrlreward.serving.ray_serve.serve_on_ray", record_replicas)
+    return apps
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("way", ["file", "environment", "none"])
+def test_a_token_and_other_machines(
+    bare: Path,
+    tmp_path: Path,
+    served: list[FastAPI],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    host: str,
+    way: str,
+) -> None:
+    options = ["--host", host, "--port", "0"]
+    if way == "file":
+        (tmp_path / "token.txt").write_text("s3cret\n")
+        options += ["--token_file", str(tmp_path / "token.txt")]
+    if way == "environment":
+        monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
+    if way == "none" and host == "0.0.0.0":
+        with pytest.raises(SystemExit):
+            main(["serve", str(bare), *options])
+        assert served == []
+        assert "error: --host 0.0.0.0 is reached by other machines" in capsys.readouterr().err
+        return
+    main(["serve", str(bare), *options])
+    (middleware,) = served[0].user_middleware
+    assert middleware.kwargs["options"].token == (None if way == "none" else "s3cret")
+
+
+def test_the_examples_of_the_help_run(
+    bare: Path,
+    tmp_path: Path,
+    served: list[FastAPI],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Up to the port, which another process may have."""
+    asked: list[tuple[str, int]] = []
+
+    def listen(host: str, port: int) -> socket.socket:
+        asked.append((host, port))
+        return socket.create_server(("127.0.0.1", 0))
+
+    monkeypatch.setattr("ctrlreward.serving.serve.listen", listen)
+    (tmp_path / "token.txt").write_text("s3cret\n")
+    (tmp_path / "configs").symlink_to(Path(__file__).resolve().parents[2] / "configs")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    for line in lines:
+        main(shlex.split(line)[1:])
+    assert len(served) == len(lines) == 5
+    assert set(asked) == {("127.0.0.1", 8700), ("0.0.0.0", 8700)}
