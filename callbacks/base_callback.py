@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ class CallbackMixin(Callback):
 
     _unused: dict[str, Any] | None = None  # the state before the first run
     _awaits_validation = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a setting that is assigned later also changes the callback's rule."""
-        rule, option = self.__dict__.get("rule"), "top_k" if name == "save_top_k" else name
-        if rule is not None and option in rule.__dataclass_fields__:
-            super().__setattr__("rule", replace(rule, **{option: value}))
-            if name == "mode":
-                super().__setattr__("_given_mode", value)
-        super().__setattr__(name, value)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the packages of trainer and callback, and the strategy."""

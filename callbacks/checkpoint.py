@@ -12,14 +12,13 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,
+    MonitorMixin,
     check_timely,
-    known_bounds,
-    resolve_mode,
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
-from ctrlreward.selection import BestRule, BestState
+from ctrlreward.selection import BestRule
 from ctrlreward.selection.best import ConstraintTest, Ties
 
 
@@ -31,7 +30,7 @@ from ctrlreward.selection.best import ConstraintTest, Ties
     every_n_train_steps="Trainer(val_check_interval=...)",
     load_best_model_at_end='trainer.test(ckpt_path="best"), or BeforeAfter, which loads the best',
 )
-class RewardCheckpointMixin(SelectingCheckpointMixin):
+class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
     Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without
@@ -122,9 +121,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         self._given_mode = mode
         settings = (save_top_k, constraints or {}, ties_by, constraint_test, level)
         with rule_errors(self):
-            self.rule = BestRule(monitor, mode or "max", *settings)
+            self.decide_by(BestRule(monitor, mode, *settings))
         self.constraints = dict(self.rule.constraints)
-        self.state = self.rule.start()
         self._paths: dict[int, str] = {}
 
     @property
@@ -144,23 +142,22 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
-        own = {"paths": dict(self._paths), "decided": self._reader.step}
-        return {**super().state_dict(), **self.state.to_dict(), **own}
+        return {**super().state_dict(), **self.decider.to_dict(), "paths": dict(self._paths)}
+
+    def settings(self) -> BestRule:
+        """Return the rule; Lightning has another name for the number of checkpoints."""
+        return replace(super().settings(), top_k=self.save_top_k)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""
         super().load_state_dict(state_dict)
         if self.dirpath == state_dict["dirpath"]:
-            self.state = BestState.from_dict(state_dict)
+            self.decider.load(state_dict)
             self._paths = dict(state_dict["paths"])
-            self._reader.step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the mode to the score's direction, and check that no score comes late."""
+        """Check that no score comes late."""
         super().setup(trainer, pl_module, stage)
-        mode = resolve_mode(trainer, self.rule.monitor, self._given_mode)
-        self.mode, self._given_mode = mode, self._given_mode  # the given one, for the next fit
-        self.rule = replace(self.rule, ranges=known_bounds(trainer))
         ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
         check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
 
@@ -169,7 +166,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         if self.save_top_k == 0:
             return
         rule, step = self.rule, trainer.global_step
-        metrics, decision = self.decide(trainer)
+        metrics, decision = self.judge(trainer)
         if self.verbose:
             rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
         before = dict(self._paths)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,20 +13,19 @@ from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
     GUARD_NAMES,
-    ReadingMixin,
+    DecidingMixin,
     find_scorer,
     may_stop,
     read_metrics,
-    resolve_mode,
     rule_errors,
 )
 from ctrlreward.lightning_package import Callback, LightningModule, Trainer, misconfigured
-from ctrlreward.selection import AlarmRule, AlarmState
+from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_held_out_mode
 
 
 @checked_keywords(**GUARD_NAMES)
-class ProxyGuardMixin(ReadingMixin):
+class ProxyGuardMixin(DecidingMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
     Optimise one metric (the proxy), select checkpoints by another that training never sees, and let
@@ -102,15 +100,14 @@ class ProxyGuardMixin(ReadingMixin):
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
-        self._given_modes = proxy_mode, held_out_mode
-        modes = proxy_mode or "max", held_out_mode or "max"
         with rule_errors(self):
-            check_direction("proxy_mode", modes[0])
-            check_held_out_mode("held_out_mode", modes[1])
-        self.rule = AlarmRule(proxy, held_out, *modes, window, level, reference, margin)
+            check_direction("proxy_mode", proxy_mode or "max")
+            check_held_out_mode("held_out_mode", held_out_mode or "max")
+        self.decide_by(
+            AlarmRule(proxy, held_out, proxy_mode, held_out_mode, window, level, reference, margin)
+        )
         self.stop = stop
         self.name = name
-        self.state = self.rule.start()
 
     @property
     def values(self) -> list[tuple[float, ...]]:
@@ -134,32 +131,17 @@ class ProxyGuardMixin(ReadingMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the last validations, and the alarm."""
-        return {**self.state.to_dict(), "decided": self._reader.step}
+        return self.decider.to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state, but not the settings, of the run that wrote the checkpoint."""
-        self.state = AlarmState.from_dict(state_dict)
-        self._reader.step = state_dict.get("decided", -1)
+        self.decider.load(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the modes to the scores' directions, and check the order of callbacks."""
+        """Check the order of callbacks."""
         super().setup(trainer, pl_module, stage)
-        self.needs_validation(trainer, stage)
-        proxy_mode, held_out_mode = self._given_modes
-        given = self.rule.held_out if isinstance(self.rule.held_out, Mapping) else {}
-        modes = {
-            key: mode
-            if (mode := given.get(key, held_out_mode)) == "drift"
-            else resolve_mode(trainer, key, mode, "held_out_mode")
-            for key in self.rule.modes
-        }
-        self.rule = replace(
-            self.rule,
-            held_out=modes,
-            proxy_mode=resolve_mode(trainer, self.rule.proxy, proxy_mode, "proxy_mode"),
-        )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for key in (self.rule.proxy, *modes):
+        for key in (self.rule.proxy, *self.rule.modes):
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
                 raise misconfigured(
@@ -171,8 +153,8 @@ class ProxyGuardMixin(ReadingMixin):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that an alarm had stopped, if its settings still raise it."""
         if trainer.ckpt_path is not None and self.stop:
-            self.state, decision = self.rule.resume(self.state, trainer.global_step)
-            trainer.should_stop = trainer.should_stop or decision.alarm
+            alarm = self.decider.resume(trainer.global_step).alarm
+            trainer.should_stop = trainer.should_stop or alarm
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Test and log, if all metrics have a new value."""
@@ -198,14 +180,12 @@ class ProxyGuardMixin(ReadingMixin):
         metrics, stale, evidence = read_metrics(trainer, self._reader)
         if wait:
             stale |= {self.rule.proxy, *self.rule.modes} - metrics.keys()
-        with rule_errors(self):
-            self.state, decision = self.rule.update(before, step, metrics, stale, evidence)
+        decision = self.decide(trainer, metrics, stale, evidence)
         if decision.p_value is None:
             return {}
-        self._reader.decide(trainer)
         alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)
         if alarm:
-            self.state = self.state.alarmed(step)  # possibly the alarm of another rank
+            self.decider.state = self.state.alarmed(step)  # possibly the alarm of another rank
         if alarm and not before.alarm:
             reason = f"ProxyGuard at step {step}: {decision.reason}"
             rank_zero_warn(reason)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.scorers.base import Scores
+from ctrlreward.selection.decider import Decider, Evaluations, with_assigned
 
 # Names in other libraries of the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -46,44 +49,46 @@ GUARD_NAMES = {
 }
 
 
-class Reader:
-    """Record of the metrics that a callback has read, and the step of its last decision.
+class Reader(Evaluations):
+    """Evaluations of a Lightning run; the time is how often its metrics were looked at.
 
     Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
-    again is in other memory. A metric that validations log is new if the last one has logged it,
-    and another, of training, if it was logged since the last decision.
-
-    Attributes:
-        step: `trainer.global_step` of the last decision, -1 before: the same weights are decided on
-            once, however often they are validated.
+    again is in other memory.
     """
 
     def __init__(self) -> None:
-        self.step = -1
-        self._of_validations: set[str] = set()
-        self._before: dict[str, torch.Tensor] = {}  # at the start of the validation
-        self._decided: dict[str, torch.Tensor] = {}  # at the last decision
+        super().__init__()
+        self._looks = self._started = 0
+        self._values: dict[str, torch.Tensor] = {}  # alive, so that no other one has their memory
+        self._logged: dict[str, int] = {}
+        self._validated: set[str] = set()
+
+    def note(self, step: int) -> None:
+        """Note a decision."""
+        self.step, self.time = step, self._looks
+
+    def restore(self, step: int) -> None:
+        """Continue; a resumed run has no metrics of before."""
+        self.step = step
 
     def start(self, trainer: Trainer) -> None:
         """Note what is logged when a validation starts."""
-        self._before = dict(trainer.callback_metrics)
+        self._look(trainer.callback_metrics)
+        self._started = self._looks + 1
 
-    def stale(self, metrics: Mapping[str, torch.Tensor]) -> set[str]:
+    def read(self, metrics: Mapping[str, torch.Tensor]) -> set[str]:
         """Return the keys without a new value."""
-        self._of_validations |= {key for key in metrics if not _same(self._before, metrics, key)}
-        before = {
-            key: self._before if key in self._of_validations else self._decided for key in metrics
-        }
-        return {key for key in metrics if _same(before[key], metrics, key)}
+        self._look(metrics)
+        self._validated |= {key for key, look in self._logged.items() if look >= self._started}
+        logged = {key: self._logged[key] for key in metrics}
+        return self.stale(logged, self._validated, self._started)
 
-    def decide(self, trainer: Trainer) -> None:
-        """Note a decision."""
-        self.step, self._decided = trainer.global_step, dict(trainer.callback_metrics)
-
-
-def _same(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], key: str) -> bool:
-    # The old tensor is alive, so no other one can have got its memory.
-    return key in before and before[key].data_ptr() == now[key].data_ptr()
+    def _look(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        self._looks += 1
+        for key, value in metrics.items():
+            before = self._values.get(key)
+            if before is None or before.data_ptr() != value.data_ptr():
+                self._values[key], self._logged[key] = value, self._looks
 
 
 # Keys of rewards whose name says the direction.
@@ -123,7 +128,7 @@ def read_metrics(
     stale = {key for s in scorers if not s.has_new_scores for key in s.specs}
     metrics = {key: value.item() for key, value in logged.items()}
     evidence = {key: row for s in scorers for key, row in s.evidence.items()}
-    return metrics, stale | reader.stale(logged), evidence
+    return metrics, stale | reader.read(logged), evidence
 
 
 class ReadingMixin(CallbackMixin):
@@ -146,6 +151,83 @@ class ReadingMixin(CallbackMixin):
     def is_undecided(self, trainer: Trainer) -> bool:
         """Return whether a validation is part of training, and the first of these weights."""
         return is_fitting(trainer) and self._reader.step != trainer.global_step
+
+
+class DecidingMixin(ReadingMixin):
+    """Callback that applies a rule of `ctrlreward.selection`, by its `Decider`.
+
+    A setting of the rule that is assigned to the callback counts from the next run on.
+
+    Attributes:
+        rule: The rule; once a run has begun, with the directions that its scorers declare.
+        state: State of the rule.
+    """
+
+    decider: Decider
+    _given: Any  # the rule, with directions as given
+
+    def decide_by(self, given: Any) -> None:
+        """Set the rule, at the end of a constructor."""
+        self._given, self.decider = given, Decider(given, self._reader)
+
+    @property
+    def rule(self) -> Any:
+        """The rule that decides."""
+        return self.decider.rule
+
+    @property
+    def state(self) -> Any:
+        """The state of the rule."""
+        return self.decider.state
+
+    def settings(self) -> Any:
+        """Return the rule with the settings that were assigned to this callback."""
+        return with_assigned(self._given, self)
+
+    def reset(self, unused: dict[str, Any]) -> None:
+        """Return to the state before the first run."""
+        super().reset(unused)
+        self.decider.evaluations = self._reader
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Set the directions of the rule: given, or declared by the scorers of the trainer."""
+        super().setup(trainer, pl_module, stage)
+        self.needs_validation(trainer, stage)
+        with rule_errors(self):
+            self.decider.begin(
+                self.settings(), partial(resolve_mode, trainer), known_bounds(trainer)
+            )
+
+    def decide(
+        self,
+        trainer: Trainer,
+        metrics: Mapping[str, float],
+        stale: Collection[str],
+        evidence: Mapping[str, Scores],
+    ) -> Any:
+        """Return the rule's decision on the weights of this step."""
+        with rule_errors(self):
+            return self.decider.decide(trainer.global_step, metrics, stale, evidence)
+
+
+class MonitorMixin(DecidingMixin):
+    """Callback whose rule monitors one key, in Lightning's `monitor` and `mode`."""
+
+    _given_mode: str | None = None
+
+    @property
+    def mode(self) -> str:
+        """Better direction of the key: as given or assigned, else as a scorer declares it."""
+        rule = self.rule if "decider" in vars(self) else None
+        return self._given_mode or getattr(rule, "mode", None) or "max"
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._given_mode = mode
+
+    def settings(self) -> Any:
+        """Return the rule with the settings that were assigned to this callback."""
+        return replace(super().settings(), mode=self._given_mode)
 
 
 def resolutions(trainer: Trainer) -> dict[str, Resolution]:

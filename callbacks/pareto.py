@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -16,7 +16,6 @@ from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
     FRONT_NAMES,
     check_timely,
-    resolve_mode,
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
@@ -84,18 +83,16 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         dirpath: str | None = None,
         save_last: bool = True,
     ) -> None:
-        self._inferred: tuple[str, ...] = ()
-        if not isinstance(metrics, Mapping | str):  # the rule rejects a string
-            self._inferred = tuple(metrics)
-            metrics = dict.fromkeys(metrics, "max")  # until `setup`
+        given: Any = metrics  # the rule rejects a string
+        if not isinstance(metrics, Mapping | str):
+            given = dict.fromkeys(metrics)
         with rule_errors(self):
-            self.rule = ParetoRule(cast("Mapping[str, str]", metrics))
-        self.metrics = dict(self.rule.metrics)
-        first = next(iter(self.metrics))
-        leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in self.metrics]
+            rule = ParetoRule(given)
+        first, mode = next(iter(rule.metrics.items()))
+        leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in rule.metrics]
         super().__init__(
             monitor=first,
-            mode=self.metrics[first],
+            mode=mode or "max",
             dirpath=dirpath,
             filename="-".join(["step={step:06d}", *leaves]),
             save_top_k=-1,
@@ -103,7 +100,21 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
-        self.state = self.rule.start()
+        self.decide_by(rule)
+
+    @property
+    def metrics(self) -> dict[str, Mode]:
+        """Key → better direction."""
+        return {key: mode or "max" for key, mode in self.rule.metrics.items()}
+
+    @property
+    def mode(self) -> str:
+        """Better direction of the first key."""
+        return next(iter(self.metrics.values())) if "decider" in vars(self) else "max"
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        """Do nothing: Lightning assigns it in its constructor."""
 
     @property
     def kept(self) -> dict[int, tuple[float, ...]]:
@@ -128,23 +139,18 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return the kept and dominated points, the folder, and the path of `last.ckpt`."""
         own = {"dirpath": self.dirpath, "last_model_path": self.last_model_path}
-        return {**self.state.to_dict(), **own, "decided": self._reader.step}
+        return {**self.decider.to_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the points. `on_train_start` checks that the files exist."""
-        self.state = ParetoState.from_dict(state_dict)
-        self._reader.step = state_dict.get("decided", -1)
+        self.decider.load(state_dict)
         if os.path.dirname(state_dict["last_model_path"]) == str(self.dirpath):
             self.last_model_path = state_dict["last_model_path"]
         self._show()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set or check the directions; check that no score comes late and the folder is local."""
+        """Check that no score comes late and the folder is local."""
         super().setup(trainer, pl_module, stage)
-        for key, direction in self.metrics.items():
-            mode = None if key in self._inferred else cast(Mode, direction)
-            self.metrics[key] = resolve_mode(trainer, key, mode, f"metrics[{key!r}]")
-        self.rule, self.mode = ParetoRule(self.metrics), next(iter(self.metrics.values()))
         check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
             raise misconfigured(
@@ -160,7 +166,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         lost = on_rank_zero(lambda: [step for step in paths if not os.path.exists(paths[step])])
         for step in lost:
             rank_zero_warn(f"{paths[step]} no longer exists and leaves the Pareto front")
-        self.state = self.state.without(lost)
+        self.decider.state = self.state.without(lost)
         self._show()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -172,7 +178,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         """Save the checkpoint if it is on the front, and remove dominated ones."""
         step = trainer.global_step
         before = self._paths(self.state)
-        _, decision = self.decide(trainer)
+        _, decision = self.judge(trainer)
         if decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         after = self._paths(self.state)

@@ -313,7 +313,7 @@ class RunReportMixin(ReadingMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
         self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
-        self._reader.step = state_dict.get("decided", -1)
+        self._reader.restore(state_dict.get("decided", -1))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
@@ -332,7 +332,7 @@ class RunReportMixin(ReadingMixin):
             if not self.is_undecided(trainer):  # the same weights, with other new values
                 new = {**self.rows.pop(), **new}
             self.rows.append({"step": trainer.global_step, **new})
-            self._reader.decide(trainer)
+            self._reader.note(trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files."""

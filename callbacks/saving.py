@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
-from ctrlreward.callbacks.monitoring import ReadingMixin, read_metrics, rule_errors
+from ctrlreward.callbacks.monitoring import DecidingMixin, read_metrics
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -69,14 +69,12 @@ class WholeCheckpointIOMixin(TorchCheckpointIO):
         write_whole(Path(path), content.getvalue())
 
 
-class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
+class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
 
     Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
     """
 
-    rule: Any
-    state: Any
     _writes_last = False
 
     @property
@@ -94,19 +92,12 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
     def select(self, trainer: Trainer) -> None:
         """Decide on the checkpoint of the validation that just ended, save and remove files."""
 
-    def decide(self, trainer: Trainer) -> tuple[dict[str, float], Any]:
-        """Update the state by the rule; return rank 0's metrics, and the decision."""
+    def judge(self, trainer: Trainer) -> tuple[dict[str, float], Any]:
+        """Return rank 0's metrics, and the decision on them."""
         metrics, stale, evidence = read_metrics(trainer, self._reader)
         # A metric logged without sync_dist differs between ranks; files and paths must not.
         metrics = trainer.strategy.broadcast(metrics)
-        before = self.state
-        with rule_errors(self):
-            self.state, decision = self.rule.update(
-                before, trainer.global_step, metrics, stale, evidence
-            )
-        if self.state is not before:
-            self._reader.decide(trainer)
-        return metrics, decision
+        return metrics, self.decide(trainer, metrics, stale, evidence)
 
     def reset(self, unused: dict[str, Any]) -> None:
         """Forget the files of an earlier run, and the folder that this run would not have."""
@@ -117,7 +108,6 @@ class SelectingCheckpointMixin(ReadingMixin, CheckpointStepsMixin, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write local checkpoints atomically; check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
-        self.needs_validation(trainer, stage)
         package, default_io = package_of(trainer), "plugins.TorchCheckpointIO"
         if type(trainer.strategy.checkpoint_io) is package.load(default_io):
             trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()

@@ -175,7 +175,8 @@ class RewardShapingMixin(ReadingMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them from a checkpoint; schedules, bounds and target are not changed."""
         moments = dict(state_dict)
-        self.beta, self._reader.step = moments.pop("beta"), moments.pop("decided", -1)
+        self.beta = moments.pop("beta")
+        self._reader.restore(moments.pop("decided", -1))
         ranges = moments.pop("ranges", None)
         if ranges is not None and self.ranges is not None:
             self.ranges.restore(ranges)
@@ -253,7 +254,7 @@ class RewardShapingMixin(ReadingMixin):
                 self.ranges.end_validation(metrics, stale)
             except KeyError as error:
                 raise misconfigured(trainer, f"RewardShaping: {error.args[0]}") from None
-            self._reader.decide(trainer)
+            self._reader.note(trainer.global_step)
 
     def release(self) -> None:
         """Restore the module, and free the potential's model."""

@@ -11,10 +11,9 @@ from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,
-    ReadingMixin,
+    MonitorMixin,
     may_stop,
     read_metrics,
-    resolve_mode,
     rule_errors,
 )
 from ctrlreward.lightning_package import (
@@ -31,7 +30,7 @@ from ctrlreward.selection.stopping import DECLINE, FUTILITY, PATIENCE
 @checked_keywords(
     **OTHER_NAMES, early_stopping_patience="patience", early_stopping_threshold="min_delta"
 )
-class RewardEarlyStoppingMixin(ReadingMixin, EarlyStopping):
+class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
     """Early stopping that counts each held-out score once.
 
     Decides by `ctrlreward.selection.StopRule` at the end of a validation, and only if that
@@ -111,7 +110,7 @@ class RewardEarlyStoppingMixin(ReadingMixin, EarlyStopping):
         settings = (patience, min_delta, min_steps, stopping_threshold, divergence_threshold)
         evidence = (decline, futility, level)
         with rule_errors(self):
-            rule = StopRule(monitor, mode or "max", *settings, check_finite, *evidence)
+            rule = StopRule(monitor, mode, *settings, check_finite, *evidence)
         super().__init__(
             monitor=monitor,
             mode=mode or "max",
@@ -124,8 +123,10 @@ class RewardEarlyStoppingMixin(ReadingMixin, EarlyStopping):
             # Scores are logged at validation, and an epoch may never end.
             check_on_train_epoch_end=False,
         )
-        self._given_mode, self.rule = mode, rule
-        self.state = self.rule.start()
+        # Lightning's have a sign, and no "noise".
+        self.min_delta = min_delta  # type: ignore[assignment]
+        self._given_mode = mode
+        self.decide_by(rule)
 
     @property
     def stopped_by(self) -> str | None:
@@ -139,60 +140,50 @@ class RewardEarlyStoppingMixin(ReadingMixin, EarlyStopping):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores seen so far, and the stop."""
-        state = self.state.to_dict()
-        return {**state, "stopped_epoch": self.stopped_epoch, "decided": self._reader.step}
+        return {**self.decider.to_dict(), "stopped_epoch": self.stopped_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state, but not the settings, of the run that wrote the checkpoint."""
-        plain = dict(state_dict)
-        self.stopped_epoch = plain.pop("stopped_epoch")
-        self._reader.step = plain.pop("decided", -1)
-        self._take(StopState.from_dict(plain))
+        self.stopped_epoch = state_dict["stopped_epoch"]
+        self.decider.load(state_dict)
+        self._show()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the mode to the score's direction."""
+        """Show the worst score of the direction as the best one so far."""
         super().setup(trainer, pl_module, stage)
-        self.needs_validation(trainer, stage)
-        mode = resolve_mode(trainer, self.monitor, self._given_mode)
-        if mode != self.mode:
-            self.mode, self._given_mode = mode, self._given_mode  # the given one, for the next fit
-            self._take(self.rule.start())
+        self._show()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that had stopped, if its settings would still stop it."""
         if trainer.ckpt_path is None:
-            self._take(self.state.running())
-            return
-        state, decision = self.rule.resume(self.state, trainer.global_step)
-        self._take(state)
-        if decision.stop:
+            self.decider.state = self.state.running()
+        elif self.decider.resume(trainer.global_step).stop:
             trainer.should_stop = True
+        self._show()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide, and stop training on all ranks if one decides to."""
         if trainer.fast_dev_run or not self.is_undecided(trainer):  # type: ignore[attr-defined]
             return
-        step = trainer.global_step
-        found = read_metrics(trainer, self._reader)
-        with rule_errors(self):
-            state, decision = self.rule.update(self.state, step, *found)
-        if state is self.state:  # no new value
+        step, before = trainer.global_step, self.state
+        stop = self.decide(trainer, *read_metrics(trainer, self._reader)).stop
+        if self.state is before:  # no new value
             return
-        self._reader.decide(trainer)
         if not may_stop(trainer):
-            state, decision = state.running(), decision._replace(stop=False)
-        if trainer.strategy.reduce_boolean_decision(decision.stop, all=False):
-            if not decision.stop:
-                state = state.stopped(step, None, f"{self.monitor} stopped another rank")
+            self.decider.state, stop = self.state.running(), False
+        if trainer.strategy.reduce_boolean_decision(stop, all=False):
+            if not stop:
+                reason = f"{self.monitor} stopped another rank"
+                self.decider.state = self.state.stopped(step, None, reason)
             trainer.should_stop = True
             self.stopped_epoch = trainer.current_epoch
             if self.verbose:
-                rank_zero_info(state.stopping_reason)
-        self._take(state)
+                rank_zero_info(self.state.stopping_reason)
+        self._show()
 
-    def _take(self, state: StopState) -> None:
-        """Set the state, and the corresponding attributes of Lightning's class."""
-        self.state = state
+    def _show(self) -> None:
+        """Set the attributes of Lightning's class by the state."""
+        state: StopState = self.state
         self.best_score = torch.tensor(state.best)
         self.wait_count = state.wait_count
         reasons = package_of(self).load("callbacks.early_stopping.EarlyStoppingReason")

@@ -92,9 +92,9 @@ def better_direction(
     return chosen
 
 
-def sign_of(direction: str) -> float:
-    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min"."""
-    return 1.0 if direction == "max" else -1.0
+def sign_of(direction: str | None) -> float:
+    """Return the factor that makes higher better: -1.0 for "min", else 1.0."""
+    return -1.0 if direction == "min" else 1.0
 
 
 Number = TypeVar("Number", int, float, int | None, float | None)

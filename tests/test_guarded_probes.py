@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ctrlreward import Component, Reward, Samples, fit_scales, probing
+from ctrlreward import Component, Reward, Samples, fit_scales
 from ctrlreward.callbacks import ReferenceReward, RewardShaping, UsefulRange
+from ctrlreward.probing import examination as probing
 from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scores
 from ctrlreward.text.passages import passages

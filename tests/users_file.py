@@ -23,12 +23,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import ctrlreward as cr
 from ctrlreward import callbacks, functional, lightning, policy, scorers, selection, serving
-from ctrlreward.adapters import openrlhf, torchmetrics, trainer_options, trainer_routes, trl, verl
+from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
 from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.plots.highlight import highlight
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
-from ctrlreward.runs.folder import read_stored_run
+from ctrlreward.runs import read_stored_run
+from ctrlreward.serving import trainer_options, trainer_routes
 
 Floats = npt.NDArray[np.float64]
 

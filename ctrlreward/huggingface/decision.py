@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,9 @@ from ctrlreward.huggingface.run_state import (
 )
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import WINDOW, AlarmDecision, HeldOutMode, Reference
-from ctrlreward.selection.best import Bounds, ConstraintTest, Ties
+from ctrlreward.selection.best import ConstraintTest, Ties
+from ctrlreward.selection.decider import Decider, with_assigned
+from ctrlreward.selection.metrics import Bounds
 from ctrlreward.selection.stopping import StopDecision
 
 log = logging.getLogger(__name__)
@@ -40,35 +42,42 @@ class DecisionCallback(TrainerCallback):
 
     Attributes:
         rule: The rule; from the first evaluation on, with the directions of the trainer's scorers.
-        state: State of the rule; None before the first evaluation.
-        previous: State before the last evaluation.
+        state: State of the rule.
     """
 
-    mode: Mode | None = None  # of the key that the rule monitors, as given
     saves = False  # whether the decision is on a checkpoint
 
     def __init__(self, key: str, rule: Any) -> None:
-        self.rule = rule
-        self.state: Any = None
-        self.previous: Any = None
+        self.decider = Decider(rule)
+        self._given = rule  # with directions as given
         self._key = f"{type(self).__name__} {key}"
         self._training = False
-        self._decided = -1  # step of the last decision
         self._waited = -1  # step of an evaluation that it waits for another set of
         self._save = self._stop = False  # the last decision, for a `control` that lost it
         self._had_stopped = False
         self._missing: ValueError | None = None
         self._evaluated, self._started = False, 0  # in this training, and its first step
 
-    def directed(self, state: TrainerState) -> Any:
-        """Return the rule with the given directions, or the ones that scorers declare."""
-        return replace(self.rule, mode=resolve_mode(state, self.rule.monitor, self.mode))
+    @property
+    def rule(self) -> Any:
+        """The rule that decides."""
+        return self.decider.rule
+
+    @property
+    def state(self) -> Any:
+        """The state of the rule."""
+        return self.decider.state
+
+    def _begin(self, state: TrainerState) -> None:
+        """Set directions and ranges, which a scorer declares when it begins or evaluates."""
+        rule = with_assigned(self._given, self)
+        self.decider.begin(rule, partial(resolve_mode, state), ranges(state))
 
     def bounded(self) -> Collection[str]:
         """Return the keys that the rule reads with an old value if there is no new one."""
         return ()
 
-    def resume(self, state: TrainerState) -> bool:
+    def resume(self, step: int) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
         return False
 
@@ -96,16 +105,14 @@ class DecisionCallback(TrainerCallback):
                 f"{type(self).__name__} decides at evaluations, but eval_strategy is 'no'. Set "
                 "eval_strategy='steps' and eval_steps, or 'epoch'."
             )
-        self._training, self._missing, self.state = True, None, None
-        self._evaluated, self._started = False, state.global_step
-        self._decided = self._waited = -1
+        self._training, self._missing, self.decider = True, None, Decider(self._given)
+        self._evaluated, self._started, self._waited = False, state.global_step, -1
         self._save = self._stop = self._had_stopped = False
         before = stored(state).get(self._key)
         if state.global_step and before is not None:
-            self.rule = self.directed(state)
-            self.state = type(self.rule.start()).from_dict(before)
-            self._decided = stored(state).get("decided", {}).get(self._key, -1)
-            self._had_stopped = self.resume(state)
+            self._begin(state)
+            self.decider.load(before)
+            self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped
 
     def on_step_end(
@@ -154,9 +161,9 @@ class DecisionCallback(TrainerCallback):
         self._evaluated |= self._training
         if not self._training or not saved:
             return
-        if state.global_step != self._decided:
+        if state.global_step != self.decider.evaluations.step:
             self._decide(args, state, control, metrics)
-        if state.global_step == self._decided:
+        if state.global_step == self.decider.evaluations.step:
             control.should_save |= self._save
             control.should_training_stop |= self._stop
 
@@ -167,24 +174,21 @@ class DecisionCallback(TrainerCallback):
         control: TrainerControl,
         metrics: dict[str, float],
     ) -> None:
-        step, hint = state.global_step, ""
+        hint = ""
         try:
-            self.rule = self.directed(state)
+            self._begin(state)
             hint = ". Add the callback that logs it before this one"
-            before = self.state or self.rule.start()
-            values, stale, evidence = read_validation(state, metrics, self._decided)
+            values, stale, evidence = read_validation(state, metrics, self.decider.evaluations)
             if self._waits(state, stale):
                 return
-            after, decision = self.rule.update(before, step, values, stale, evidence)
+            decision = self.decider.decide(state.global_step, values, stale, evidence)
         except ValueError as error:  # unless another set has the keys
             self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
             return
         self._missing = None
-        self.previous, self.state = before, after
-        stored(state)[self._key] = after.to_dict()
-        if after is not before:  # else no key has a new value, or none is finite
+        stored(state)[self._key] = self.decider.to_dict()
+        if state.global_step == self.decider.evaluations.step:
             self._waited = -1
-            self._decided = stored(state).setdefault("decided", {})[self._key] = step
             self.act(decision, args, state, control, metrics)
 
     def _waits(self, state: TrainerState, stale: Collection[str]) -> bool:
@@ -196,7 +200,7 @@ class DecisionCallback(TrainerCallback):
         ]
         if not keys or self._waited not in (-1, state.global_step):
             return False
-        if not any(last_step(state, key) == self._decided for key in keys):
+        if not any(last_step(state, key) == self.decider.evaluations.step for key in keys):
             return False
         self._waited = state.global_step
         return True
@@ -233,7 +237,7 @@ class RewardCheckpoint(DecisionCallback):
         level: Probability that any interval of the run misses its value.
 
     Attributes:
-        state: The `BestState`; None before the first evaluation.
+        state: The `BestState`.
 
     Raises:
         ValueError: A setting is out of range; at the start: `ties_by` with settings of the trainer
@@ -259,18 +263,13 @@ class RewardCheckpoint(DecisionCallback):
         constraint_test: ConstraintTest = "point",
         level: float = 0.05,
     ) -> None:
-        self.monitor = monitor
-        self.mode = mode
+        self.monitor, self.mode = monitor, mode
         self.constraints = dict(constraints or {})
         self._strategy: str | None = None  # the save_strategy of the trainer
         self._folder: Path | None = None  # of the run's checkpoints
         top_k = 1 if ties_by is None else -1
         settings = (top_k, self.constraints, ties_by, constraint_test, level)
-        super().__init__(monitor, BestRule(monitor, mode or "max", *settings))
-
-    def directed(self, state: TrainerState) -> BestRule:
-        """Return the rule with the direction and the ranges that scorers declare."""
-        return replace(super().directed(state), ranges=ranges(state))
+        super().__init__(monitor, BestRule(monitor, mode, *settings))
 
     def bounded(self) -> Collection[str]:
         """Return the keys of the constraints and of the choice among ties."""
@@ -280,17 +279,17 @@ class RewardCheckpoint(DecisionCallback):
     @property
     def selected_step(self) -> int | None:
         """Step of the selected checkpoint, None if no evaluation qualified."""
-        return self.rule.best(self.state) if self.state else None
+        return self.rule.best(self.state)
 
     @property
     def reason(self) -> str:
         """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
-        return self.rule.explain(self.state) if self.state else "there was no evaluation"
+        return self.rule.explain(self.state)
 
     @property
     def optimism(self) -> float | None:
         """Expected excess of the selected score over its true value; None if unknown."""
-        return self.rule.optimism(self.state) if self.state else None
+        return self.rule.optimism(self.state)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -402,7 +401,7 @@ class ParetoCheckpoint(DecisionCallback):
         metrics: Key → "max" or "min", or keys whose direction a `GenerationScorer` declares.
 
     Attributes:
-        state: The `ParetoState`; None before the first evaluation.
+        state: The `ParetoState`.
 
     Raises:
         ValueError: Fewer than two metrics, or an unknown direction; at the start: the trainer has a
@@ -416,31 +415,21 @@ class ParetoCheckpoint(DecisionCallback):
     saves = True
 
     def __init__(self, metrics: Mapping[str, Mode] | Sequence[str]) -> None:
-        self._given: dict[str, Mode | None] = (
-            dict(metrics) if isinstance(metrics, Mapping) else dict.fromkeys(metrics)
-        )
-        given: Any = {key: mode or "max" for key, mode in self._given.items()}
-        given = metrics if isinstance(metrics, str) else given  # the rule rejects a string
+        given: Any = metrics  # the rule rejects a string
+        if not isinstance(metrics, Mapping | str):
+            given = dict.fromkeys(metrics)
         rule = ParetoRule(given)
-        super().__init__(", ".join(self._given), rule)
-
-    def directed(self, state: TrainerState) -> ParetoRule:
-        """Return the rule with the given or declared directions."""
-        modes = {
-            key: resolve_mode(state, key, mode, f"metrics[{key!r}]")
-            for key, mode in self._given.items()
-        }
-        return ParetoRule(modes)
+        super().__init__(", ".join(rule.metrics), rule)
 
     @property
     def kept(self) -> dict[int, tuple[float, ...]]:
         """Step → values of the checkpoints on the front, oldest first."""
-        return dict(self.state.kept) if self.state else {}
+        return dict(self.state.kept)
 
     @property
     def pruned(self) -> dict[int, tuple[float, ...]]:
         """Step → values of the dominated checkpoints."""
-        return dict(self.state.pruned) if self.state else {}
+        return dict(self.state.pruned)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -483,8 +472,7 @@ class RewardEarlyStopping(DecisionCallback):
         level: Probability that any interval of the run misses its difference.
 
     Attributes:
-        state: The `StopState`: `stopped_by`, `stopping_reason`, `stopped_step`, `best`; None before
-            the first evaluation.
+        state: The `StopState`: `stopped_by`, `stopping_reason`, `stopped_step`, `best`.
 
     Raises:
         ValueError: A setting is out of range; after the first evaluation: the key is not logged, or
@@ -509,11 +497,10 @@ class RewardEarlyStopping(DecisionCallback):
         futility: bool = False,
         level: float = 0.05,
     ) -> None:
-        self.monitor = monitor
-        self.mode = mode
+        self.monitor, self.mode = monitor, mode
         rule = StopRule(
             monitor,
-            mode or "max",
+            mode,
             patience,
             min_delta,
             min_steps,
@@ -526,10 +513,9 @@ class RewardEarlyStopping(DecisionCallback):
         )
         super().__init__(monitor, rule)
 
-    def resume(self, state: TrainerState) -> bool:
+    def resume(self, step: int) -> bool:
         """Return whether the run had stopped, unless its new settings would not have stopped it."""
-        self.state, decision = self.rule.resume(self.state, state.global_step)
-        return bool(decision.stop)
+        return bool(self.decider.resume(step).stop)
 
     def act(
         self,
@@ -572,7 +558,7 @@ class ProxyGuard(DecisionCallback):
             Defaults to a tenth of the standard deviation between prompts.
 
     Attributes:
-        state: The `AlarmState`: `alarm`, `alarm_step`; None before the first evaluation.
+        state: The `AlarmState`: `alarm`, `alarm_step`.
 
     Raises:
         ValueError: A setting is out of range; after the first evaluation: a key is not logged, or
@@ -580,8 +566,8 @@ class ProxyGuard(DecisionCallback):
 
     Examples:
         >>> guard = ProxyGuard("reward", ["score/independent", "score/distinct_2"])
-        >>> guard.state is None
-        True
+        >>> guard.state.alarm
+        False
     """
 
     def __init__(
@@ -597,31 +583,18 @@ class ProxyGuard(DecisionCallback):
         reference: Reference = "first",
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
-        modes = proxy_mode or "max", held_out_mode or "max"
-        rule = AlarmRule(proxy, held_out, *modes, window, level, reference, margin)
+        rule = AlarmRule(
+            proxy, held_out, proxy_mode, held_out_mode, window, level, reference, margin
+        )
         super().__init__(f"{proxy} {', '.join(rule.modes)}", rule)
         self.proxy, self.held_out = proxy, held_out
         self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode
         self.stop = stop
         self.name = name
 
-    def directed(self, state: TrainerState) -> AlarmRule:
-        """Return the rule with the given or declared directions."""
-        given = self.held_out if isinstance(self.held_out, Mapping) else {}
-        modes: dict[str, HeldOutMode] = {
-            key: mode
-            if (mode := given.get(key, self.held_out_mode)) == "drift"
-            else resolve_mode(state, key, mode, "held_out_mode")
-            for key in self.rule.modes
-        }
-        proxy_mode = self.proxy_mode or ("max" if self.proxy.startswith("rewards/") else None)
-        proxy_mode = resolve_mode(state, self.proxy, proxy_mode, "proxy_mode")
-        return replace(self.rule, held_out=modes, proxy_mode=proxy_mode)
-
-    def resume(self, state: TrainerState) -> bool:
+    def resume(self, step: int) -> bool:
         """Return whether an alarm had stopped the run, and would with these settings."""
-        self.state, decision = self.rule.resume(self.state, state.global_step)
-        return bool(self.stop and decision.alarm)
+        return bool(self.decider.resume(step).alarm and self.stop)
 
     def act(
         self,
@@ -644,7 +617,7 @@ class ProxyGuard(DecisionCallback):
         if run is not None:
             shown = {key.replace(PREFIX, "eval/", 1): value for key, value in row.items()}
             run.log({**shown, "train/global_step": state.global_step})
-        if decision.alarm and not self.previous.alarm:
+        if decision.alarm and not self.decider.before.alarm:
             self.say(state, decision.reason)
             if run is not None:
                 run.alert(f"{self.name}: possible reward hacking", decision.reason, level="WARN")

@@ -20,6 +20,7 @@ from ctrlreward.files import finite_or_none
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
+from ctrlreward.selection.decider import Evaluations
 
 PREFIX = "eval_"
 _FOLD = "_ctrlreward_last_logged"
@@ -42,23 +43,20 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 
 
 def read_validation(
-    state: TrainerState, metrics: Mapping[str, float], decided: int = -1
+    state: TrainerState, metrics: Mapping[str, float], evaluations: Evaluations
 ) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
     """Return metrics, keys without a new value, and the values of the prompts.
 
     The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`; other keys have
-    their last value. A key of evaluation is new if it was logged at this step, a key of training if
-    it was logged after the step `decided`.
+    their last value. Time is the step: validations log the keys of evaluation.
     """
     last, steps = _last_logged(state)
     logged = {**last, **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
-    stale = {
-        key
-        for key in numbers.keys() - metrics.keys()
-        if steps[key] < (state.global_step if key.startswith(PREFIX) else decided + 1)
-    }
+    logged_before = {key: steps[key] for key in numbers.keys() - metrics.keys()}
+    evaluated = {key for key in logged_before if key.startswith(PREFIX)}
+    stale = evaluations.stale(logged_before, evaluated, state.global_step)
     for key in [key for key in numbers if key.startswith(PREFIX)]:
         name = key.removeprefix(PREFIX)
         if name not in numbers:
@@ -150,5 +148,7 @@ def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str
     name = key.removeprefix(PREFIX)
     is_loss = name == "loss" or name.endswith("_loss")
     usual: Mode | None = "min" if is_loss else "max" if name == "reward" else None
+    if name.startswith("rewards/"):  # of a function, which may be a cost
+        mode = mode or "max"
     declared = known.get(name) or usual
     return better_direction(key, mode, declared, known, argument)

@@ -24,10 +24,10 @@ from ctrlreward.arguments import Mode
 from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE
+from ctrlreward.runs.logs import Log, NoLog, read_log
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
-from ctrlreward.runs.logs import Log, NoLog, read_log
 
 PREFIX = "eval_"  # of keys in the log of transformers
 

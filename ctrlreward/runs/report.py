@@ -23,12 +23,12 @@ import jinja2
 from markupsafe import Markup
 
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.runs.report_contents import contents
-from ctrlreward.runs.select import add_rule_options, check_rule_options
-from ctrlreward.serving.serve import listen
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots.style import arrowed
+from ctrlreward.runs.report_contents import contents
+from ctrlreward.runs.select import add_rule_options, check_rule_options
+from ctrlreward.serving.serve import listen
 
 _PAGE = Path(__file__).with_name("report_page")
 _NAME = "report.html"

@@ -17,7 +17,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import sign_of
+from ctrlreward.files import parse_json, read_jsonl, read_yaml
+from ctrlreward.functional.agreement import correlate
+from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.runs.compare import compare_runs
+from ctrlreward.runs.folder import (
+    StoredRun,
+    completions_per_prompt,
+    read_stored_run,
+    sample_files,
+)
+from ctrlreward.runs.results import read_run
 from ctrlreward.runs.select import (
     Selection,
     better_mode,
@@ -28,21 +38,11 @@ from ctrlreward.runs.select import (
     run_rules,
     to_json,
 )
-from ctrlreward.files import parse_json, read_jsonl, read_yaml
-from ctrlreward.functional.agreement import correlate
-from ctrlreward.functional.sequential import jackknife_values, level_of_test
-from ctrlreward.runs.folder import (
-    StoredRun,
-    completions_per_prompt,
-    read_stored_run,
-    sample_files,
-)
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced, read_scored_samples
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Validation, describe
-from ctrlreward.runs.results import read_run
 
 Words: TypeAlias = list[str]
 

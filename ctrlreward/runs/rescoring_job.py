@@ -16,16 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ctrlreward.arguments import Mode
-from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.config_files import read_reward
-from ctrlreward.runs.select import (
-    Selection,
-    add_rule_options,
-    decide,
-    run_rules,
-    summary,
-    to_json,
-)
+from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
@@ -35,12 +27,20 @@ from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
 from ctrlreward.runs.folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
+from ctrlreward.runs.select import (
+    Selection,
+    add_rule_options,
+    decide,
+    run_rules,
+    summary,
+    to_json,
+)
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.records import read_by_prompt, read_scored_samples, write_scored_samples
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
-from ctrlreward.serving.description import describe, reward_id
+from ctrlreward.serving.description import reward_id
 from ctrlreward.serving.fingerprint import digest_of
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 
 from ctrlreward.files import parse_json
 from ctrlreward.functional.reproducibility import Table
-from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv
 from ctrlreward.runs.logs import LoggedStep, csv_history, numbers_of, read_log
+from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv
 
 SINGLE_SYSTEM = "run"  # name of the system if the results do not name one
 

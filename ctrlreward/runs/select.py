@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ctrlreward.arguments import Mode, did_you_mean, one_of
-from ctrlreward.runs.checkpoint_removal import removable, remove, size_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
+from ctrlreward.runs.checkpoint_removal import removable, remove, size_of
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
-from ctrlreward.selection.best import Bounds
+from ctrlreward.selection.metrics import Bounds
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
 rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
@@ -272,7 +272,8 @@ def run_rules(stored: StoredRun, options: Any) -> RunRules:
         alarm = _alarm(stored, options)
     if options.pareto:
         pairs = [_pair(stored, part, ":", ("max", "min")) for part in options.pareto.split(",")]
-        pareto = ParetoRule({key: mode or better_mode(stored, key) for key, mode in pairs})
+        modes = {key: mode or better_mode(stored, key) for key, mode in pairs}
+        pareto = ParetoRule(cast("dict[str, Mode | None]", modes))
     return RunRules(best, stop, alarm, pareto)
 
 
@@ -487,7 +488,7 @@ def _directions(rule: AlarmRule) -> str:
     """Return the metrics that the alarm compares, with directions, which may be defaults."""
     words = {"max": "better when higher", "min": "better when lower", "drift": "must not change"}
     held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rule.modes.items())
-    return f"{rule.proxy} ({words[rule.proxy_mode]}) against {held_out}"
+    return f"{rule.proxy} ({words[rule.proxy_mode or 'max']}) against {held_out}"
 
 
 def _chosen(selection: Selection) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
+    Bounds,
     Evidence,
+    ModeOf,
     State,
     Validation,
     check_key,
@@ -152,8 +154,8 @@ class AlarmRule:
 
     proxy: str
     held_out: str | Sequence[str] | Mapping[str, HeldOutMode]
-    proxy_mode: Mode = "max"
-    held_out_mode: HeldOutMode = "max"
+    proxy_mode: Mode | None = "max"
+    held_out_mode: HeldOutMode | None = "max"
     window: int = WINDOW
     level: float | None = None
     reference: Reference = "first"
@@ -161,8 +163,8 @@ class AlarmRule:
 
     def __post_init__(self) -> None:
         check_key("proxy", self.proxy)
-        check_direction("proxy_mode", self.proxy_mode)
-        check_held_out_mode("held_out_mode", self.held_out_mode)
+        check_direction("proxy_mode", self.proxy_mode or "max")
+        check_held_out_mode("held_out_mode", self.held_out_mode or "max")
         if not self.modes:
             raise ValueError("held_out is empty, must be at least one key")
         for key, mode in self.modes.items():
@@ -194,6 +196,10 @@ class AlarmRule:
     @property
     def modes(self) -> dict[str, HeldOutMode]:
         """Mode of each held-out metric."""
+        return {key: mode or "max" for key, mode in self._given.items()}
+
+    @property
+    def _given(self) -> dict[str, HeldOutMode | None]:
         if isinstance(self.held_out, Mapping):
             return dict(self.held_out)
         keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
@@ -202,6 +208,15 @@ class AlarmRule:
     @property
     def _walk_level(self) -> float:
         return WALK_LEVEL if self.level is None else self.level
+
+    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> AlarmRule:
+        """Return the rule with the directions that the scorers of a run declare."""
+        modes: dict[str, HeldOutMode] = {
+            key: "drift" if mode == "drift" else mode_of(key, mode, "held_out_mode")
+            for key, mode in self._given.items()
+        }
+        proxy_mode = mode_of(self.proxy, self.proxy_mode, "proxy_mode")
+        return replace(self, held_out=modes, proxy_mode=proxy_mode)
 
     def start(self) -> AlarmState:
         """Return the state before the first validation."""

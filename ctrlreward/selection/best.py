@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,9 @@ from ctrlreward.functional.sequential import (
     selection_optimism,
 )
 from ctrlreward.selection.metrics import (
+    Bounds,
     Evidence,
+    ModeOf,
     State,
     Validation,
     check_key,
@@ -27,8 +29,6 @@ from ctrlreward.selection.metrics import (
     read,
 )
 
-Bounds: TypeAlias = Sequence[float | None]
-"""Smallest and largest value, both inclusive, None for no bound."""
 ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
 Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
 
@@ -110,7 +110,7 @@ class BestRule:
 
     Args:
         monitor: Key of the score.
-        mode: "max" if higher is better, "min" if lower is better.
+        mode: "max" if higher is better, "min" if lower is better; None is "max" until `directed`.
         top_k: Number of checkpoints to keep, -1 for all.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
             NaN and a key without a value violate the constraint. A key that this validation did
@@ -154,7 +154,7 @@ class BestRule:
     """
 
     monitor: str
-    mode: Mode = "max"
+    mode: Mode | None = "max"
     top_k: int = 1
     constraints: Mapping[str, Bounds] = field(default_factory=dict)
     ties_by: Ties | None = None
@@ -164,7 +164,7 @@ class BestRule:
 
     def __post_init__(self) -> None:
         check_key("monitor", self.monitor)
-        check_direction("mode", self.mode)
+        check_direction("mode", self.mode or "max")
         if not isinstance(self.constraints, Mapping):
             raise TypeError(
                 "constraints must map keys to (smallest, largest), {'score/fail_rate': (None, "
@@ -192,6 +192,10 @@ class BestRule:
                 )
             for key, direction in self.ties_by.items():
                 check_direction(f"ties_by[{key!r}]", direction)
+
+    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> BestRule:
+        """Return the rule with the direction and the ranges that the scorers of a run declare."""
+        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"), ranges=ranges)
 
     def start(self) -> BestState:
         """Return the state before the first validation."""

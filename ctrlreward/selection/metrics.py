@@ -17,11 +17,18 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from ctrlreward.arguments import did_you_mean
+from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.functional.sequential import PairedDifference, level_of_test, paired_difference
 
 Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any]]]
 """Logged key → one value for each prompt, shape (prompts,)."""
+
+
+Bounds: TypeAlias = Sequence[float | None]
+"""Smallest and largest value, both inclusive, None for no bound."""
+
+ModeOf: TypeAlias = Callable[[str, Mode | None, str], Mode]
+"""Key, its direction as given or None, name of the argument → its direction, as declared."""
 
 
 class State:

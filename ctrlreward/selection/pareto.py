@@ -7,10 +7,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ctrlreward.arguments import check_direction, sign_of
+from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.selection.best import KeepDecision
-from ctrlreward.selection.metrics import Evidence, State, check_key, no_new_value, read
+from ctrlreward.selection.metrics import (
+    Bounds,
+    Evidence,
+    ModeOf,
+    State,
+    check_key,
+    no_new_value,
+    read,
+)
 
 Points: TypeAlias = Mapping[int, tuple[float, ...]]
 """Step of a checkpoint → its value of each metric."""
@@ -51,7 +59,8 @@ class ParetoRule:
     a new, finite value.
 
     Args:
-        metrics: Two or more keys → "max" if higher is better, "min" if lower is better.
+        metrics: Two or more keys → "max" if higher is better, "min" if lower is better; None is
+            "max" until `directed`.
 
     Raises:
         ValueError: Fewer than two metrics, or an unknown direction.
@@ -67,7 +76,7 @@ class ParetoRule:
         300
     """
 
-    metrics: Mapping[str, str]
+    metrics: Mapping[str, Mode | None]
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
@@ -82,7 +91,13 @@ class ParetoRule:
             )
         for key, direction in self.metrics.items():
             check_key("each of metrics", key)
-            check_direction(f"metrics[{key!r}]", direction)
+            check_direction(f"metrics[{key!r}]", "max" if direction is None else direction)
+
+    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> ParetoRule:
+        """Return the rule with the directions that the scorers of a run declare."""
+        return ParetoRule(
+            {key: mode_of(key, mode, f"metrics[{key!r}]") for key, mode in self.metrics.items()}
+        )
 
     def start(self) -> ParetoState:
         """Return the state before the first validation."""
@@ -112,7 +127,9 @@ class ParetoRule:
         if invalid:
             return state, KeepDecision(False, (), ", ".join(invalid), invalid=True)
         points = {**state.kept, step: tuple(values.values())}
-        on_front = non_dominated(list(points.values()), list(self.metrics.values()))
+        on_front = non_dominated(
+            list(points.values()), [mode or "max" for mode in self.metrics.values()]
+        )
         kept = {s: points[s] for s, on in zip(points, on_front, strict=True) if on}
         pruned = {s: point for s, point in points.items() if s not in kept}
         dropped = tuple(s for s in state.kept if s in pruned)

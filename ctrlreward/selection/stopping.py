@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.selection.metrics import (
+    Bounds,
     Evidence,
+    ModeOf,
     State,
     Validation,
     check_key,
@@ -101,7 +103,7 @@ class StopRule:
 
     Args:
         monitor: Key of the score.
-        mode: "max" if higher is better, "min" if lower is better.
+        mode: "max" if higher is better, "min" if lower is better; None is "max" until `directed`.
         patience: Number of scores in a row without improvement that stops training.
         min_delta: An improvement must exceed this, in units of the score. "noise" counts an
             improvement only if the scores of the prompts show it: the interval of the difference to
@@ -136,7 +138,7 @@ class StopRule:
     """
 
     monitor: str
-    mode: Mode = "max"
+    mode: Mode | None = "max"
     patience: int = 3
     min_delta: float | Literal["noise"] = 0.0
     min_steps: int = 0
@@ -149,12 +151,16 @@ class StopRule:
 
     def __post_init__(self) -> None:
         check_key("monitor", self.monitor)
-        check_direction("mode", self.mode)
+        check_direction("mode", self.mode or "max")
         check_level(self.level)
         if not self.patience >= 0:
             raise ValueError(f"patience must be 0 or more, got {self.patience}")
         if isinstance(self.min_delta, str) and self.min_delta != "noise":
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
+
+    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> StopRule:
+        """Return the rule with the direction that the scorers of a run declare."""
+        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
 
     def start(self) -> StopState:
         """Return the state before the first score."""
@@ -285,7 +291,7 @@ class StopRule:
     def _gain(self, before: Validation, now: Validation, level: float) -> PairedDifference | None:
         """Return the difference with its interval, positive if now is better."""
         difference = before.differs(now, self.monitor, min(level, 0.5))
-        if difference is None or self.mode == "max":
+        if difference is None or self.mode != "min":
             return difference
         value, low, high, prompts = difference
         return PairedDifference(-value, -high, -low, prompts)

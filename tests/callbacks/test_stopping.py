@@ -262,12 +262,13 @@ def test_settings_assigned_later_take_effect(fit, counter, curve, held_out) -> N
     stopper, keeper = RewardEarlyStopping("score/l", "min", 100, 0.01), RewardCheckpoint("score/v")
     guard = ProxyGuard("score/v", "score/l")
     stopper.patience, keeper.save_top_k, guard.level = 2, 3, 0.01
-    assert (stopper.rule.min_delta, guard.rule.level) == (0.01, 0.01)
     trainer = fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), stopper, keeper, guard])
     assert trainer.global_step == stopper.stopped_step == 5
     assert len(keeper.best_k_models) == 3
-    with pytest.raises(ValueError, match="level must be between 0 and 1, got 5"):
-        guard.level = 5
+    assert (stopper.rule.min_delta, guard.rule.level) == (0.01, 0.01)
+    guard.level = 5
+    with pytest.raises(MisconfigurationException, match="level must be between 0 and 1, got 5"):
+        fit(counter(), [watch(curve(RISES_THEN_FALLS), held_out), guard])
     for callback in (stopper, keeper):
         callback.mode = "max" if callback is stopper else "min"
         with pytest.raises(

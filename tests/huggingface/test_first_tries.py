@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
+from ctrlreward.huggingface.run_state import resolve_mode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -185,5 +187,5 @@ def test_trl_logs_a_reward_that_is_better_when_higher(make_trainer: Callable[...
     trainer = make_trainer(max_steps=1)
     rules = [RewardEarlyStopping("eval_reward"), ProxyGuard("reward", {"eval_loss": "min"})]
     for each in rules:
-        directed = each.directed(trainer.state)
+        directed = each.rule.directed(partial(resolve_mode, trainer.state), {})
         assert "max" in (getattr(directed, "mode", ""), getattr(directed, "proxy_mode", ""))

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from ctrlreward.files import JsonLog
-from ctrlreward.plots.curves import _smoothed, curve, draw_curves, draw_front, plot_run
+from ctrlreward.plots.curves import _smoothed, curve, draw_curves, draw_front
+from ctrlreward.runs import plot_run
 
 
 def test_a_curve_skips_rows_without_the_metric() -> None:

@@ -34,10 +34,10 @@ from ctrlreward.callbacks import (
     RewardEarlyStopping,
 )
 from ctrlreward.cli import main
-from ctrlreward.runs import rescoring_job
-from ctrlreward.runs.rescoring_job import rescore, without_prefix
 from ctrlreward.files import JsonLog
+from ctrlreward.runs import rescoring_job
 from ctrlreward.runs.folder import completions_per_prompt, read_stored_run
+from ctrlreward.runs.rescoring_job import rescore, without_prefix
 from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 

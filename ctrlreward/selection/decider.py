@@ -1,0 +1,148 @@
+"""The decider of all trainers: a rule, applied once to each set of weights.
+
+A decision is about one set of weights, scored once. The same weights validated again, by another
+evaluation set, after a resume, inside a callback, are not a new validation; and a value counts as
+new only if it was logged since the last decision. A trainer's callback is a hook around this: it
+says what was logged and when, and applies the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any, Protocol, Self
+
+from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
+
+
+class Rule(Protocol):
+    """What `Decider` needs of a rule; see `ctrlreward.selection`."""
+
+    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> Self:
+        """Return the rule with the directions and ranges that the scorers of a run declare."""
+
+    def start(self) -> Any:
+        """Return the state before the first validation."""
+
+    def update(
+        self,
+        state: Any,
+        step: int,
+        metrics: Mapping[str, float],
+        stale: Collection[str] = (),
+        evidence: Evidence | None = None,
+    ) -> tuple[Any, Any]:
+        """Return the new state, the same object if nothing was judged, and the decision."""
+
+
+def with_assigned(rule: Any, callback: object) -> Any:
+    """Return a rule with the settings that were assigned to attributes of a callback."""
+    names = {field.name for field in fields(rule)}
+    return replace(rule, **{name: v for name, v in vars(callback).items() if name in names})
+
+
+class Evaluations:
+    """The evaluations that a callback has acted on, to tell new weights and new values.
+
+    Time is whatever a trainer counts by: steps, or how often its metrics were looked at.
+
+    Attributes:
+        step: Training step of the last decision, -1 before.
+        time: Time of the last decision, -1 before.
+
+    Examples:
+        >>> evaluations = Evaluations()
+        >>> evaluations.note(100)
+        >>> logged = {"score/sim": 100, "eval_acc": 100, "reward": 90, "kl": 110}
+        >>> sorted(evaluations.stale(logged, {"score/sim", "eval_acc"}, 110))
+        ['eval_acc', 'reward', 'score/sim']
+    """
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.time = -1
+
+    def note(self, step: int) -> None:
+        """Note a decision. Here the time is the step."""
+        self.step = self.time = step
+
+    def restore(self, step: int) -> None:
+        """Continue after the last decision of an interrupted run."""
+        self.note(step)
+
+    def stale(self, logged: Mapping[str, float], validated: Collection[str], now: int) -> set[str]:
+        """Return the keys without a new value.
+
+        Args:
+            logged: Key → time of its last value.
+            validated: Keys that validations log: they are new if this one has logged them. Other
+                keys, of training, are new if they were logged since the last decision.
+            now: Time at which this validation began to log.
+        """
+        return {
+            key
+            for key, time in logged.items()
+            if (time < now if key in validated else time <= self.time)
+        }
+
+
+class Decider:
+    """A rule with its state, which a checkpoint contains and a resumed run restores.
+
+    Attributes:
+        rule: The rule, with the directions that the scorers of the run declare once it has begun.
+        state: Its state.
+        before: Its state before the last decision.
+        evaluations: What it has decided on.
+
+    Examples:
+        >>> from ctrlreward.selection import BestRule
+        >>> decider = Decider(BestRule("score/sim"))
+        >>> decider.decide(100, {"score/sim": 0.5}).keep
+        True
+        >>> resumed = Decider(BestRule("score/sim"))
+        >>> resumed.load(decider.to_dict())
+        >>> resumed.evaluations.step, resumed.decide(200, {"score/sim": 0.4}).keep
+        (100, False)
+    """
+
+    def __init__(self, rule: Any, evaluations: Evaluations | None = None) -> None:
+        self.rule: Any = rule
+        self.state: Any = rule.start()
+        self.before = self.state
+        self.evaluations = evaluations or Evaluations()
+
+    def begin(self, rule: Rule, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
+        """Take the settings of a run. A state that no validation has changed starts anew."""
+        self.rule = rule.directed(mode_of, ranges)
+        if self.evaluations.step < 0:
+            self.state = self.before = self.rule.start()
+
+    def decide(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        stale: Collection[str] = (),
+        evidence: Evidence | None = None,
+    ) -> Any:
+        """Return the decision of the rule; the weights count as decided if it judged anything."""
+        after, decision = self.rule.update(self.state, step, metrics, stale, evidence)
+        self.before = self.state
+        if after is not self.state:
+            self.state = after
+            self.evaluations.note(step)
+        return decision
+
+    def resume(self, step: int) -> Any:
+        """Judge the last validation of a resumed run again, with the settings of this one."""
+        self.state, decision = self.rule.resume(self.state, step)
+        return decision
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return state and last step as plain data."""
+        return {**self.state.to_dict(), "decided": self.evaluations.step}
+
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Restore `to_dict`; keys of others are ignored."""
+        self.evaluations.restore(plain.get("decided", -1))
+        self.state = self.before = type(self.rule.start()).from_dict(plain)
