@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
@@ -37,7 +37,7 @@ from ctrlreward.lightning_package import (
     is_instance,
     misconfigured,
 )
-from ctrlreward.placement import end_if_scoring_hangs, shared_device
+from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
@@ -206,8 +206,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if error is not None:
             raise misconfigured(trainer, error)
         check_columns(self.components, self.prompts)
-        if kind == "cpu":
-            self._pending.worker.yield_cpu()
+        used = {device for placed in devices.values() for device in placed}
+        warning = overlap_on_cpu(used, kind)
+        if warning and self.overlap and stage == "fit":
+            rank_zero_warn(f"GenerationScorer: {warning}")
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if not self._trial:
             log_dir = trainer.log_dir or trainer.default_root_dir

@@ -162,10 +162,6 @@ class AnyReward(ABC):
         """Score samples on the background thread; the future returns or raises like a call."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 
-    def yield_cpu(self) -> None:
-        """Let the worker of a later `submit` yield the CPU to training (`Worker.yield_cpu`)."""
-        self._worker.yield_cpu()
-
     @abstractmethod
     def load(self) -> None:
         """Load all models now; without it, the first scoring loads them."""

@@ -35,8 +35,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _paths if path)
 
 # Tests kill processes, not machines: the kernel has what a killed process wrote.
 os.fsync = lambda file: None
-# Tests of several processes share the cores: a scoring thread of the lowest priority would starve.
-os.setpriority = lambda which, who, priority: None
 
 # Loggers of Lightning's startup messages; Lightning sets no level on them itself.
 for name in ("pytorch_lightning", "lightning_fabric"):

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import os
 import pickle
-import posix
 import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -21,7 +18,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Reward, Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.placement import ScoringTimeout, Worker, reserve_core, shared_device
+from ctrlreward.placement import ScoringTimeout, Worker, overlap_on_cpu, shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -115,48 +112,11 @@ def test_generation_scorer_refuses_before_training() -> None:
         callback.setup(trainer, module, "fit")
 
 
-def in_a_thread(work: Callable[[], T]) -> T:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(work).result(timeout=30)
-
-
-@pytest.fixture
-def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_a_worker_that_yields_the_cpu_leaves_other_threads_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "setpriority", posix.setpriority)  # which tests/conftest.py replaced
-
-    def settings() -> tuple[int, int]:
-        return torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    worker = Worker()
-    worker.yield_cpu()
-    threads, priority = worker.submit(settings).result(timeout=30)
-    worker.close()
-    assert threads == 1
-    assert priority == (19 if sys.platform == "linux" else os.getpriority(os.PRIO_PROCESS, 0))
-    assert torch.get_num_threads() == 3
-    assert in_a_thread(torch.get_num_threads) == 3  # of a thread that came later
-    assert os.getpriority(os.PRIO_PROCESS, 0) < 19
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_one_core_is_left_while_it_lasts_where_there_is_more_than_one() -> None:
-    with reserve_core():
-        assert torch.get_num_threads() == 2
-        with reserve_core(), reserve_core():
-            assert torch.get_num_threads() == 1
-    with pytest.raises(ValueError, match="halfway"), reserve_core():
-        raise ValueError("halfway")
-    assert torch.get_num_threads() == 3
+def test_overlap_on_the_cpu_that_trains_is_named() -> None:
+    assert overlap_on_cpu(["cpu"], "cuda") is None
+    assert overlap_on_cpu(["cuda:1"], "cpu") is None
+    assert overlap_on_cpu([], "cpu") is None  # functions, and rewards of a server
+    assert "Set overlap=False, or device= for" in str(overlap_on_cpu(["cuda:1", "cpu"], "cpu"))
 
 
 def in_order(calls: int) -> list[int]:

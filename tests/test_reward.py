@@ -577,25 +577,6 @@ def test_a_call_scores_in_the_callers_thread(scorer: NumberScorer) -> None:
     assert set(threading.enumerate()) == others
 
 
-def test_a_reward_that_yields_the_cpu_uses_one_core(scorer: NumberScorer) -> None:
-    threads_used: list[int] = []
-    score = scorer.score_samples
-    scorer.score_samples = lambda samples: (
-        threads_used.append(torch.get_num_threads()) or score(samples)
-    )
-    reward = Reward({"g": scorer["gain"]})
-    reward.yield_cpu()
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert reward.submit(samples_with([(1.0, 0.0)])).result(timeout=30).total.tolist() == [1.0]
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    reward.release()
-    assert threads_used == [1]
-
-
 def test_release_frees_models_and_thread_until_the_next_call(scorer: NumberScorer) -> None:
     reward = Reward({"g": scorer["gain"], "c": scorer["cost"]})
     reward.release()  # before the first call

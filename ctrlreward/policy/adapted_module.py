@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule, misconfigured
-from ctrlreward.placement import reserve_core
 from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, reference_policy
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
@@ -167,6 +166,4 @@ class AdaptedModuleMixin(LightningModule):
         self.configure_model()
         self.policy.eval()  # no dropout; checkpointed layers would not keep a key-value cache
         texts = model_texts(self.tokenizer, self.generation, prompts)
-        shares_cores = self.optimizer.overlap and self.device.type == "cpu"
-        with reserve_core() if shares_cores else nullcontext():
-            return sample(self.policy, self.tokenizer, texts, self.generation, temperature)
+        return sample(self.policy, self.tokenizer, texts, self.generation, temperature)

@@ -29,7 +29,7 @@ from ctrlreward.lightning_package import (
     mixed,
     package_of,
 )
-from ctrlreward.placement import end_if_scoring_hangs, shared_device
+from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
@@ -388,8 +388,10 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Take the seed of the run, and load the scorers if they run parallel to training."""
         super().on_fit_start()
         if self.optimizer.overlap:
-            if self.device.type == "cpu":
-                self.reward.yield_cpu()
+            components = self.reward.components if isinstance(self.reward, Reward) else {}
+            used = {device for c in components.values() for device in c.scorer.devices}
+            if warning := overlap_on_cpu(used, self.device.type):
+                package_of(self).load("utilities.rank_zero_warn")(f"PolicyTuner: {warning}")
             with torch.random.fork_rng(devices=[]):
                 self.reward.load()
 

@@ -115,9 +115,6 @@ class RemoteReward(AnyReward):
         score: AccuracyScore | None = self.description["accuracy_score"]
         return score
 
-    def yield_cpu(self) -> None:
-        """Do nothing: scoring does not use this process."""
-
     def load(self) -> None:
         """Wait until the server is ready, and check that it has the expected reward."""
         self._connection.connect()

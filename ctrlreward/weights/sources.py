@@ -47,8 +47,6 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
 # Models that our configurations train into the cache: name → configuration.
 TRAINED_NAMES: Mapping[str, str] = {
     "aligner-consistency": "configs/alignment/consistency_smollm2.yaml",
-    "aligner-dialog": "configs/alignment/dialog_minilm.yaml",
-    "aligner-preservation": "configs/alignment/yelp_minilm.yaml",
 }
 
 

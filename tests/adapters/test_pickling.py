@@ -34,7 +34,6 @@ def reward(tiny_causal: Callable[..., str]) -> Reward:
     folder = tiny_causal("llama")
     fluency, ctrleval = Perplexity(folder), CTRLEval(folder, aspects=["coherence"])
     used = Reward({"fluency": fluency["log_likelihood"], "coherence": (ctrleval["coherence"], 0.5)})
-    used.yield_cpu()
     used.submit(Samples(["A dog slept under the table. The lake froze over."])).result()
     return used
 

@@ -172,8 +172,8 @@ def test_an_aligner_of_ours_counts_by_its_weights(
 ) -> None:
     """Trained again, it has the same name and other weights."""
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path))
-    scorer = Alignment("aligner-dialog", "groundedness", method="discriminative")
-    folder = tmp_path / "aligner-dialog"
+    scorer = Alignment("aligner-consistency", "groundedness", method="discriminative")
+    folder = tmp_path / "aligner-consistency"
     folder.mkdir()
     found = []
     for text in "first", "again", "again":

@@ -79,8 +79,8 @@ def files_of(folder: Path) -> set[str]:
 
 
 def test_a_trained_model_is_found_in_the_cache(cache: Path, tiny_llama: Path) -> None:
-    shutil.copytree(tiny_llama, cache / "aligner-dialog")
-    assert resolve("aligner-dialog") == str(cache / "aligner-dialog")
+    shutil.copytree(tiny_llama, cache / "aligner-consistency")
+    assert resolve("aligner-consistency") == str(cache / "aligner-consistency")
 
 
 @pytest.mark.parametrize("name", sources.TRAINED_NAMES)

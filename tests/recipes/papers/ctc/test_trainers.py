@@ -360,13 +360,13 @@ def test_a_name_is_a_folder_of_the_cache(
     configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
-    name = {"model.init_args.folder": "aligner-dialog"}
+    name = {"model.init_args.folder": "aligner-consistency"}
     cli = configured("d", "TokenAlignerTrainer", 1, **name)
     cli.trainer.fit(cli.model, cli.datamodule)
-    scorer = Alignment("aligner-dialog", "preservation", method="discriminative")
+    scorer = Alignment("aligner-consistency", "preservation", method="discriminative")
     values = scorer.score(TEXTS[:2], sources=TEXTS[1:3])["preservation"]
     assert np.isfinite(values).all()
-    assert (tmp_path / "cache" / "aligner-dialog" / "config.json").is_file()
+    assert (tmp_path / "cache" / "aligner-consistency" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED_NAMES))
