@@ -10,8 +10,6 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 DOCS := .venv/installed-docs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
-# Of few tests a third process would spend more time on its imports than it saves.
-SECOND_PASS := $(BIN)/pytest --numprocesses 2 --dist loadfile -m lightning
 # Studies of one question are in benchmarks/studies/, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step host
 
@@ -35,11 +33,10 @@ transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_tran
 		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
 # Tiny models gain nothing from threads. A process more than two cores uses the time in which tests
-# wait for servers and Ray. Tests with the mark `lightning` run under both Lightnings.
+# wait for servers and Ray.
 test: export OMP_NUM_THREADS ?= 1
 test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 	$(PYTEST) $(ARGS)
-	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(SECOND_PASS) tests/callbacks tests/policy)
 
 soak: export OMP_NUM_THREADS ?= 1
 soak: $(DEV)  ## run the tests that take minutes: faults, hostile input
