@@ -62,7 +62,14 @@ def _freeze() -> None:
 
 
 # They wait for other processes, in which time the next files compute.
-_FIRST = {"test_other_lightning.py", "test_ray.py", "test_package.py", "test_cli.py", "test_killed.py", "test_gpu_kit.py"}
+_FIRST = {
+    "test_other_lightning.py",
+    "test_ray.py",
+    "test_package.py",
+    "test_cli.py",
+    "test_killed.py",
+    "test_gpu_kit.py",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

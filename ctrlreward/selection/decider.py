@@ -10,33 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any, Protocol, Self
+from typing import Any
 
 from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
 
 
-class Rule(Protocol):
-    """What `Decider` needs of a rule; see `ctrlreward.selection`."""
-
-    def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> Self:
-        """Return the rule with the directions and ranges that the scorers of a run declare."""
-
-    def start(self) -> Any:
-        """Return the state before the first validation."""
-
-    def update(
-        self,
-        state: Any,
-        step: int,
-        metrics: Mapping[str, float],
-        stale: Collection[str] = (),
-        evidence: Evidence | None = None,
-    ) -> tuple[Any, Any]:
-        """Return the new state, the same object if nothing was judged, and the decision."""
-
-
 def with_assigned(rule: Any, callback: object) -> Any:
-    """Return a rule with the settings that were assigned to attributes of a callback."""
+    """Return a rule with the settings that were assigned to attributes of a callback.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> from ctrlreward.selection import StopRule
+        >>> with_assigned(StopRule("score/sim"), SimpleNamespace(patience=5, verbose=True)).patience
+        5
+    """
     names = {field.name for field in fields(rule)}
     return replace(rule, **{name: v for name, v in vars(callback).items() if name in names})
 
@@ -87,7 +74,7 @@ class Evaluations:
 
 
 class Decider:
-    """A rule with its state, which a checkpoint contains and a resumed run restores.
+    """A rule of `ctrlreward.selection` with its state, which a checkpoint contains.
 
     Attributes:
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
@@ -112,7 +99,7 @@ class Decider:
         self.before = self.state
         self.evaluations = evaluations or Evaluations()
 
-    def begin(self, rule: Rule, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
+    def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
         self.rule = rule.directed(mode_of, ranges)
         if self.evaluations.step < 0:
