@@ -176,7 +176,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
             names[rule.monitor] = torch.tensor(metrics[rule.monitor])
             self._paths[step] = self.free_path(names, trainer, dropped[0] if dropped else None)
             self.current_score = torch.tensor(metrics[rule.monitor], dtype=torch.float64)
-        self._show()
+        self._set_lightning_attributes()
         # Written before another is removed, so that a killed run has all checkpoints to keep.
         saved = self._paths[step] if decision.keep else ""
         if saved:
@@ -185,7 +185,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
             if self.may_remove(trainer, path, saved):
                 self.remove(trainer, path)
 
-    def _show(self) -> None:
+    def _set_lightning_attributes(self) -> None:
         best, worst = self.selected_step, self.rule.worst(self.state)
         if best is None or worst is None:
             return

@@ -335,7 +335,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         step, samples = self._pending.step, self._pending.samples
         if samples is None:
             return None
-        return self._pending.result(lambda result: self._show(trainer, step, samples, result))
+        return self._pending.result(lambda result: self._log_table(trainer, step, samples, result))
 
     def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
@@ -349,7 +349,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
             kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
             scores = self._score(step, samples, kind)
-        self._show(trainer, step, samples, scores)
+        self._log_table(trainer, step, samples, scores)
         return scores
 
     def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
@@ -357,7 +357,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         name = f"{kind}step={step:06d}.jsonl"
         return self.score_samples(samples, self.folder / name if self.folder else None)
 
-    def _show(
+    def _log_table(
         self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
     ) -> None:
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}

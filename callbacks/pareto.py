@@ -146,7 +146,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         self.decider.load(state_dict)
         if os.path.dirname(state_dict["last_model_path"]) == str(self.dirpath):
             self.last_model_path = state_dict["last_model_path"]
-        self._show()
+        self._set_lightning_attributes()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that no score comes late and the folder is local."""
@@ -167,7 +167,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         for step in lost:
             rank_zero_warn(f"{paths[step]} no longer exists and leaves the Pareto front")
         self.decider.state = self.state.without(lost)
-        self._show()
+        self._set_lightning_attributes()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the front, also of a run that was already complete."""
@@ -182,7 +182,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         if decision.invalid:
             rank_zero_warn(f"the checkpoint of step {step} is not kept: {decision.reason}")
         after = self._paths(self.state)
-        self._show()
+        self._set_lightning_attributes()
         # Written before another is removed, so that a killed run has a complete front.
         if decision.keep:
             self.save(trainer, after[step])
@@ -198,7 +198,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
             for step, values in state.kept.items()
         }
 
-    def _show(self) -> None:
+    def _set_lightning_attributes(self) -> None:
         paths, best = self._paths(self.state), self.selected_step
         kept = {paths[step]: values[0] for step, values in self.state.kept.items()}
         self.show_kept(kept, None if best is None else paths[best])

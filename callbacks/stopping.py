@@ -146,12 +146,12 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         """Restore the state, but not the settings, of the run that wrote the checkpoint."""
         self.stopped_epoch = state_dict["stopped_epoch"]
         self.decider.load(state_dict)
-        self._show()
+        self._set_lightning_attributes()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Show the worst score of the direction as the best one so far."""
         super().setup(trainer, pl_module, stage)
-        self._show()
+        self._set_lightning_attributes()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that had stopped, if its settings would still stop it."""
@@ -159,7 +159,7 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
             self.decider.state = self.state.running()
         elif self.decider.resume(trainer.global_step).stop:
             trainer.should_stop = True
-        self._show()
+        self._set_lightning_attributes()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide, and stop training on all ranks if one decides to."""
@@ -179,9 +179,9 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
             self.stopped_epoch = trainer.current_epoch
             if self.verbose:
                 rank_zero_info(self.state.stopping_reason)
-        self._show()
+        self._set_lightning_attributes()
 
-    def _show(self) -> None:
+    def _set_lightning_attributes(self) -> None:
         """Set the attributes of Lightning's class by the state."""
         state: StopState = self.state
         self.best_score = torch.tensor(state.best)

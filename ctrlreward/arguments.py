@@ -189,7 +189,7 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                     check_kind(name, annotations[name], given)
             return build(*arguments, **keywords)
 
-        checked.instead = instead  # type: ignore[attr-defined]  # for mistakes in YAML
+        checked.our_names = instead  # type: ignore[attr-defined]  # for mistakes in YAML
         if not is_class:
             return cast(Target, checked)
         either.__init__ = checked

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ctrlreward.engine.sharing import exclusive
+from ctrlreward.engine.sharing import locked
 from ctrlreward.reward import AnyReward, Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Credit, Scorer, Scores, check_columns, score
@@ -106,6 +106,6 @@ def _credits(scorer: Scorer, samples: Samples, names: set[str]) -> dict[str, lis
     distinct, inverse = samples.distinct()
     if invalid := distinct.invalid_unicode():
         distinct = distinct.blanked(invalid)
-    with exclusive(scorer):
+    with locked(scorer):
         found = scorer.credit_samples(distinct, names)
     return {name: [found[name][row] for row in inverse] for name in names}

@@ -239,7 +239,7 @@ def track(
         yield advance
 
 
-def part(
+def track_part(
     title: str, total: float, unit: str = "texts"
 ) -> AbstractContextManager[Callable[[float], None]]:
     """Return `track` within shown work, else a context that shows nothing."""

@@ -215,7 +215,7 @@ def test_a_scorer_that_hangs_is_named_with_its_batch_and_its_line(
     assert found is not None, raised.value
     assert first < int(found[1]) <= first + 2
     # Its lock is held for good: a further call does not end either, and says where it waits.
-    with pytest.raises(ScoringTimeout, match=r"sharing\.py:\d+ in exclusive. Fix"):
+    with pytest.raises(ScoringTimeout, match=r"sharing\.py:\d+ in locked. Fix"):
         call()
     reward.release()
 

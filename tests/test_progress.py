@@ -16,7 +16,7 @@ from terminals import in_terminal
 
 from ctrlreward import progress
 from ctrlreward.engine.batching import run_batched, windows
-from ctrlreward.progress import Count, Phase, part, phase, show, track
+from ctrlreward.progress import Count, Phase, phase, show, track, track_part
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_phase_is_announced_at_once_and_again_if_it_takes_a_second(
 
 
 def test_phases_of_no_work_are_not_shown(lines: Callable[[], list[str]]) -> None:
-    with phase("generating 128 texts"), part("scoring", 10) as advance:
+    with phase("generating 128 texts"), track_part("scoring", 10) as advance:
         advance(10)
     assert lines() == []
 

@@ -91,7 +91,7 @@ class Rare(scorers.ModelScorer[cr.InverseFrequency]):
         return cr.InverseFrequency.from_file(name)
 
     def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
-        with self.exclusive_model() as table:
+        with self.locked_model() as table:
             weights = [table.sentence_weight([len(text)]) for text in samples.texts]
         return {"rare": np.array(weights)}
 

@@ -25,7 +25,7 @@ from ctrlreward.adapters._conversion import (
     check_columns,
     is_missing,
 )
-from ctrlreward.engine.sharing import exclusive
+from ctrlreward.engine.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -237,7 +237,7 @@ class _CachedReward:
         self.last: tuple[Samples, RewardBatch] | None = None
 
     def __call__(self, samples: Samples) -> RewardBatch:
-        with exclusive(self):
+        with locked(self):
             if self.last is None or self.last[0] != samples:
                 self.last = (samples, self.reward(samples))
             return self.last[1]

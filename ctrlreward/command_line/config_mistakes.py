@@ -156,7 +156,7 @@ def _unknown(
 
 def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
     """Return the suggestion: the new name, a similar one, or the list of all."""
-    instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "instead", {})  # type: ignore[misc]
+    instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "our_names", {})  # type: ignore[misc]
     if name in instead:
         groups = "objective|generation|optimizer|critic|lora"  # of PolicyTuner: paths here
         option = re.sub(rf"^({groups})=\w+\((\w+)=\.\.\.\)$", r"\1.\2", instead[name])

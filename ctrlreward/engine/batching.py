@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctrlreward.arguments import positive
 from ctrlreward.processor.accelerators import free_memory, free_unused
-from ctrlreward.progress import at_terminal, part, track
+from ctrlreward.progress import at_terminal, track, track_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ def logits_within(batch_tokens: int, device: torch.device) -> int:
 def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[range]:
     """Yield indices of items to score together, by their numbers of characters, or a single one."""
     largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
-    with part("scoring", len(sizes)) as advance:
+    with track_part("scoring", len(sizes)) as advance:
         start = characters = 0
         for i, size in enumerate(sizes):
             if i > start and characters + size > largest:
@@ -121,7 +121,7 @@ def run_batched(
     shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
     if sum(lengths) >= _MIN_BATCHES_FOR_PROGRESS * batch_tokens:
         # A log shows long work only as part of its caller's work.
-        show = track if at_terminal() else part
+        show = track if at_terminal() else track_part
         shown = show(description, len(lengths), "rows")
     with torch.inference_mode(), shown as advance:
         while pending:

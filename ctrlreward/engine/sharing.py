@@ -31,7 +31,7 @@ def shared_model(build: Callable[..., Model], *arguments: Hashable) -> Model:
 
 
 @contextmanager
-def exclusive(model: object) -> Iterator[None]:
+def locked(model: object) -> Iterator[None]:
     """Keep other threads from using a model, and compute in the types of its weights.
 
     The thread that holds it may enter again. Lightning runs a whole training step under autocast,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.sharing import exclusive
+from ctrlreward.engine.sharing import locked
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
@@ -89,7 +89,7 @@ class EmbeddingAligner:
             return_attention_mask=False,
             verbose=False,
         )
-        with exclusive(self.encoder):
+        with locked(self.encoder):
             encoded = read()
             fits = max(map(len, encoded.input_ids), default=0) <= self.encoder.max_tokens
             rows = list(map(tuple, encoded.input_ids)) if fits else None

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ctrlreward.engine.sharing import exclusive, shared_model
+from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.models.classifier import Probabilities
 from ctrlreward.models.encoder import Encoder
 
@@ -79,7 +79,7 @@ class LabelDescriptions:
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         """Return float64 of shape (texts, labels); NaN for a text without tokens."""
-        with exclusive(self._encoder):
+        with locked(self._encoder):
             scaled = self._encoder.embed(texts) @ self._centres.T / _TEMPERATURE
         shares = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         result: Probabilities = shares / shares.sum(axis=1, keepdims=True)

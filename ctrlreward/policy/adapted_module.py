@@ -17,7 +17,7 @@ from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, ref
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompts import Prompt, end_of_turn, model_texts
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
-from ctrlreward.progress import part
+from ctrlreward.progress import track_part
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import load_tokenizer
@@ -122,7 +122,7 @@ class AdaptedModuleMixin(LightningModule):
         temperature = self.generation.eval_temperature
         completions: list[str] = []
         several = len(prompts) > PROMPTS_PER_BATCH
-        with part("generating", len(prompts)) if several else nullcontext() as advance:
+        with track_part("generating", len(prompts)) if several else nullcontext() as advance:
             for start in range(0, len(prompts), PROMPTS_PER_BATCH):
                 batch = prompts[start : start + PROMPTS_PER_BATCH]
                 completions += self._sample(batch, temperature).completions

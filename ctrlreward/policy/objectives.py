@@ -66,7 +66,7 @@ _KL: dict[KLEstimator, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Choices:
+class AlgorithmParts:
     """The six choices that define an algorithm; `Objective` documents each."""
 
     baseline: Baseline
@@ -104,27 +104,27 @@ _OPTIONS = {
     "multi_objective_aggregation": MultiObjective,
     "credit": Credit,
 }
-_NAMES = {name: get_args(h) for name, h in get_type_hints(Choices).items() if name != "clip"}
+_NAMES = {name: get_args(h) for name, h in get_type_hints(AlgorithmParts).items() if name != "clip"}
 
-ALGORITHMS: dict[Algorithm, Choices] = {
+ALGORITHMS: dict[Algorithm, AlgorithmParts] = {
     # Shao et al. 2024
-    "grpo": Choices("group", "group", "token", (0.2, 0.2), "sequence"),
+    "grpo": AlgorithmParts("group", "group", "token", (0.2, 0.2), "sequence"),
     # Ahmadian et al. 2024
-    "rloo": Choices("leave_one_out", "none", "none", NO_CLIP, "sum"),
+    "rloo": AlgorithmParts("leave_one_out", "none", "none", NO_CLIP, "sum"),
     # Williams 1992
-    "reinforce": Choices("batch", "none", "none", NO_CLIP, "sum"),
+    "reinforce": AlgorithmParts("batch", "none", "none", NO_CLIP, "sum"),
     # Liu et al. 2025
-    "dr_grpo": Choices("group", "none", "token", (0.2, 0.2), "constant"),
+    "dr_grpo": AlgorithmParts("group", "none", "token", (0.2, 0.2), "constant"),
     # Yu et al. 2025
-    "dapo": Choices("group", "group", "token", (0.2, 0.28), "token"),
+    "dapo": AlgorithmParts("group", "group", "token", (0.2, 0.28), "token"),
     # Zheng et al. 2025
-    "gspo": Choices("group", "group", "sequence", (3e-4, 4e-4), "sequence"),
+    "gspo": AlgorithmParts("group", "group", "sequence", (3e-4, 4e-4), "sequence"),
     # Hu et al. 2025, with the KL term in the loss instead of the reward
-    "reinforce++": Choices("batch", "batch", "token", (0.2, 0.2), "token"),
+    "reinforce++": AlgorithmParts("batch", "batch", "token", (0.2, 0.2), "token"),
     # Rennie et al. 2017
-    "self_critical": Choices("greedy", "none", "none", NO_CLIP, "sum"),
+    "self_critical": AlgorithmParts("greedy", "none", "none", NO_CLIP, "sum"),
     # Schulman et al. 2017, with the KL term in the loss instead of the reward
-    "ppo": Choices("value", "batch", "token", (0.2, 0.2), "token"),
+    "ppo": AlgorithmParts("value", "batch", "token", (0.2, 0.2), "token"),
 }
 
 
@@ -241,7 +241,7 @@ class Objective:
             )
 
     @cached_property
-    def choices(self) -> Choices:
+    def choices(self) -> AlgorithmParts:
         """The algorithm's choices, overridden by the given ones.
 
         Decoupled rewards are already normalised within the groups, so that the scale is the batch.
@@ -260,7 +260,7 @@ class Objective:
         return self._chosen.baseline in ("group", "leave_one_out")
 
     @property
-    def _chosen(self) -> Choices:
+    def _chosen(self) -> AlgorithmParts:
         given: dict[str, Any] = {name: getattr(self, name) for name in (*_NAMES, "clip")}
         changes = {name: choice for name, choice in given.items() if choice is not None}
         return replace(ALGORITHMS[self.algorithm], **changes)
@@ -308,7 +308,7 @@ def check_sampling(objective: Objective, num_generations: int, optimizer: Optimi
 
 
 def completion_advantages(
-    choices: Choices, rewards: Tensor, groups: Tensor, greedy: Tensor | None
+    choices: AlgorithmParts, rewards: Tensor, groups: Tensor, greedy: Tensor | None
 ) -> Tensor:
     """Compute the advantage of each completion, shape (n,); 0 where the reward is NaN.
 
@@ -350,7 +350,9 @@ class Experience:
         return Experience(**parts)
 
 
-def loss_weights(choices: Choices, experience: Experience, max_length: int) -> dict[str, Tensor]:
+def loss_weights(
+    choices: AlgorithmParts, experience: Experience, max_length: int
+) -> dict[str, Tensor]:
     """Compute the weight of each token in the loss and in the logged means, (n, tokens).
 
     `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there are
@@ -372,7 +374,7 @@ def loss_weights(choices: Choices, experience: Experience, max_length: int) -> d
 
 
 def loss_terms(
-    choices: Choices,
+    choices: AlgorithmParts,
     log_probs: Tensor,
     experience: Experience,
     weights: dict[str, Tensor],

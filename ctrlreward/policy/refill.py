@@ -17,7 +17,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 
-class Scored(NamedTuple):
+class ScoredRollout(NamedTuple):
     """Completions with their rewards; completions of a prompt are consecutive.
 
     Attributes:
@@ -43,13 +43,13 @@ class Scored(NamedTuple):
 
 
 def refill(
-    scored: Scored,
-    lacks_signal: Callable[[Scored], Tensor],
-    sample: Callable[[int], Scored],
+    scored: ScoredRollout,
+    lacks_signal: Callable[[ScoredRollout], Tensor],
+    sample: Callable[[int], ScoredRollout],
     most: int,
     padding: int,
     left: bool,
-) -> tuple[Scored, Tensor, int]:
+) -> tuple[ScoredRollout, Tensor, int]:
     """Replace groups without signal by new ones with signal, in at most `most` rounds.
 
     `sample(n)` samples and scores the groups of n other prompts. `padding` is the id of padding,
@@ -70,7 +70,7 @@ def refill(
     if len(parts) == 1:
         return scored, lacking, 0
     rows = (groups[:, None] * size + torch.arange(size)).flatten()
-    joined = Scored(
+    joined = ScoredRollout(
         Samples.concat(part.samples for part in parts)[rows.tolist()],
         joined_rollouts([part.rollout for part in parts], padding, left)[rows],
         sum(part.seconds for part in parts),

@@ -28,7 +28,7 @@ from ctrlreward.engine.output_layer import (
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
-from ctrlreward.progress import part
+from ctrlreward.progress import track_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -223,7 +223,7 @@ def sample(
         else:
             cache.reorder_cache(rows)
         encoded = (output.encoder_last_hidden_state[rows],) if has_encoder else ()
-        with part("sampling", len(prompts)) as advance:
+        with track_part("sampling", len(prompts)) as advance:
             while True:
                 (values,) = logit_blocks(model, states, temperature=temperature or 1.0)
                 if temperature == 0:

@@ -36,7 +36,7 @@ from ctrlreward.policy.model import LoRA, check_config, keep_start
 from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, check_loss, step_optimizer
 from ctrlreward.policy.prompts import Prompt, check_beginnings, read_batch
-from ctrlreward.policy.refill import Scored, drawn_batch, refill, unfit_loader
+from ctrlreward.policy.refill import ScoredRollout, drawn_batch, refill, unfit_loader
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together, gather_values, on_every_rank
@@ -76,17 +76,17 @@ _OTHERS = {
 _STEPS_WITHOUT_SIGNAL = 3  # before a warning
 
 
-def instead() -> dict[str, str]:
+def options_by_group() -> dict[str, str]:
     """Return replacements for options that are passed to `PolicyTuner` without their group.
 
     Example:
-        >>> instead()["num_generations"], instead()["kl_coef"]
+        >>> options_by_group()["num_generations"], options_by_group()["kl_coef"]
         ('generation=Generation(num_generations=...)', 'objective=Objective(beta=...)')
     """
     lines: dict[str, list[str]] = {}
     for group, kind in GROUPS.items():
         own = {field.name: field.name for field in fields(kind)}
-        for name, argument in (kind.__init__.instead | own).items():
+        for name, argument in (kind.__init__.our_names | own).items():
             if not argument.startswith("PolicyTuner("):  # with an option of peft
                 argument = argument if "=" in argument else f"{argument}=..."
                 argument = f"{group}={kind.__name__}({argument})"
@@ -104,7 +104,7 @@ class PendingRollout(NamedTuple):
 
     rollout: Rollout
     seconds: float
-    scored: Callable[[], Scored]
+    scored: Callable[[], ScoredRollout]
     greedy: PendingRollout | None = None
     output: PolicyOutput | None = None
 
@@ -123,7 +123,7 @@ class _ReleaseMixin(Callback):
         self.reward.release()
 
 
-@checked_keywords(**instead())
+@checked_keywords(**options_by_group())
 class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
@@ -350,7 +350,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def _log_step(
         self,
-        scored: Scored,
+        scored: ScoredRollout,
         of_all_ranks: RewardBatch,
         rewards: Tensor,
         terms: Mapping[str, Tensor],
@@ -437,13 +437,17 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             return PendingRollout(
                 rollout,
                 seconds,
-                lambda: Scored(samples, rollout, seconds, *token_credit(reward, samples, offsets)),
+                lambda: ScoredRollout(
+                    samples, rollout, seconds, *token_credit(reward, samples, offsets)
+                ),
             )
         overlap = self.optimizer.overlap
         score = reward.submit(samples).result if overlap else partial(reward, samples)
-        return PendingRollout(rollout, seconds, lambda: Scored(samples, rollout, seconds, score()))
+        return PendingRollout(
+            rollout, seconds, lambda: ScoredRollout(samples, rollout, seconds, score())
+        )
 
-    def _filled(self, sampled: PendingRollout) -> tuple[Scored, Tensor, dict[str, float]]:
+    def _filled(self, sampled: PendingRollout) -> tuple[ScoredRollout, Tensor, dict[str, float]]:
         """Wait for the rewards, and replace groups without signal if the objective says so.
 
         Returns the completions, True for each group without signal, and metrics to log.
@@ -452,7 +456,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         if size == 1:
             return scored, torch.zeros(len(scored.samples), dtype=torch.bool), {}
         score = self.objective.filter_groups
-        lacks_signal = partial(Scored.lacks_signal, score=score or "total", size=size)
+        lacks_signal = partial(ScoredRollout.lacks_signal, score=score or "total", size=size)
         lacking = lacks_signal(scored)
         extra = {"reward/zero_signal": float(lacking.float().mean())}
         if score is None:
@@ -465,7 +469,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         extra["rollout/unfilled"] = float(lacking.float().mean())
         return scored, lacking, {**extra, "rollout/refills": float(rounds)}
 
-    def _more_groups(self, n: int) -> Scored:
+    def _more_groups(self, n: int) -> ScoredRollout:
         """Sample and score the groups of n prompts of the training set, drawn at random."""
         loader: Any = self.trainer.train_dataloader
         samples: list[Samples] = []
@@ -477,7 +481,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         repeats = self.generation.num_generations
         return self._start(Samples.concat(samples)[:n], inputs[:n], repeats).scored()
 
-    def _shape(self, scored: Scored, baseline: bool) -> Tensor:
+    def _shape(self, scored: ScoredRollout, baseline: bool) -> Tensor:
         """Return the rewards to learn from, float64, shape (n,); NaN if a sample failed."""
         rewards = scored.rewards
         if self.objective.decoupled:

@@ -88,7 +88,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         kept = nonempty("accuracy", texts=samples.texts)
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
-        with self.exclusive_model() as classifier:
+        with self.locked_model() as classifier:
             probabilities = classifier.probabilities([samples.texts[i] for i in kept])
             multi_label = getattr(classifier, "multi_label", False)
         target_probabilities = probabilities[np.arange(len(kept)), targets[kept]]

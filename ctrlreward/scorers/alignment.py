@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of, some_of
-from ctrlreward.engine.sharing import exclusive, shared_model
+from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
 from ctrlreward.items import item_logger
@@ -442,7 +442,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         for aligner, jobs in work.values():
             pairs = group_shared_texts(pair for pair in jobs if all(pair))
             empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
-            with exclusive(aligner):
+            with locked(aligner):
                 for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
                     for name, direction, i, part in jobs[pair]:
                         yield self._aligned(ASPECTS[name], direction, (i, part), pair, alignment)

@@ -120,7 +120,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         kept = nonempty(aspect, **{given: sources, scored: targets})
         for window in windows([len(sources[i]) + len(targets[i]) for i in kept]):
             rows = [kept[place] for place in window]
-            with self.exclusive_model() as model:
+            with self.locked_model() as model:
                 results = conditional_log_probs(
                     model,
                     {f"{given}[{i}]": sources[i] for i in rows},

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ctrlreward.arguments import Mode
-from ctrlreward.engine.sharing import exclusive
+from ctrlreward.engine.sharing import locked
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
 from ctrlreward.samples import (
@@ -442,7 +442,7 @@ class TaskScorer(Scorer):
         """See `Scorer.score_samples`."""
         wanted = self.specs if names is None else names
         tasks = self.tasks(samples, wanted)
-        with exclusive(self.loaded_model):
+        with locked(self.loaded_model):
             answers = self.loaded_model.answer(tasks)
         return self.fold(samples, answers, wanted)
 
@@ -471,7 +471,7 @@ def scores_of(
             together += tasks
     answered = {}
     for key, (model, tasks) in asked.items():
-        with exclusive(model):
+        with locked(model):
             answered[key] = model.answer(tasks)
     found = {}
     for scorer, names in wanted.items():
@@ -584,7 +584,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     others = {s: names for s, names in wanted.items() if not s.pointwise}
     with ExitStack() as contexts:
         for scorer in scorers:
-            contexts.enter_context(exclusive(scorer))
+            contexts.enter_context(locked(scorer))
         with items_named(lambda column, i: f"{column}[{first_rows[i]}]"):
             outputs = scores_of(pointwise, distinct) if pointwise else {}
         outputs |= scores_of(others, samples) if others else {}

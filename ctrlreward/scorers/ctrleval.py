@@ -456,7 +456,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     ) -> Iterator[tuple[Evaluated, tuple[Blank, ...]]]:
         """Yield the evaluators of each aspect of each sample, and their blanks."""
         tasks = self.tasks(samples, names)
-        with self.exclusive_model() as model:
+        with self.locked_model() as model:
             answers = model.answer(tasks)
         kept = iter(tasks)
         for found in self.evaluated(samples, answers, names):
@@ -482,7 +482,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     def _word_log_probs(self, texts: Sequence[str]) -> Scores:
         """Return the log-probability of each word after each text, (texts, evaluators, labels)."""
-        with self.exclusive_model() as model:
+        with self.locked_model() as model:
             answers = model.answer([Patterns(self._prompts, text) for text in texts])
         shape = len(texts), len(self.pattern_evaluators), len(self.labels)
         return np.array([answer.means for answer in answers]).reshape(shape)

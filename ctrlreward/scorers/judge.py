@@ -362,7 +362,7 @@ class Judge(ModelScorer[CausalLM]):
             space = "" if context[-1:].isspace() or chat else " "
             targets = tuple(("", f"{space}{answer}") for answer in self.rubric.scores)
             tasks.append(Continuation((context,), targets))
-        with self.exclusive_model() as model:
+        with self.locked_model() as model:
             found = model.answer(tasks)
         for answers in found:
             row = closed(answers)

@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
 from ctrlreward.arguments import one_of, positive
-from ctrlreward.engine.sharing import exclusive
+from ctrlreward.engine.sharing import locked
 from ctrlreward.processor.accelerators import free_unused
 from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
@@ -54,7 +54,7 @@ class ModelScorer(Scorer, Generic[Model]):
     """A scorer that uses one frozen model.
 
     Subclasses implement `build_model`, which returns a model that other scorers may share
-    (`engine.sharing.shared_model`). They call the model inside `exclusive_model()`, or send it
+    (`engine.sharing.shared_model`). They call the model inside `locked_model()`, or send it
     requests (`engine.sharing`), so that only one thread at a time uses it.
 
     Args:
@@ -76,7 +76,7 @@ class ModelScorer(Scorer, Generic[Model]):
         ...         return shared_model(load_tokenizer, name)
         ...
         ...     def score_samples(self, samples):
-        ...         with self.exclusive_model() as tokenizer:
+        ...         with self.locked_model() as tokenizer:
         ...             rows = [tokenizer.tokenize(text) for text in samples.texts]
         ...         return {"length": np.array([float(len(row)) for row in rows])}
         >>> short, long = Length("smollm2-135m").score(["Soup.", "The soup was good."])["length"]
@@ -115,13 +115,13 @@ class ModelScorer(Scorer, Generic[Model]):
         return self.build_model(self.model) if isinstance(self.model, str) else self.model
 
     @contextmanager
-    def exclusive_model(self) -> Iterator[Model]:
+    def locked_model(self) -> Iterator[Model]:
         """Yield the loaded model while no other thread uses it; a scorer locks its model."""
         model = self.loaded_model
         if isinstance(model, Scorer):
             yield model
         else:
-            with exclusive(model):
+            with locked(model):
                 yield model
 
     @property

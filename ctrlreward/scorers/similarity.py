@@ -60,7 +60,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
         kept = nonempty("similarity", texts=samples.texts, sources=sources)
         texts = [column[i] for column in (samples.texts, sources) for i in kept]
         names = [f"{column}[{i}]" for column in ("texts", "sources") for i in kept]
-        with self.exclusive_model() as encoder:
+        with self.locked_model() as encoder:
             vectors = encoder.embed(texts, names.__getitem__)
         text_vectors, source_vectors = vectors[: len(kept)], vectors[len(kept) :]
         cosines = (text_vectors * source_vectors).sum(axis=1)

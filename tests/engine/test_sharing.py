@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from ctrlreward.engine.sharing import exclusive, shared_model
+from ctrlreward.engine.sharing import locked, shared_model
 
 
 class Named:
@@ -24,7 +24,7 @@ def test_two_threads_use_a_model_one_after_the_other() -> None:
     def use(begun: threading.Event) -> None:
         nonlocal inside, most
         begun.set()
-        with exclusive(model):
+        with locked(model):
             inside += 1
             most = max(most, inside)
             first_is_in.set()
@@ -41,7 +41,7 @@ def test_two_threads_use_a_model_one_after_the_other() -> None:
 
 def test_a_thread_may_enter_again_and_computes_in_the_types_of_the_weights() -> None:
     model = Named()
-    with torch.autocast("cpu", dtype=torch.bfloat16), exclusive(model), exclusive(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16), locked(model), locked(model):
         assert not torch.is_autocast_enabled("cpu")
 
 

@@ -180,7 +180,7 @@ def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
 def test_all_lines_name_options_that_exist() -> None:
     for kind in tuner.GROUPS.values():
         options = {field.name for field in fields(kind)}
-        for name, line in kind.__init__.instead.items():
+        for name, line in kind.__init__.our_names.items():
             if line.startswith("PolicyTuner("):  # an option of peft
                 continue
             assert line.partition("=")[0] in options, name
