@@ -1,12 +1,14 @@
 """Files and functions of ctrlreward that one score, policy step, request and row pass.
 
-    python benchmarks/hands.py [--only score step request row] [--list]
+    python benchmarks/hands.py [--only score step validation request row] [--list]
 
 Distinct files and functions of the package in a trace of one call each, on tiny models with random
 weights. Other libraries, generated code, comprehensions and imports are left out.
 
 score    `CTRLEval.score`, attribute relevance of one text by a decoder-only model
 step     a training step of `PolicyTuner`, from the loaded batch to its end
+validation  a validation of Lightning with `GenerationScorer`, `ProxyGuard`, `RewardEarlyStopping` and
+         `RewardCheckpoint`: generate, score, decide, save; not what the scorer calls
 request  `POST /score`, from the ASGI application to the scorer
 row      `ctrlreward score` of one row to the written file, after its options were read (`cli.main`,
          `score.run`, `run_job`); not what the scorer calls
@@ -179,6 +181,55 @@ def step(folder: Path) -> Trace:
     return trace
 
 
+def validation(folder: Path) -> Trace:
+    import pytorch_lightning as pl
+    from pytorch_lightning.demos.boring_classes import BoringModel
+
+    from ctrlreward import Samples, callbacks
+
+    class Module(BoringModel):
+        def complete(self, prompts: list[str]) -> list[str]:
+            return [f"{prompt} was cold{'.' * self.current_epoch}" for prompt in prompts]
+
+    class Second(pl.Callback):
+        """Traces the second validation; the first one finds files and models."""
+
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            trace.running = trainer.current_epoch == 1
+
+    class End(pl.callbacks.ModelCheckpoint):
+        """Runs after all other callbacks."""
+
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            trace.running = False
+
+    length = length_scorer()()
+    scores = {"length": length["length"], "held_out": length["length"]}
+    prompts = Samples(["The soup", "My dog"])
+    trainer = pl.Trainer(
+        default_root_dir=folder,
+        max_epochs=2,
+        limit_train_batches=1,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[
+            Second(),
+            callbacks.GenerationScorer(scores, prompts),
+            callbacks.ProxyGuard("score/length", "score/held_out"),
+            callbacks.RewardEarlyStopping("score/length"),
+            callbacks.RewardCheckpoint("score/length"),
+            End(folder, save_top_k=0, save_last=False),
+        ],
+    )
+    with Trace(beneath=False) as trace:
+        trainer.fit(Module())
+    return trace
+
+
 def request(folder: Path) -> Trace:
     import httpx2
 
@@ -241,7 +292,7 @@ def row(folder: Path) -> Trace:
     return trace
 
 
-CASES = {"score": score, "step": step, "request": request, "row": row}
+CASES = {"score": score, "step": step, "validation": validation, "request": request, "row": row}
 
 
 def main() -> None:
@@ -253,11 +304,11 @@ def main() -> None:
         logging.getLogger(package).setLevel(logging.ERROR)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     warnings.simplefilter("ignore")
-    print(f"{'path':<10}{'files':>6}{'functions':>11}")
+    print(f"{'path':<12}{'files':>6}{'functions':>11}")
     for name in arguments.only:
         with tempfile.TemporaryDirectory() as folder:
             found = CASES[name](Path(folder)).functions
-        print(f"{name:<10}{len({file for file, _ in found}):>6}{len(found):>11}", flush=True)
+        print(f"{name:<12}{len({file for file, _ in found}):>6}{len(found):>11}", flush=True)
         for file, function in found if arguments.list else ():
             print(f"  {file:<48}{function}")
 
