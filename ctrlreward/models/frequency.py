@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import wordfreq
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.files import write_whole
@@ -123,6 +122,8 @@ class InverseFrequency:
         Raises:
             LookupError: wordfreq has no list for that language code or a similar one.
         """
+        import wordfreq  # a seventh of a second
+
         pieces = tokenizer.batch_decode(
             [[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False
         )

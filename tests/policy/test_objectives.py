@@ -16,7 +16,7 @@ from torch import Tensor
 from ctrlreward.policy.objectives import (
     ALGORITHMS,
     NO_CLIP,
-    Choices,
+    AlgorithmParts,
     Experience,
     Objective,
     completion_advantages,
@@ -30,7 +30,7 @@ LONGEST = 5
 
 clips = st.sampled_from([(0.2, 0.2), (0.2, 0.28), (3e-4, 4e-4), NO_CLIP])
 objectives = st.builds(
-    lambda ratio, clip, aggregation, kl: Choices(
+    lambda ratio, clip, aggregation, kl: AlgorithmParts(
         "group", "none", ratio, NO_CLIP if ratio == "none" else clip, aggregation, kl
     ),
     st.sampled_from(["token", "sequence", "none"]),
@@ -63,7 +63,7 @@ def tensors(rows: Completions, with_old: bool = True) -> tuple[Tensor, Experienc
     return current, Experience(rollout, advantages, mask, table[..., 2], old)
 
 
-def loss_and_gradient(choices: Choices, rows: Completions, beta: float) -> dict[str, Any]:
+def loss_and_gradient(choices: AlgorithmParts, rows: Completions, beta: float) -> dict[str, Any]:
     current, experience = tensors(rows)
     weights = loss_weights(choices, experience, LONGEST)
     terms = loss_terms(choices, current, experience, weights, beta)
@@ -71,7 +71,7 @@ def loss_and_gradient(choices: Choices, rows: Completions, beta: float) -> dict[
     return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
 
 
-def by_loops(choices: Choices, rows: Completions, beta: float) -> dict[str, Any]:
+def by_loops(choices: AlgorithmParts, rows: Completions, beta: float) -> dict[str, Any]:
     """Compute the terms, and the gradient of the loss at each token, in plain Python."""
     n, all_tokens = len(rows), max(1, sum(length for _, _, length in rows))
     lower, upper = choices.clip
@@ -117,13 +117,13 @@ def by_loops(choices: Choices, rows: Completions, beta: float) -> dict[str, Any]
     return {**terms, "gradient": slopes}
 
 
-def ratio_shown(choices: Choices, ratio: float, log: float) -> float:
+def ratio_shown(choices: AlgorithmParts, ratio: float, log: float) -> float:
     return math.exp(log) if choices.ratio == "none" else ratio
 
 
 @settings(max_examples=300)
 @given(objectives, completions, st.sampled_from([0.0, 0.3]))
-def test_terms_equal_the_loops(choices: Choices, rows: Completions, beta: float) -> None:
+def test_terms_equal_the_loops(choices: AlgorithmParts, rows: Completions, beta: float) -> None:
     ours, theirs = loss_and_gradient(choices, rows, beta), by_loops(choices, rows, beta)
     gradient, slopes = ours.pop("gradient"), theirs.pop("gradient")
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
@@ -132,7 +132,9 @@ def test_terms_equal_the_loops(choices: Choices, rows: Completions, beta: float)
 
 
 @given(objectives, completions, st.integers(1, 5))
-def test_microbatches_add_up_to_the_update(choices: Choices, rows: Completions, size: int) -> None:
+def test_microbatches_add_up_to_the_update(
+    choices: AlgorithmParts, rows: Completions, size: int
+) -> None:
     current, experience = tensors(rows)
     weights = loss_weights(choices, experience, LONGEST)
     whole = loss_terms(choices, current, experience, weights, 0.3)
@@ -245,7 +247,7 @@ def test_advantages_equal_the_loops(
     assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-# Choices
+# AlgorithmParts
 
 
 def test_a_given_choice_replaces_the_algorithms_own() -> None:

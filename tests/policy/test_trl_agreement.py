@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctrlreward.policy.objectives import Choices, Experience, loss_terms, loss_weights
+from ctrlreward.policy.objectives import AlgorithmParts, Experience, loss_terms, loss_weights
 from ctrlreward.policy.rollouts import Rollout
 
 pytest.importorskip("trl")
@@ -91,7 +91,7 @@ def ours(
 ) -> tuple[float, Tensor]:
     current = tensors["current"].clone().requires_grad_()
     mask = tensors["mask"]
-    choices = Choices("group", "none", level, clip, AGGREGATIONS[loss_type])  # type: ignore[arg-type]
+    choices = AlgorithmParts("group", "none", level, clip, AGGREGATIONS[loss_type])  # type: ignore[arg-type]
     rollout = Rollout([""] * 6, mask, mask, mask, torch.ones(6, dtype=torch.bool))
     experience = Experience(
         rollout, tensors["advantages"], mask, tensors["reference"], tensors["old"]
