@@ -7,8 +7,8 @@ weights. Other libraries, generated code, comprehensions and imports are left ou
 
 score    `CTRLEval.score`, attribute relevance of one text by a decoder-only model
 step     a training step of `PolicyTuner`, from the loaded batch to its end
-validation  a validation of Lightning with `GenerationScorer`, `ProxyGuard`, `RewardEarlyStopping` and
-         `RewardCheckpoint`: generate, score, decide, save; not what the scorer calls
+validation  a validation of Lightning with `GenerationScorer`, `ProxyGuard`, `RewardEarlyStopping`
+         and `RewardCheckpoint`: generate, score, decide, save; not what the scorer calls
 request  `POST /score`, from the ASGI application to the scorer
 row      `ctrlreward score` of one row to the written file, after its options were read (`cli.main`,
          `score.run`, `run_job`); not what the scorer calls
