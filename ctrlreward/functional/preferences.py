@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -448,3 +448,80 @@ def _fit(rises: Floats, weights: Floats, penalty: float, start: Floats | None = 
     start = np.zeros(rises.shape[1]) if start is None else start
     bounds = [(0.0, None)] * rises.shape[1]
     return minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+
+
+class PairAccuracy(NamedTuple):
+    """How often the chosen text of a pair has the higher score.
+
+    Attributes:
+        pairs: Number of pairs with both scores.
+        higher: Share of these in which the chosen text scores higher, with its 95 % interval.
+        ties: Share in which both score the same.
+        failed: Number of pairs of which a text could not be scored.
+
+    Examples:
+        >>> pair_accuracy([2.0, 1.0, 0.5], [1.0, 1.0, np.nan])[:3:2]
+        (2, 0.5)
+    """
+
+    pairs: int
+    higher: Estimate
+    ties: float
+    failed: int
+
+
+def pair_accuracy(
+    chosen: npt.ArrayLike,
+    rejected: npt.ArrayLike,
+    clusters: Sequence[Hashable] | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> PairAccuracy:
+    """Return how often chosen texts score higher than rejected ones.
+
+    Args:
+        chosen: Scores of the chosen texts, higher is better, NaN where scoring failed, shape (n,).
+        rejected: Scores of the rejected texts of the same pairs, shape (n,).
+        clusters: Cluster of each pair, such as its prompt; None: each pair is its own. The interval
+            is Wilson's if each pair is a cluster, or if all clusters agree, where n is the number
+            of clusters; else of the bootstrap over clusters.
+        resamples: Draws of the bootstrap.
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: The lengths differ.
+
+    Examples:
+        >>> pair_accuracy([0.9, 0.8, 0.7, 0.1], [0.5, 0.5, 0.5, 0.5]).higher
+        Estimate(value=0.75, low=0.30..., high=0.95...)
+    """
+    sides = np.asarray(chosen, np.float64), np.asarray(rejected, np.float64)
+    names: list[Hashable] = list(range(len(sides[0])) if clusters is None else clusters)
+    if not len(sides[0]) == len(sides[1]) == len(names):
+        raise ValueError(
+            f"chosen, rejected and clusters must have one item per pair, got {len(sides[0])}, "
+            f"{len(sides[1])} and {len(names)}"
+        )
+    valid = np.isfinite(sides[0]) & np.isfinite(sides[1])
+    wins = (sides[0] > sides[1])[valid].astype(np.float64)
+    ties = (sides[0] == sides[1])[valid].astype(np.float64)
+    failed = int((~valid).sum())
+    if not len(wins):
+        return PairAccuracy(0, Estimate(np.nan, np.nan, np.nan), np.nan, failed)
+    members = cluster_numbers([name for name, kept in zip(names, valid, strict=True) if kept])
+    count = int(members.max()) + 1
+    if count < len(wins) and 0 < wins.mean() < 1:
+        higher = bootstrap(
+            lambda weights: {"": weights @ wins / weights.sum(axis=1)},
+            *(members, 0.95, resamples, seed),
+        )[""]
+    else:
+        higher = _wilson(float(wins.mean()), count)
+    return PairAccuracy(len(wins), higher, float(ties.mean()), failed)
+
+
+def _wilson(share: float, count: int) -> Estimate:
+    from scipy import stats  # takes half a second
+
+    interval = stats.binomtest(round(share * count), count).proportion_ci(method="wilson")
+    return Estimate(share, float(interval.low), float(interval.high))

@@ -8,13 +8,15 @@ from ctrlreward.arguments import one_of
 from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.command_line.typed_options import gather_words
+from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.recipes.papers.ctc.rated_ctc import ctc
 from ctrlreward.recipes.papers.ctrleval.rated_ctrleval import ctrleval
 from ctrlreward.recipes.papers.li2018.rated_li2018 import li2018
 from ctrlreward.recipes.papers.meta_eval.rated import rated
 
 _DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
-ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals."""
+ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals; or a file of
+preferences, and print how often the chosen text scores higher."""
 
 _COMMAND = "ctrlreward meta-eval"
 _EXAMPLES = {
@@ -22,6 +24,7 @@ _EXAMPLES = {
     "ctc": f"{_COMMAND} ctc ctc/persona_chat.json --output correlations.json",
     "li2018": f"{_COMMAND} li2018 li2018/human_ratings_yelp.csv --aligner minilm-l6",
     "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
+    "preferences": f"{_COMMAND} preferences pairs.jsonl --reward reward.yaml",
 }
 
 # Options that take lists of words.
@@ -35,9 +38,10 @@ def run(arguments: list[str]) -> None:
         "ctc": ctc,
         "li2018": li2018,
         "rated": rated,
+        "preferences": preferences,
     }
     purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
-    kinds = "\n".join(f"  {name:<10}{purpose}" for name, purpose in purposes.items())
+    kinds = "\n".join(f"  {name:<12}{purpose}" for name, purpose in purposes.items())
     usage = f"{{{','.join(evaluations)}}} FILE [options]"
     overview = command_parser(_COMMAND, usage, f"{_DESCRIPTION}\n\n{kinds}", [*_EXAMPLES.values()])
     overview.add_argument("kind", type=str, help="kind of file")

@@ -1,0 +1,272 @@
+"""Accuracy on preferences: how often a reward scores the chosen text above the rejected one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from ctrlreward.command_line.reward_file import load_reward
+from ctrlreward.command_line.terminal import plain_console
+from ctrlreward.files import json_text, write_whole
+from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
+from ctrlreward.reward import Reward
+from ctrlreward.scorers import Scorer
+from ctrlreward.scorers.base import Scores, score
+from ctrlreward.scorers.components import name_components
+from ctrlreward.tables.row_streams import Row, check_suffix, read_rows
+from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.text.chats import plain_text
+
+ALL = "all"  # pairs, in place of the name of a subset
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """Columns of the pairs; a text may be a string or a list of messages.
+
+    Args:
+        chosen: The preferred text.
+        rejected: The other text.
+        prompt: What both answer; null if the messages of the texts begin with it.
+        subset: Kind of the pair, for an accuracy of each; left out if the file does not have it.
+    """
+
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    prompt: str | None = "prompt"
+    subset: str | None = "subset"
+
+
+def preferences(
+    data: Path,
+    reward: str | None = None,
+    scorers: Sequence[Scorer] = (),
+    names: list[str] | None = None,
+    metrics: Sequence[str] = (),
+    pairs: PairColumns = PairColumns(),
+    columns: Columns = Columns(),  # noqa: B008 — likewise
+    cluster: str | None = None,
+    device: str | None = None,
+    output: Path | None = None,
+    scores: Path | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> None:
+    """Measure how often a reward or a scorer prefers the chosen text of a pair.
+
+    Args:
+        data: The pairs: a .jsonl, .csv or .parquet file with the columns chosen and rejected, as
+            `ctrlreward pairs` writes, RewardBench and UltraFeedback have them.
+        reward: The reward: a YAML file, as for 'ctrlreward serve', FILE.py:FUNCTION or
+            MODULE:FUNCTION.
+        scorers: Scorers and their options, as in `ctrlreward score`; further columns of the file
+            are read for both texts.
+        names: One name per scorer, which prefixes the names of its scores.
+        metrics: Scores that the file has: `score` of the columns chosen_score and rejected_score,
+            or score_chosen and score_rejected.
+        pairs: Columns of the pairs.
+        columns: Other columns of the file, for scorers (null ignores a column).
+        cluster: Column that related pairs share; the prompt, if there is one. The bootstrap draws
+            clusters.
+        device: Device of the reward's scorers, such as cuda:1.
+        output: JSON file for the figures.
+        scores: File for the scores of each pair: .jsonl, .csv or .parquet.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
+    """
+    if reward is None and not scorers and not metrics:
+        raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
+    if scores is not None:
+        check_suffix(scores)
+    rows = read_rows(data)
+    sides = _sides(rows, pairs, columns)
+    values: dict[str, tuple[Scores, Scores]] = {
+        name: _existing(rows, name, data.name) for name in metrics
+    }
+    better = dict.fromkeys(values, True)
+    if reward is not None or scorers:
+        found, directions = _scores(sides, reward, scorers, names, columns, device)
+        if both := sorted(values.keys() & found.keys()):
+            raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
+        values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
+        better |= directions
+    clusters = _clusters(rows, sides, cluster)
+    subsets = _subsets(rows, pairs)
+    figures: dict[str, dict[str, PairAccuracy]] = {}
+    for name, (chosen, rejected) in values.items():
+        sign = 1.0 if better[name] else -1.0
+        figures[name] = {
+            subset: pair_accuracy(
+                sign * chosen[kept],
+                sign * rejected[kept],
+                [clusters[i] for i in kept],
+                resamples,
+                seed,
+            )
+            for subset, kept in subsets.items()
+        }
+    _print(figures, better, data.name, len(set(clusters)))
+    if output is not None:
+        write_whole(output, json_text(_record(figures)))
+    if scores is not None:
+        columns_of = {
+            f"{side}_{name}": both[i]
+            for name, both in values.items()
+            for i, side in enumerate(("chosen", "rejected"))
+        }
+        write_whole(scores, encode_rows(scores.suffix, rows, columns_of))
+
+
+def _sides(rows: Sequence[Row], pairs: PairColumns, columns: Columns) -> list[Row]:
+    """Return a row with text and prompt for each chosen, and then each rejected text."""
+    first = rows[0] if rows else {}
+    for name in (pairs.chosen, pairs.rejected):
+        if name not in first:
+            raise ValueError(
+                f"there is no column {name!r}, only {', '.join(first)}. Name it with "
+                "--pairs.chosen=COLUMN and --pairs.rejected=COLUMN."
+            )
+    sides = []
+    for name in (pairs.chosen, pairs.rejected):
+        for i, row in enumerate(rows):
+            own = {k: v for k, v in row.items() if k not in (pairs.chosen, pairs.rejected)}
+            try:
+                prompt, text = _texts(row[name], row.get(pairs.prompt or ""))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"row {i}: {name}: {error}") from None
+            own.pop(pairs.prompt or "", None)
+            answer = {columns.text: text}
+            if prompt is not None and columns.prompt:
+                answer[columns.prompt] = prompt
+            sides.append({**own, **answer})
+    return sides
+
+
+def _texts(cell: Any, prompt: Any) -> tuple[str | None, str]:
+    """Return the prompt, if any, and the text: of messages the last one, by the assistant."""
+    if isinstance(cell, str):
+        return None if prompt is None else plain_text(prompt), cell
+    if not isinstance(cell, Sequence) or not cell:
+        raise TypeError(f"must be a text or a list of messages, got a {type(cell).__name__}")
+    *before, last = cell
+    if not isinstance(last, Mapping) or last.get("role") != "assistant":
+        raise ValueError("its last message must be the assistant's")
+    if prompt is None and before:
+        prompt = before
+    return None if prompt is None else plain_text(prompt), plain_text([last])
+
+
+def _existing(rows: Sequence[Row], name: str, file: str) -> tuple[Scores, Scores]:
+    """Return scores that the file has, of both sides."""
+    for form in ("{side}_{name}", "{name}_{side}"):
+        found = [form.format(side=side, name=name) for side in ("chosen", "rejected")]
+        if rows and all(column in rows[0] for column in found):
+            chosen, rejected = (
+                np.array([_number(row.get(column)) for row in rows]) for column in found
+            )
+            return chosen, rejected
+    raise ValueError(
+        f"{file} has no columns chosen_{name} and rejected_{name}, nor {name}_chosen and "
+        f"{name}_rejected, only {', '.join(rows[0])}"
+    )
+
+
+def _number(cell: Any) -> float:
+    return np.nan if cell in (None, "") else float(cell)
+
+
+def _scores(
+    sides: Sequence[Row],
+    reward: str | None,
+    scorers: Sequence[Scorer],
+    names: list[str] | None,
+    columns: Columns,
+    device: str | None,
+) -> tuple[dict[str, Scores], dict[str, bool]]:
+    """Return the scores of all rows by name, and whether higher is better."""
+    found: dict[str, Scores] = {}
+    better: dict[str, bool] = {}
+    samples = to_samples(sides, columns, present=list(sides[0]))
+    with explained_columns(list(sides[0])):
+        if scorers:
+            components = name_components(scorers, names, samples)
+            found |= score(components, samples)
+            better |= {name: c.spec.higher_is_better for name, c in components.items()}
+        if reward is not None:
+            loaded = load_reward(reward, device)
+            batch = loaded(samples)
+            parts = loaded.components if isinstance(loaded, Reward) else {}
+            if len(parts) > 1:
+                found |= {name: batch.components[name] for name in parts}
+                better |= {name: c.spec.higher_is_better for name, c in parts.items()}
+            found["reward"], better["reward"] = batch.total, True
+    return found, better
+
+
+def _clusters(rows: Sequence[Row], sides: Sequence[Row], name: str | None) -> list[Hashable]:
+    if name is None:
+        return [row.get("prompt", f"pair {i}") for i, row in enumerate(sides[: len(rows)])]
+    if name not in rows[0]:
+        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
+    return [str(row.get(name)) for row in rows]
+
+
+def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:
+    """Return the rows of all pairs, and of each subset."""
+    subsets = {ALL: [*range(len(rows))]}
+    if pairs.subset in rows[0]:
+        for i, row in enumerate(rows):
+            subsets.setdefault(str(row.get(pairs.subset)), []).append(i)
+    elif pairs.subset not in (None, PairColumns.subset):
+        raise ValueError(f"there is no column {pairs.subset!r}, only {', '.join(rows[0])}")
+    return subsets
+
+
+def _print(
+    figures: Mapping[str, Mapping[str, PairAccuracy]],
+    better: Mapping[str, bool],
+    file: str,
+    clusters: int,
+) -> None:
+    table = Table(title=f"{file}: the chosen text scores higher", title_justify="left")
+    for heading in ("score", "pairs", "higher", "95 %", "ties", "failed"):
+        table.add_column(heading, justify="left" if heading == "score" else "right")
+    for name, subsets in figures.items():
+        for subset, found in subsets.items():
+            arrow = "↑" if better[name] else "↓"
+            title = f"{name} {arrow}" if subset == ALL else f"  {subset}"
+            low, high = found.higher.low, found.higher.high
+            table.add_row(
+                title,
+                str(found.pairs),
+                f"{found.higher.value:.3f}",
+                f"{low:.3f} to {high:.3f}",
+                f"{found.ties:.3f}",
+                str(found.failed),
+            )
+    plain_console().print(table)
+    print(f"Intervals: of {clusters} clusters of pairs. A coin has 0.5.")
+
+
+def _record(figures: Mapping[str, Mapping[str, PairAccuracy]]) -> dict[str, Any]:
+    return {
+        name: {
+            "subsets": {
+                subset: {**found._asdict(), "higher": found.higher._asdict()}
+                for subset, found in subsets.items()
+            },
+            "mean_of_subsets": valid_mean(
+                np.array([found.higher.value for key, found in subsets.items() if key != ALL])
+            )
+            if len(subsets) > 1
+            else None,
+        }
+        for name, subsets in figures.items()
+    }
