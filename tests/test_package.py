@@ -327,13 +327,14 @@ def test_training_without_the_logger_of_a_configuration(last_lines: dict[str, st
 def test_every_extra_is_accounted_for() -> None:
     extras = PROJECT["optional-dependencies"]
     assert set(MISSING) == set(EXTRA_OF.values())
-    assert set(extras) - set(MISSING) == {"all", "bench", "demo", "dev", "docs"}  # collections
+    # Collections, and one whose package PyTorch brings along.
+    assert set(extras) - set(MISSING) == {"all", "bench", "demo", "dev", "docs", "papers"}
     distributions = packages_distributions()
     for package, extra in EXTRA_OF.items():
         wanted = {canonicalize_name(Requirement(line).name) for line in extras[extra]}
         assert wanted & {canonicalize_name(name) for name in distributions[package]}
     (everything,) = map(Requirement, extras["all"])
-    assert everything.extras == {*MISSING}
+    assert everything.extras == {*MISSING, "papers"}
 
 
 # Metadata
