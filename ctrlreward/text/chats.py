@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.samples import parse_conversation
+
 # Parts of a message that are text, in OpenAI's Chat Completions and Responses.
 _TEXT = ("text", "input_text", "output_text")
 
@@ -36,3 +38,8 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
                     ) from None
             contents.append(content)
     return "\n".join(filter(None, contents))
+
+
+def prompt_text(prompt: str) -> str:
+    """Return a prompt of `Samples` as a text: the contents of a conversation by lines."""
+    return plain_text(parse_conversation(prompt) or prompt)
