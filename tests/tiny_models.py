@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -226,6 +227,17 @@ def save_judges(folder: Path, words: tuple[str, ...], **options: Any) -> dict[st
     saved = {kind: save_bert(folder / kind, head, **own, **options)
              for kind, (head, own) in heads.items()}  # fmt: skip
     return {**saved, "text_cnn": str(folder / "text_cnn")}
+
+
+def save_reward_model(folder: Path, base: str) -> str:
+    """Save a decoder-only model with a seeded head of one output; return the folder."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+        torch.nn.init.normal_(model.score.weight, 0, 0.3)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")
