@@ -255,6 +255,13 @@ def small(
 
 
 @pytest.fixture
+def tiny_reward_model(tmp_path: Path, small: dict[str, str]) -> str:
+    """Folder of a tiny reward model, for examples that run with it as their folder."""
+    folder = tmp_path / "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
+    return save_reward_model(folder, small["smollm2-135m"])
+
+
+@pytest.fixture
 def tiny_classifier(tmp_path: Path) -> str:
     """Folder of a tiny classifier of sentiment, for examples that run with it as their folder."""
     labels = {0: "NEGATIVE", 1: "POSITIVE"}

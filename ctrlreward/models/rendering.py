@@ -113,7 +113,7 @@ def encode(
 
 
 def _chats(tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model: str) -> list[str]:
-    """Return conversations that end with the completion, by the tokenizer's chat template."""
+    """Return conversations that end with the completed answer, by the tokenizer's chat template."""
     if tokenizer.chat_template is None:
         raise ValueError(
             f"template = 'chat', but the tokenizer of model = {model!r} has no chat template. Use "
@@ -123,6 +123,8 @@ def _chats(tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model:
     for prompt, completion in answers:
         messages = parse_conversation(prompt or "") or [{"role": "user", "content": prompt or ""}]
         turns = [{**turn, "content": plain_text([turn])} for turn in messages]
+        if turns[-1]["role"] == "assistant":  # a beginning of the answer, which was continued
+            completion = turns.pop()["content"] + completion
         turns.append({"role": "assistant", "content": completion})
         try:
             texts.append(rendered_chat(tokenizer, turns, {}, add_generation_prompt=False))

@@ -269,11 +269,15 @@ def test_bfloat16_stays_near(chat_model: str, adapter: str, record_property: Any
 
 def test_equal_answers_to_different_prompts_differ(chat_model: str) -> None:
     scorer = RewardModel(chat_model)
+    message = say("user", PROMPTS[0])
     first, second, again = scorer.score(
-        ["It was."] * 3, prompts=[PROMPTS[0], PROMPTS[1], [say("user", PROMPTS[0])]]
+        ["It was."] * 3, prompts=[PROMPTS[0], PROMPTS[1], [message]]
     )["reward"]
     assert abs(first - second) > 1e-3
     assert first == again
+    # An answer that the prompt begins.
+    begun = scorer.score([" was."], prompts=[[message, say("assistant", "It")]])["reward"]
+    np.testing.assert_allclose(begun, first, atol=1e-6)
 
 
 def test_what_cannot_be_scored_is_nan(chat_model: str, caplog: pytest.LogCaptureFixture) -> None:
