@@ -46,7 +46,8 @@ class RewardHead(FrozenModel):
         else:
             loaded = load_adapted(self.auto_class, model, self.base, device, dtype)
         # Decoders pool the last token that is not the padding token of their config.
-        self.declared_padding = getattr(loaded.config, "pad_token_id", None)
+        declared = getattr(loaded.config.get_text_config(), "pad_token_id", None)
+        self.declared_padding = None if declared is None or declared < 0 else int(declared)
         return loaded
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
@@ -60,7 +61,7 @@ class RewardHead(FrozenModel):
     def _prepare(self) -> None:
         if self.base is not None:  # TRL's `RewardTrainer` sets it so, and an adapter has no config
             self.declared_padding = self.tokenizer.pad_token_id
-            self.model.config.pad_token_id = self.declared_padding
+            self._set_padding(self.tokenizer.pad_token_id)
 
     def _padding_id(self, rows: list[Ids]) -> int:
         """Return the declared padding token; without one, a token that ends none of the rows.
@@ -68,11 +69,14 @@ class RewardHead(FrozenModel):
         The model then pools the last token of each row, as it does for a text alone.
         """
         if self.declared_padding is not None:
-            return int(self.declared_padding)
+            return self.declared_padding
         ends = {row[-1] for row in rows if row}
         unused = next(i for i in range(len(ends) + 1) if i not in ends)
-        self.model.config.pad_token_id = unused
+        self._set_padding(unused)
         return unused
+
+    def _set_padding(self, token: int | None) -> None:
+        self.model.config.get_text_config().pad_token_id = token
 
     def ratings(
         self,

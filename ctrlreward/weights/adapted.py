@@ -96,9 +96,11 @@ def _head(model: str) -> dict[str, list[int]]:
             f"model = {model!r} is an adapter without {_WEIGHTS}, must be a folder written by "
             "peft's save_pretrained (pickled *.bin weights are never loaded)"
         )
+    with damage_named(folder, f"model = {model!r}"):
+        whole = {*(json.loads((folder / ADAPTER).read_bytes()).get("modules_to_save") or ())}
     with damage_named(folder, f"model = {model!r}"), safe_open(folder / _WEIGHTS, "pt") as file:
         return {
             name.removeprefix(_PREFIX): list(file.get_slice(name).get_shape())
             for name in file.keys()  # noqa: SIM118, not a mapping
-            if "lora_" not in name
+            if not whole.isdisjoint(name.split("."))
         }

@@ -237,7 +237,7 @@ def test_a_pattern_writes_control_tokens_and_texts_do_not(chat_model: str) -> No
     assert abs(read - injected).max() > 1e-3  # a hundred times what rounding does
 
 
-@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("padding", [None, 0, -1])
 def test_the_last_token_is_read_with_and_without_a_padding_token(
     padding: int | None, plain_model: str, tmp_path: Path
 ) -> None:
@@ -391,7 +391,7 @@ def test_commands_take_a_reward_model(
     chat_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
-        {"text": f"{answer} {noun}.", "prompt": prompt}
+        {"text": f"{answer} {noun}.", "prompt": [say("system", "Hi."), say("user", prompt)]}
         for answer, prompt in zip(ANSWERS, PROMPTS, strict=True)
         for noun in ("Soup", "Tea", "Bread")
     ]
