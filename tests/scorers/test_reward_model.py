@@ -183,19 +183,25 @@ def test_rewards_are_the_models_own_alone_and_in_company_padded_on_any_side(
         np.testing.assert_array_equal(found, together)
 
 
+@pytest.mark.parametrize("kind", ["chat_model", "adapter"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_long_texts_are_cut_at_a_side_with_one_warning(
-    side: Any, chat_model: str, caplog: pytest.LogCaptureFixture, record_property: Any
+    side: Any,
+    kind: str,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    record_property: Any,
 ) -> None:
+    folder = request.getfixturevalue(kind)
     answers = ["It was.", LONG, LONG + "Never again."]
-    rows = chat_rows(chat_model, PROMPTS[:3], answers)
+    rows = chat_rows(folder, PROMPTS[:3], answers)
     assert [len(row) > 64 for row in rows] == [False, True, True]
     cut = [row[-64:] if side == "left" else row[:64] for row in rows]
-    expected = own_rewards(load("", chat_model), cut)
-    scorer = RewardModel(chat_model, truncation_side=side)
+    expected = own_rewards(load(kind, folder), cut)
+    scorer = RewardModel(folder, truncation_side=side)
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         found = scorer.score(answers, prompts=PROMPTS[:3])["reward"]
-    assert largest(found, expected, record_property, f"truncated {side}") < 1e-5
+    assert largest(found, expected, record_property, f"{kind} truncated {side}") < 1e-5
     dropped = "first" if side == "left" else "last"
     assert caplog.messages == [
         f"2 of 3 texts exceed the 64 tokens that the model reads (the longest has "
