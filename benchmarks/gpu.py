@@ -95,6 +95,9 @@ SHAPES: dict[str, tuple[str, Row]] = {
     "classifier": ("bert", _ENCODER | {"id2label": LABELS}),
     "aligner": ("bert", _ENCODER | {"id2label": ALIGNED}),
     "regression": ("bert", _ENCODER | {"num_labels": 1}),
+    "reward": ("llama", _DECODER | {
+        "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "vocab_size": 49152, "num_labels": 1}),
     "bart": ("bart", {
         "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
         "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
@@ -113,7 +116,8 @@ TINY = {name: 2 if "layer" in name or "head" in name else 48
 HEADS = {
     "encoder": AutoModel, "pegasus": AutoModelForSeq2SeqLM, "bart": AutoModelForSeq2SeqLM,
     "t5": AutoModelForSeq2SeqLM, "classifier": AutoModelForSequenceClassification,
-    "aligner": AutoModelForTokenClassification, "regression": AutoModelForSequenceClassification}
+    "aligner": AutoModelForTokenClassification, "regression": AutoModelForSequenceClassification,
+    "reward": AutoModelForSequenceClassification}
 # Special tokens of a family in the order of their ids, and what they are for.
 SPECIAL: dict[str, dict[str, str]] = {
     "bert": {"pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"},

@@ -29,11 +29,12 @@ from transformers import (
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PegasusConfig,
     PegasusForConditionalGeneration,
 )
 
-from ctrlreward import Alignment, CTRLEval, Perplexity, Reward, Samples
+from ctrlreward import Alignment, CTRLEval, Perplexity, Reward, RewardModel, Samples
 from ctrlreward.weights import resolve
 
 BASELINE = Path(__file__).with_name("host_baseline.json")
@@ -70,6 +71,7 @@ def texts(count: int) -> Samples:
         rows,
         prefixes=[" ".join(row.split()[:3]) for row in rows],
         labels=["positive", "negative"] * (count // 2) + ["positive"] * (count % 2),
+        prompts=[f"How was visit {i // 4}?" for i in range(count)],
         sources=rows[::-1],
     )
 
@@ -84,11 +86,17 @@ def build_cases(folder: Path) -> dict[str, Callable[[], Any]]:
         read.save_pretrained(folder / name)
         return str(folder / name)
 
-    llama = saved("llama", resolve("smollm2-135m"), lambda n: LlamaForCausalLM(LlamaConfig(
-        vocab_size=n, hidden_size=16, intermediate_size=16, num_hidden_layers=30,
-        num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )))  # fmt: skip
+    def shape(n: int, **options: Any) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=n, hidden_size=16, intermediate_size=16, num_hidden_layers=30,
+            num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=8192,
+            tie_word_embeddings=True, **options,
+        )  # fmt: skip
+
+    smollm2 = resolve("smollm2-135m")
+    llama = saved("llama", smollm2, lambda n: LlamaForCausalLM(shape(n)))
+    judge = saved("judge", smollm2, lambda n: LlamaForSequenceClassification(
+        shape(n, num_labels=1)))  # fmt: skip
     bert = saved("bert", resolve("minilm-l6"), lambda n: BertModel(BertConfig(
         vocab_size=n, hidden_size=16, num_hidden_layers=6, num_attention_heads=1,
         intermediate_size=16,
@@ -99,6 +107,7 @@ def build_cases(folder: Path) -> dict[str, Callable[[], Any]]:
         "coherence, decoder": lambda: CTRLEval(llama, aspects="coherence", **options),
         "consistency, decoder": lambda: CTRLEval(llama, aspects="consistency", **options),
         "perplexity": lambda: Perplexity(llama, **options),
+        "reward model, chat": lambda: RewardModel(judge, "chat", **options),
         "preservation, encoder": lambda: Alignment(bert, aspects="preservation", **options),
         "reward of two": lambda: Reward({
             "relevance": CTRLEval(llama, aspects="attribute_relevance", evaluators=9, **options),

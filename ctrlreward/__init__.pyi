@@ -38,6 +38,7 @@ from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
 from .scorers import Perplexity as Perplexity
 from .scorers import Repetition as Repetition
+from .scorers import RewardModel as RewardModel
 from .scorers import Rubric as Rubric
 from .scorers import Scorer as Scorer
 from .scorers import ScoreSpec as ScoreSpec

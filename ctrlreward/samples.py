@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -122,11 +123,12 @@ class Table(Protocol):
 
 
 # A column to add: one string per sample, or one for all. Labels and groups may be integers; a
-# sample may have several references, and labels of several attributes.
+# sample may have several references, labels of several attributes, a conversation as its prompt.
 Column: TypeAlias = str | Iterable[str] | None
 Ids: TypeAlias = Column | int | Iterable[int]
 Labels: TypeAlias = Ids | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 References: TypeAlias = Column | Iterable[Sequence[str]]
+Prompts: TypeAlias = Column | Iterable[str | Sequence[Mapping[str, Any]]]
 
 
 class SampleKeywords(TypedDict, total=False):
@@ -145,7 +147,7 @@ class SampleKeywords(TypedDict, total=False):
     references: References
     contexts: Column
     histories: Column
-    prompts: Column
+    prompts: Prompts
     groups: Ids
     text: Column
     prefix: Column
@@ -154,7 +156,7 @@ class SampleKeywords(TypedDict, total=False):
     reference: References
     context: Column
     history: Column
-    prompt: Column
+    prompt: Prompts
     group: Ids
     label_map: Mapping[Any, str] | None
 
@@ -198,7 +200,8 @@ class Samples:
         references: Human-written target, or several of them, for the few scorers that take any.
         contexts: Knowledge that the text should draw on (a fact, a document).
         histories: Dialog before the text.
-        prompts: Input of the generator; never scored, kept for tables and adapters.
+        prompts: Input of the generator, for reward models, judges, tables and adapters. It may be
+            a conversation, a list of messages with role and content, which is kept as JSON.
         groups: Group ids; samples with the same id were generated from the same prompt.
 
     Raises:
@@ -251,6 +254,9 @@ class Samples:
                     continue
                 if name == "labels" and isinstance(item, Mapping):
                     items[i] = attribute_label(item)
+                    continue
+                if name == "prompts" and isinstance(item, list | tuple):
+                    items[i] = conversation_prompt(item, i)
                     continue
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
@@ -438,11 +444,11 @@ class Samples:
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
 
-        Two samples are equal if they agree in all columns except `prompts` and `groups`, which no
-        pointwise scorer reads.
+        Two samples are equal if they agree in all columns except `groups`, which no pointwise
+        scorer reads.
         """
         given = vars(self).items()
-        keys = [c for name, c in given if c is not None and name not in ("prompts", "groups")]
+        keys = [c for name, c in given if c is not None and name != "groups"]
         index_of: dict[tuple[Any, ...], int] = {}
         first_rows: list[int] = []
         inverse: list[int] = []
@@ -461,9 +467,7 @@ class Samples:
         invalid: dict[int, str] = {}
         for name in _READ_AS_TEXT:
             for i, item in enumerate(getattr(self, name) or ()):
-                try:
-                    (item if isinstance(item, str) else "".join(item)).encode()
-                except UnicodeEncodeError:
+                if not is_unicode(item if isinstance(item, str) else "".join(item)):
                     invalid.setdefault(i, name)
         return dict(sorted(invalid.items()))
 
@@ -509,6 +513,15 @@ class Samples:
         if not records:
             return Samples([])
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text is valid Unicode, without an unpaired surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
@@ -562,6 +575,42 @@ def parse_attributes(label: str) -> dict[str, str] | None:
     if start or len(set(names)) < len(names):
         return None
     return {name: value.strip() for name, value in zip(names, values, strict=True)}
+
+
+def conversation_prompt(messages: Sequence[Any], i: int = 0) -> str:
+    """Return the prompt `i` of a sample for a conversation: its messages as JSON.
+
+    Raises:
+        TypeError: An item is not a message with a role.
+
+    Examples:
+        >>> conversation_prompt([{"role": "user", "content": "Is it good?"}])
+        '[{"role": "user", "content": "Is it good?"}]'
+    """
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TypeError(
+                f"prompts[{i}] has {shortened(message)}, must be a text, or messages with role and "
+                "content"
+            )
+    return json.dumps([dict(message) for message in messages], ensure_ascii=False)
+
+
+def parse_conversation(prompt: str) -> list[dict[str, Any]] | None:
+    """Return the messages of a prompt of `conversation_prompt`; None for a plain prompt.
+
+    Examples:
+        >>> parse_conversation('[{"role": "user", "content": "Is it good?"}]')
+        [{'role': 'user', 'content': 'Is it good?'}]
+    """
+    if not prompt.startswith("[{"):
+        return None
+    try:
+        messages = json.loads(prompt)
+    except ValueError:
+        return None
+    are_messages = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages)
+    return messages if are_messages else None
 
 
 def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -188,6 +188,14 @@ def small_grpo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(trl, "GRPOConfig", lambda **given: config(**{**given, **SMALL_RUN}))
 
 
+def small_reward_model(patch: pytest.MonkeyPatch) -> None:
+    """Let a `RewardConfig` be of two steps on the CPU."""
+    config, own = trl.RewardConfig, {**SMALL_RUN, "save_strategy": "no"}
+    for name in ("eval_steps", "save_steps", "max_completion_length"):
+        own.pop(name)
+    patch.setattr(trl, "RewardConfig", lambda folder, **given: config(folder, **{**given, **own}))
+
+
 class HereServed(RewardServer):
     """A `RewardServer` without its process, which `test_child_server.py` starts."""
 
@@ -223,6 +231,9 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
     if page == "demo.md":
         the_demos_result(small)
+    if page == "reward_models.md":
+        link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
+        small_reward_model(patch)
     if page == "scorers.md":
         Path("politeness.yaml").write_text(yaml_block(page, "answers"))
     if page == "serving.md":

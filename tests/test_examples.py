@@ -110,7 +110,12 @@ def without_example(package: str) -> list[str]:
 
 
 @pytest.fixture
-def user(workplace: dict[str, str], tiny_classifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def user(
+    workplace: dict[str, str],
+    tiny_classifier: str,
+    tiny_reward_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An empty folder, models by their names, and trainers that print nothing."""
     monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
     monkeypatch.setenv("PL_TRAINER_ENABLE_PROGRESS_BAR", "False")

@@ -531,7 +531,8 @@ def test_repeated_samples_are_scored_once(scorer: NumberScorer) -> None:
     samples = Samples(
         texts=["1 0", "2 0", "1 0", "1 0"],
         labels=["a", "a", "a", "b"],
-        prompts=["p", "q", "r", "s"],
+        prompts=["p", "q", "p", "p"],
+        groups=["1", "2", "3", "4"],
     )
     batch = reward(samples)
     (scored,) = scorer.scored  # one call for both of its scores

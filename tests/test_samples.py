@@ -185,17 +185,18 @@ def test_distinct_samples_restore_the_batch(batch: Samples, data: st.DataObject)
     rows = data.draw(st.lists(st.integers(0, max(0, len(batch) - 1)), max_size=8))
     repeated = batch[rows if len(batch) else []]
     distinct, indices = repeated.distinct()
-    read = [name for name in distinct.columns() if name not in ("prompts", "groups")]
+    read = [name for name in distinct.columns() if name != "groups"]
     for name in read:
         assert distinct[indices].columns()[name] == repeated.columns()[name]
     assert len({*zip(*(distinct.columns()[name] for name in read), strict=True)}) == len(distinct)
 
 
 def test_equal_texts_with_different_labels_are_distinct() -> None:
-    batch = Samples(["a", "a", "a"], labels=["x", "y", "x"], prompts=["1", "2", "3"])
+    batch = Samples(["a", "a", "a"], labels=["x", "y", "x"], groups=["1", "2", "3"])
     distinct, indices = batch.distinct()
     assert distinct == batch[:2]
     assert indices == [0, 1, 0]
+    assert batch.replace(prompts=["1", "2", "3"]).distinct()[1] == [0, 1, 2]
 
 
 # Files.

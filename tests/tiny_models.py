@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -228,6 +229,17 @@ def save_judges(folder: Path, words: tuple[str, ...], **options: Any) -> dict[st
     return {**saved, "text_cnn": str(folder / "text_cnn")}
 
 
+def save_reward_model(folder: Path, base: str) -> str:
+    """Save a decoder-only model with a seeded head of one output; return the folder."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+        torch.nn.init.normal_(model.score.weight, 0, 0.3)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="session")
 def small(
     tmp_path_factory: pytest.TempPathFactory, tiny_llama: Callable[[str], str]
@@ -240,6 +252,13 @@ def small(
     words.pad_token = words.eos_token
     words.save_pretrained(causal)
     return {"smollm2-135m": str(causal), "minilm-l6": save_bert(encoder, BertModel)}
+
+
+@pytest.fixture
+def tiny_reward_model(tmp_path: Path, small: dict[str, str]) -> str:
+    """Folder of a tiny reward model, for examples that run with it as their folder."""
+    folder = tmp_path / "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
+    return save_reward_model(folder, small["smollm2-135m"])
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from ctrlreward.engine.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.text.chats import plain_text
+from ctrlreward.text.chats import as_prompt, plain_text
 
 Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]
@@ -163,12 +163,13 @@ class _RewardFunc:
         table = {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS}
         mapped = [table[column] for column in self.columns.values() if column in table]
         rows = [i for i in range(len(completions)) if not any(is_missing(col[i]) for col in mapped)]
-        return rows, build_samples(
+        samples = build_samples(
             [plain_text(completions[i], "assistant") for i in rows],
             [plain_text(prompts[i]) for i in rows],
             {name: [column[i] for i in rows] for name, column in table.items()},
             self.columns,
         )
+        return rows, samples.replace(prompts=[as_prompt(prompts[i]) for i in rows])
 
     def logged_total(self, batch: RewardBatch, log_metric: LogMetric | None) -> Rewards:
         """Return the total; log each sample, since TRL averages over the samples of all ranks."""

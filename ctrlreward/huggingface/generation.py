@@ -37,7 +37,7 @@ from ctrlreward.samples import Samples, SamplesLike, table_of
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
-from ctrlreward.text.chats import plain_text
+from ctrlreward.text.chats import as_prompt, plain_text
 
 log = logging.getLogger(__name__)
 
@@ -361,7 +361,9 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
     used = ("prompt", "chat_template_kwargs")
     others = {name: table[name] for name in table if name not in used}
     others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
-    return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}, plain
+    return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}, [
+        as_prompt(each) for each in table["prompt"]
+    ]
 
 
 def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None) -> str:

@@ -117,7 +117,7 @@ def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, .
         raise ValueError(
             f"model = {name!r} has {outputs} {'output' if outputs == 1 else 'outputs'} and is a "
             "regression model, must be a classifier with 2 labels or more (see problem_type in its "
-            "config.json)"
+            "config.json). RewardModel scores texts by a regression."
         )
     labels = tuple(given or (config.id2label[i] for i in range(outputs)))
     if len(labels) != outputs:

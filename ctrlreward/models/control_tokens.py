@@ -33,6 +33,10 @@ _SHAPE = re.compile(r"<[|｜].+[|｜]>|<fim[-_]\w+>")
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _DRAWN = secrets.token_hex(8)
 
+# A mark, and a control token of a message while the template is applied.
+_MARK = re.compile(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}")
+_HIDDEN = re.compile(f"{_OPEN}{_DRAWN}=(\\d+){_CLOSE}")
+
 # Texts around a control token, in which a tokenizer may read it in different ways.
 _AROUND = ("{}", "a{}b", "a {} b")
 
@@ -84,6 +88,12 @@ def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int
     return [of_marks.get(token, token) for token in ids]
 
 
+def marked(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """Return a text of ours with marks for the control tokens that are written in it."""
+    control, literals = _patterns(tokenizer)
+    return literals.sub(lambda found: mark(control[found[0]]), text)
+
+
 def rendered_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, str]],
@@ -94,8 +104,7 @@ def rendered_chat(
 
     Control tokens in the messages stay text, so that a message cannot end its turn.
     """
-    control = control_tokens(tokenizer)
-    literals = _any_of(control)
+    control, literals = _patterns(tokenizer)
 
     def hidden(found: re.Match[str]) -> str:
         return f"{_OPEN}{_DRAWN}={control[found[0]]}{_CLOSE}"
@@ -109,10 +118,10 @@ def rendered_chat(
         )
     )
     text = literals.sub(lambda found: mark(control[found[0]]), text)
-    names = {token_id: token for token, token_id in control.items()}
-    shown = re.compile(f"{_OPEN}{_DRAWN}=(\\d+){_CLOSE}")
-    text = shown.sub(lambda found: names[int(found[1])], text)
-    rest = re.sub(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}", "", text)
+    if _HIDDEN.search(text):
+        names = {token_id: token for token, token_id in control.items()}
+        text = _HIDDEN.sub(lambda found: names[int(found[1])], text)
+    rest = _MARK.sub("", text)
     given = "".join(turn["content"] for turn in messages)
     if any(part in rest and part not in given for part in (_OPEN, _DRAWN, _CLOSE)):
         found = sorted({repr(match[0]) for match in literals.finditer(given)})
@@ -152,6 +161,19 @@ class _Readers(NamedTuple):
 
 
 _CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, _Readers] = WeakKeyDictionary()
+_PATTERNS: WeakKeyDictionary[
+    PreTrainedTokenizerBase, tuple[tuple[str, ...], Mapping[str, int], re.Pattern[str]]
+] = WeakKeyDictionary()
+
+
+def _patterns(tokenizer: PreTrainedTokenizerBase) -> tuple[Mapping[str, int], re.Pattern[str]]:
+    """Return the control tokens, and a pattern of them, which takes longer than a short chat."""
+    special = tuple(tokenizer.all_special_tokens)
+    known = _PATTERNS.get(tokenizer)
+    if known is None or known[0] != special:  # a padding token may be set later
+        control = control_tokens(tokenizer)
+        known = _PATTERNS[tokenizer] = (special, control, _any_of(control))
+    return known[1], known[2]
 
 
 def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ctrlreward.engine.batching import (
     Ids,
@@ -46,7 +46,7 @@ class FrozenModel:
     ) -> None:
         self.name = model
         self.model = self._load(model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer = self._load_tokenizer(model)
         check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
         # Decoders with a classification head pool the last token before padding.
         if getattr(self.model.config, "pad_token_id", None) is None:
@@ -60,8 +60,15 @@ class FrozenModel:
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
         return load_frozen(self.auto_class, model, device, dtype)
 
+    def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
+        return load_tokenizer(model)
+
     def _prepare(self) -> None:
         """Check the model, and set further attributes of its family."""
+
+    def _padding_id(self, rows: list[Ids]) -> int:
+        """Return the token that these rows are padded with."""
+        return self.tokenizer.pad_token_id or 0
 
     def read_texts(
         self,
@@ -79,7 +86,7 @@ class FrozenModel:
         """
 
         def forward(rows: list[Ids]) -> list[Row]:
-            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
+            ids, mask = pad_rows(rows, self._padding_id(rows), self.model.device)
             return read(self.model(input_ids=ids, attention_mask=mask), mask)
 
         if rows is None:

@@ -13,6 +13,7 @@ import numpy as np
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
+from ctrlreward.text.chats import prompt_text
 
 # Types that a `Reward`, a callback or an adapter accepts as a component.
 ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
@@ -109,6 +110,8 @@ class FunctionScorer(Scorer):
         columns = {name: [*column] for name, column in samples.columns().items()}
         if samples.prefixes is not None:
             columns.setdefault("prompts", columns["prefixes"])
+        if "prompts" in columns:
+            columns["prompts"] = [prompt_text(prompt) for prompt in columns["prompts"]]
         keywords: dict[str, Any] = {}
         for name, parameter in self._column_parameters().items():
             if parameter.kind is Parameter.VAR_KEYWORD:

@@ -27,9 +27,10 @@ from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import rendered_chat
 from ctrlreward.models.tasks import Continuation, TokenScores
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.text.chats import prompt_text
 
 log = item_logger(__name__)
 
@@ -318,8 +319,10 @@ class Judge(ModelScorer[CausalLM]):
         prompts: list[str] = []
         for i in nonempty(score, **read):
             cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
+            if "prompt" in cells:
+                cells["prompt"] = prompt_text(cells["prompt"])
             # Texts are checked before; only a judge reads labels and prompts as text.
-            if invalid := [name for name, column in columns.items() if not _is_unicode(column[i])]:
+            if invalid := [name for name, column in columns.items() if not is_unicode(column[i])]:
                 log.warning("%s[%d] is not valid Unicode: %s is NaN", invalid[0], i, score)
                 continue
             kept.append(i)
@@ -465,11 +468,3 @@ def read_answer(reply: str, scores: Mapping[str, float]) -> float:
     words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
     named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", reply))
     return float(scores[named.pop()]) if len(named) == 1 else float("nan")
-
-
-def _is_unicode(item: object) -> bool:
-    try:
-        str(item).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -89,7 +89,7 @@ def to_samples(
         column: [
             cell
             if isinstance(cell := row[name], str)
-            or (column == "references" and isinstance(cell, list))
+            or (column in ("references", "prompts") and isinstance(cell, list))
             else _label(cell, place, name)
             if column == "labels" and isinstance(cell, dict)
             else _as_string(cell, place, name, column)

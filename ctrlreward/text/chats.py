@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.samples import conversation_prompt, parse_conversation
+
 # Parts of a message that are text, in OpenAI's Chat Completions and Responses.
 _TEXT = ("text", "input_text", "output_text")
 
@@ -36,3 +38,23 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
                     ) from None
             contents.append(content)
     return "\n".join(filter(None, contents))
+
+
+def as_prompt(chat: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt of `Samples` for a text, or for a chat that a generator answers.
+
+    A single user's message is its text; other chats keep their roles, for reward models. Only text
+    is kept, as in `plain_text`.
+    """
+    text = plain_text(chat)
+    roles = [] if isinstance(chat, str) else [message.get("role") for message in chat]
+    if roles in ([], ["user"]) or None in roles:
+        return text
+    contents = [plain_text([message]) for message in chat if not isinstance(message, str)]
+    turns = zip(roles, contents, strict=True)
+    return conversation_prompt([{"role": role, "content": content} for role, content in turns])
+
+
+def prompt_text(prompt: str) -> str:
+    """Return a prompt of `Samples` as a text: the contents of a conversation by lines."""
+    return plain_text(parse_conversation(prompt) or prompt)

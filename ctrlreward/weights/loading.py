@@ -80,9 +80,24 @@ def load_config(model: str) -> PretrainedConfig:
     """Load the configuration of a model, without its weights."""
     location = resolve(model)
     with _hub(model, location) as offline:
-        return AutoConfig.from_pretrained(
-            location, trust_remote_code=False, local_files_only=offline
-        )
+        try:
+            return AutoConfig.from_pretrained(
+                location, trust_remote_code=False, local_files_only=offline
+            )
+        except ValueError as error:
+            values, _ = PretrainedConfig.get_config_dict(location, local_files_only=offline)
+            if "auto_map" not in values:
+                raise
+            raise ValueError(remote_code(model)) from error
+
+
+def remote_code(model: str) -> str:
+    """Return the message for a model whose network is code of its repository."""
+    return (
+        f"model = {model!r} is defined by Python code in its repository (auto_map in its "
+        "config.json), which is never run here. Use a model of a class of transformers, or load it "
+        "yourself and pass a function that scores texts by it (FunctionScorer)."
+    )
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -114,7 +129,12 @@ def load_frozen(
     """Load a pretrained model for inference on its device: safetensors, no remote code."""
     torch_dtype = pick_dtype(dtype, device)
     loaded = load_weights(auto_class, model, load_config(model), torch_dtype)
-    frozen = loaded.eval().requires_grad_(False).to(torch.device(device))
+    return freeze(loaded, device)
+
+
+def freeze(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Prepare a loaded model for inference on a device."""
+    frozen = model.eval().requires_grad_(False).to(torch.device(device))
     adapt(frozen)
     return frozen
 
@@ -126,8 +146,12 @@ def load_weights(
     dtype: torch.dtype,
     quantization_config: BitsAndBytesConfig | None = None,
     device_map: Mapping[str, str] | None = None,
+    supplied: Container[str] = (),
 ) -> PreTrainedModel:
-    """Load a pretrained model of which every weight comes from its checkpoint, none at random."""
+    """Load a pretrained model of which every weight comes from its checkpoint, none at random.
+
+    The caller replaces the `supplied` weights, so that they may be absent from the checkpoint.
+    """
     _check_kind(auto_class, model, config)
     location = resolve(model)
     with _hub(model, location) as offline, _quiet_loading(location):
@@ -144,6 +168,7 @@ def load_weights(
             ignore_mismatched_sizes=True,  # reported, and an error below
         )
     kind = _KINDS.get(auto_class, "a model")
+    report["missing_keys"] = [key for key in report["missing_keys"] if key not in supplied]
     check_complete(model, loaded, report, kind, _UNUSED.get(auto_class))
     check_finite(model, loaded)
     return cast(PreTrainedModel, loaded)

@@ -14,6 +14,7 @@ import torch
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.samples import parse_conversation
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
@@ -142,7 +143,15 @@ def test_only_assistant_messages_of_a_chat_are_scored(reward, letters) -> None:
     (function,) = as_reward_funcs(reward)
     function(prompts=[prompt], completions=[completion])
     assert letters.scored[0].texts == ("ac\nd",)
-    assert letters.scored[0].prompts == ("s\nu",)
+    assert parse_conversation(letters.scored[0].prompts[0]) == prompt  # for reward models
+    function(prompts=[prompt[1:]], completions=[completion])
+    assert letters.scored[1].prompts == ("u",)
+    seen: list[str] = []
+    (plain,) = as_reward_funcs(
+        Reward({"own": lambda prompts, completions: seen.extend(prompts) or [0.0]})
+    )
+    plain(prompts=[prompt], completions=[completion])
+    assert seen == ["s\nu"]
 
 
 def test_error_messages(reward, kinds) -> None:

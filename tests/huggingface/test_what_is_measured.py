@@ -17,6 +17,7 @@ from ctrlreward import Reward, Samples, Similarity, WordVectors
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint
 from ctrlreward.huggingface.generation import TrainerGenerator, as_scored, prompts_as_texts
+from ctrlreward.samples import conversation_prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,7 +50,7 @@ RENDERED: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, str, str]]] = {
     "a chat": (ALONE, ASKED, {}, ("abf", "!", "ab")),
     "a chat that the reward reads": (CONTINUED, ASKED, {}, ("abf", "ab!", "ab")),
     "a chat without a reward": (None, ASKED, {}, ("abf", "!", "ab")),
-    "an answer is continued": (ALONE, CHAT, {}, ("abc", "!", "ab\nc")),
+    "an answer is continued": (ALONE, CHAT, {}, ("abc", "!", conversation_prompt(CHAT))),
     "template arguments": (
         ALONE,
         ASKED,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import save_judges
+from tiny_models import save_judges, save_reward_model
 
 import ctrlreward.scorers
 from ctrlreward.models.word_vectors import WordVectors
@@ -34,6 +34,7 @@ from ctrlreward.scorers import (
     LexiconSentiment,
     Perplexity,
     Repetition,
+    RewardModel,
     Rubric,
     Scorer,
     Similarity,
@@ -131,6 +132,8 @@ POINTWISE: Mapping[str, Callable[..., Scorer]] = {
         f["aligner"], ALIGNED, "discriminative", **o
     ),
     "Alignment regression": lambda f, **o: Alignment(f["regression"], ALIGNED, "regression", **o),
+    "RewardModel": lambda f, **o: RewardModel(f["reward"], **o),
+    "RewardModel of an encoder": lambda f, **o: RewardModel(f["regression"], **o),
     "Accuracy": lambda f, **o: Accuracy(f["classifier"], **o),
     "Accuracy of words": lambda f, **o: Accuracy(f["text_cnn"], **o),
     "AttributeClassifier": lambda f, **o: AttributeClassifier({"tone": f["classifier"]}, **o),
@@ -165,6 +168,7 @@ def folders(
     return {
         **save_judges(folder, words, initializer_range=0.4),
         "llama": tiny_llama(ascii_letters + " .,!?;:"),
+        "reward": save_reward_model(folder / "reward", tiny_causal("gpt2")),
         "gpt2": tiny_causal("gpt2"),
         "mamba": tiny_causal("mamba"),
         "bart": tiny_bart,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from device_cases import CASES, CAUSAL, SAMPLES, samples_of
 from second_device import Refused, Stream, memory, on_second_device
-from tiny_models import save_judges
+from tiny_models import save_judges, save_reward_model
 
 from ctrlreward import Reward, scorers
 from ctrlreward.engine.batching import token_budget
@@ -39,8 +39,10 @@ def folders(
 ) -> dict[str, str]:
     """Tiny models of all kinds."""
     words = tuple("the soup was good bread old tea cold long walk lake".split())
+    folder = tmp_path_factory.mktemp("models")
     return {
-        **save_judges(tmp_path_factory.mktemp("models"), words),
+        **save_judges(folder, words),
+        "reward": save_reward_model(folder / "reward", tiny_causal("llama")),
         **{name: tiny_causal(name) for name in CAUSAL},
         "pegasus": pegasus,
         "t5": tiny_t5,

@@ -1,0 +1,144 @@
+"""Texts as a reward model was trained to read them: by a chat template, plainly, by a pattern."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from string import Formatter
+from typing import Literal, NamedTuple, TypeAlias
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.models.control_tokens import mark, marked, real_ids, rendered_chat, text_reader
+from ctrlreward.models.tokenization import Ids, warn_truncated
+from ctrlreward.samples import parse_conversation
+from ctrlreward.text.chats import plain_text, prompt_text
+
+Side: TypeAlias = Literal["left", "right"]
+
+CHAT, PLAIN = "chat", "plain"
+_SLOTS = ("prompt", "completion")
+_DROPPED = {"left": "their first tokens", "right": "their last tokens"}
+
+
+class Answer(NamedTuple):
+    """A completion of a prompt, a text or a conversation of `Samples`; None for a text alone."""
+
+    prompt: str | None
+    completion: str
+
+
+def check_template(template: str) -> None:
+    """Raise unless a template is "chat", "plain", or has {completion} and at most {prompt} more."""
+    if template in (CHAT, PLAIN):
+        return
+    must = f"template = {template!r} must be 'chat', 'plain' or a text with {{completion}}"
+    try:
+        slots = slots_of(template)
+    except ValueError as error:
+        raise ValueError(f"{must}: {error}. Write a brace as two.") from error
+    for slot in slots:
+        if slot not in _SLOTS:
+            raise ValueError(f"{must} and {{prompt}}, got {{{slot}}}{did_you_mean(slot, _SLOTS)}")
+    if "completion" not in slots:
+        raise ValueError(f"{must}{did_you_mean(template, (CHAT, PLAIN))}")
+
+
+def slots_of(template: str) -> list[str]:
+    """Return the names in braces of a template."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], template: str, model: str
+) -> list[str]:
+    """Return the texts that a model reads, with marks for the control tokens of the template.
+
+    "plain" is the prompt and the completion, and the end token if the tokenizer has one and does
+    not end texts itself, as TRL's `RewardTrainer` makes them of strings.
+    """
+    if template == CHAT:
+        return _chats(tokenizer, answers, model)
+    if template == PLAIN:
+        pattern, end = "{prompt}{completion}", _end(tokenizer)
+    else:
+        pattern, end = template, ""
+    # Slots of a part follow its text.
+    parts = [(marked(tokenizer, text), slot) for text, slot, _, _ in Formatter().parse(pattern)]
+    texts = []
+    for answer in answers:
+        cells = {
+            "prompt": prompt_text(answer.prompt or ""),
+            "completion": answer.completion,
+            None: "",
+        }
+        texts.append("".join(text + cells[slot] for text, slot in parts) + end)
+    return texts
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    template: str,
+    limit: int,
+    side: Side | None,
+) -> list[Ids]:
+    """Return the token ids of rendered texts, of at most `limit` tokens each.
+
+    Longer texts are cut at a side, None for the tokenizer's own, with one warning for all. Only a
+    chat template writes the special tokens itself.
+    """
+    if not texts:
+        return []
+    cut_at: str = side or tokenizer.truncation_side
+    reader = text_reader(tokenizer, texts)
+    special = template != CHAT
+    rows = reader(list(texts), add_special_tokens=special, verbose=False).input_ids
+    lengths = [len(ids) for ids in rows]
+    warn_truncated("texts", lengths, limit, _DROPPED[cut_at])
+    if long := [i for i, length in enumerate(lengths) if length > limit]:
+        reader = copy.copy(reader)
+        reader.truncation_side = cut_at
+        cut = reader(
+            [texts[i] for i in long],
+            add_special_tokens=special,
+            truncation=True,
+            max_length=limit,
+        )
+        for i, ids in zip(long, cut.input_ids, strict=True):
+            rows[i] = ids
+    return [tuple(real_ids(tokenizer, ids)) for ids in rows]
+
+
+def _chats(tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], model: str) -> list[str]:
+    """Return conversations that end with the completed answer, by the tokenizer's chat template."""
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"template = 'chat', but the tokenizer of model = {model!r} has no chat template. Use "
+            "template='plain', or a text with {prompt} and {completion}."
+        )
+    texts = []
+    for prompt, completion in answers:
+        messages = parse_conversation(prompt or "") or [{"role": "user", "content": prompt or ""}]
+        turns = [{**turn, "content": plain_text([turn])} for turn in messages]
+        if turns[-1]["role"] == "assistant":  # a beginning of the answer, which was continued
+            completion = turns.pop()["content"] + completion
+        turns.append({"role": "assistant", "content": completion})
+        try:
+            texts.append(rendered_chat(tokenizer, turns, {}, add_generation_prompt=False))
+        except TemplateError as error:
+            roles = ", ".join(str(turn["role"]) for turn in turns)
+            raise ValueError(
+                f"the chat template of model = {model!r} refuses a conversation of {roles}: {error}"
+            ) from error
+    return texts
+
+
+def _end(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the mark of the end token; "" without one, or if the tokenizer adds special tokens."""
+    ids = tokenizer("a", verbose=False).input_ids
+    if tokenizer.eos_token_id is None or ids[-1] in tokenizer.all_special_ids:
+        return ""
+    return mark(tokenizer.eos_token_id)

@@ -1,0 +1,144 @@
+"""Reward models: sequence classifiers whose outputs are ratings of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ctrlreward.engine.batching import Ids
+from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, encode, render
+from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
+from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer, remote_code
+
+Ratings = npt.NDArray[np.float64]
+
+REWARD = "reward"
+_CLASS = "AutoModelForSequenceClassification"
+
+
+class RewardHead(FrozenModel):
+    """Frozen sequence classifier with one output, or with several ratings.
+
+    Takes the arguments of `FrozenModel`; `model` may also be a folder of an adapter of peft that
+    names its base model. `outputs` are the names of the ratings.
+
+    Raises:
+        ValueError: The head is not trained, the model is a classifier, or needs remote code.
+    """
+
+    auto_class = AutoModelForSequenceClassification
+
+    def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
+        self.outputs = output_names(model)
+        self.base = base_of(model)
+        if self.base is None:
+            loaded = load_frozen(self.auto_class, model, device, dtype)
+        else:
+            loaded = load_adapted(self.auto_class, model, self.base, device, dtype)
+        # Decoders pool the last token that is not the padding token of their config.
+        declared = getattr(loaded.config.get_text_config(), "pad_token_id", None)
+        self.declared_padding = None if declared is None or declared < 0 else int(declared)
+        return loaded
+
+    def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
+        if self.base is None:
+            return load_tokenizer(model)
+        try:
+            return load_tokenizer(model)
+        except ValueError:  # saved without a tokenizer: it is the base model's
+            return load_tokenizer(self.base)
+
+    def _prepare(self) -> None:
+        if self.base is not None:  # TRL's `RewardTrainer` sets it so, and an adapter has no config
+            self.declared_padding = self.tokenizer.pad_token_id
+            self._set_padding(self.tokenizer.pad_token_id)
+
+    def _padding_id(self, rows: list[Ids]) -> int:
+        """Return the declared padding token; without one, a token that ends none of the rows.
+
+        The model then pools the last token of each row, as it does for a text alone.
+        """
+        if self.declared_padding is not None:
+            return self.declared_padding
+        ends = {row[-1] for row in rows if row}
+        unused = next(i for i in range(len(ends) + 1) if i not in ends)
+        self._set_padding(unused)
+        return unused
+
+    def _set_padding(self, token: int | None) -> None:
+        self.model.config.get_text_config().pad_token_id = token
+
+    def ratings(
+        self,
+        answers: Sequence[Answer],
+        template: str | None = None,
+        side: Side | None = None,
+        name: Callable[[int], str] = "texts[{}]".format,
+    ) -> Ratings:
+        """Return the outputs for each answer, float64 of shape (answers, outputs).
+
+        None as template takes the chat template where the tokenizer has one and the answers have
+        prompts. Texts longer than the model's context are cut at a side, with a warning; None takes
+        the tokenizer's side. NaN for a text without a token that the model knows, which `name`
+        names in a warning.
+        """
+        if template is None:
+            chat = self.tokenizer.chat_template is not None
+            chat = chat and all(answer.prompt is not None for answer in answers)
+            template = CHAT if chat else PLAIN
+        texts = render(self.tokenizer, answers, template, self.name)
+        rows = encode(self.tokenizer, texts, template, self.max_tokens, side)
+
+        def read(output: Any, mask: Tensor) -> list[Ratings]:
+            return list(output.logits.cpu().double().numpy())
+
+        plain = [answer.completion for answer in answers]
+        values = self.read_texts(plain, name, read, rows)
+        return np.array(values, dtype=np.float64).reshape(-1, len(self.outputs))
+
+
+def output_names(model: str) -> tuple[str, ...]:
+    """Return the names of a reward model's outputs, from its config; `reward` if it has one.
+
+    Raises:
+        ValueError: The model is a classifier, or needs remote code.
+    """
+    base = base_of(model)
+    config = load_config(model) if base is None else adapted_config(model, base)
+    if _CLASS in (getattr(config, "auto_map", None) or {}):
+        raise ValueError(remote_code(model))
+    return _names(model, config)
+
+
+def _names(model: str, config: Any) -> tuple[str, ...]:
+    count = config.num_labels
+    if count == 1:
+        return (REWARD,)
+    if getattr(config, "problem_type", None) != "regression":
+        kind = next(iter(config.architectures or ()), config.model_type)
+        if "SequenceClassification" not in kind:
+            raise ValueError(
+                f"model = {model!r} is a {kind} without a head of one output, must be a reward "
+                "model, such as TRL's RewardTrainer trains"
+            )
+        raise ValueError(
+            f"model = {model!r} is a classifier with {count} labels, must have one output, or "
+            "problem_type 'regression' in its config.json. Use Accuracy for a classifier."
+        )
+    names = tuple(str(config.id2label[i]) for i in range(count))
+    if len(set(names)) < count:
+        raise ValueError(
+            f"model = {model!r} has outputs of one name in id2label of its config.json, must be "
+            f"different, got {', '.join(names)}"
+        )
+    return names

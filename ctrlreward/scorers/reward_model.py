@@ -1,0 +1,155 @@
+"""Reward of a trained reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Unpack
+
+import numpy as np
+
+from ctrlreward.arguments import checked_keywords, did_you_mean, one_of
+from ctrlreward.engine.sharing import shared_model
+from ctrlreward.items import item_logger
+from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, check_template, slots_of
+from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
+from ctrlreward.samples import Samples, is_unicode, shortened
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
+
+log = item_logger(__name__)
+
+_ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
+
+
+@checked_keywords(**NEIGHBOURS, chat_template="template")
+class RewardModel(ModelScorer[RewardHead]):
+    """Output of a reward model for each text, such as one that TRL's `RewardTrainer` trained.
+
+    - `reward`: the model's only output, unbounded; higher is better. It has no unit: add up two
+      reward models by `fit_scales`.
+    - A model with several outputs and `problem_type="regression"` has a score for each, named by
+      `id2label`; with `weights` it has `reward`, their weighted sum.
+
+    A text is rendered as the model was trained. Its completion follows the prompt: the text after
+    its prefix if the prompt ends with the prefix, else the whole text.
+
+    Args:
+        model: Local folder or Hugging Face id of a model for sequence classification in
+            transformers, or folder of an adapter of peft, whose `adapter_config.json` names the
+            base model.
+        template: How prompt and completion become one text. `"chat"`: the chat template of the
+            tokenizer, a prompt being a user's message or a conversation. `"plain"`: one after the
+            other, and the end token, as TRL makes them of strings. Another text has `{prompt}` and
+            `{completion}`, and its control tokens count. None: `"chat"` if the tokenizer has a chat
+            template and the samples have `prompts`, else `"plain"`.
+        weights: Output → weight, for a model with several outputs.
+        truncation_side: Side at which a text longer than the model's context is cut, `"left"` or
+            `"right"`, with a warning. None takes the tokenizer's side, mostly `"right"`.
+        **options: See `ModelOptions`.
+
+    Raises:
+        ValueError: An argument is none of these values. At the first use: the model is a
+            classifier, lacks a trained head, or is defined by code in its repository.
+
+    Examples:
+        >>> scorer = RewardModel("Skywork/Skywork-Reward-V2-Qwen3-0.6B")
+        >>> prompts = ["Is the soup good?", "And the tea?"]
+        >>> scorer.score(["Yes, it is.", "It is cold."], prompts=prompts)["reward"].shape
+        (2,)
+    """
+
+    def __init__(
+        self,
+        model: str | RewardHead,
+        template: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        truncation_side: Side | None = None,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        check_loaded(model, RewardHead, "outputs", "ratings")
+        super().__init__(model, **options)
+        if template is not None:
+            check_template(template)
+        if weights is not None and not weights:
+            raise ValueError("weights is empty, must be a mapping, output → weight")
+        self.template = template
+        self.weights = None if weights is None else {k: float(w) for k, w in weights.items()}
+        if truncation_side is not None:
+            one_of("truncation_side", truncation_side, ("left", "right"))
+        self.truncation_side: Side | None = truncation_side
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs, read without the weights."""
+        outputs = output_names(self.model) if isinstance(self.model, str) else self.model.outputs
+        for name in self.weights or ():
+            if name not in outputs:
+                raise ValueError(
+                    f"weights has {name!r}{did_you_mean(name, outputs)}, but the outputs of model "
+                    f"= {shortened(self.model)} are {', '.join(outputs)}"
+                )
+        return outputs
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of `reward`, or of each output."""
+        return dict.fromkeys(self.outputs if self.weights is None else (REWARD,), _ANY)
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`prompts` if the template needs them."""
+        template = self.template or PLAIN
+        needed = template == CHAT or (template != PLAIN and "prompt" in slots_of(template))
+        return {"prompts": "RewardModel"} if needed else {}
+
+    def build_model(self, name: str) -> RewardHead:
+        """Load the reward model, or share it with other scorers."""
+        return shared_model(RewardHead, name, self.device, self.dtype, self.batch_tokens)
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        """Return all scores; NaN, with a warning, for an empty completion."""
+        n = len(samples)
+        kept = [i for i in nonempty(REWARD, texts=samples.texts) if self._is_readable(samples, i)]
+        if not kept:
+            return {name: np.full(n, np.nan) for name in self.specs}
+        answers = answers_of(samples)
+        with self.locked_model() as model:
+            ratings = model.ratings(
+                [answers[i] for i in kept],
+                self.template,
+                self.truncation_side,
+                lambda i: f"texts[{kept[i]}]",
+            )
+        columns = dict(zip(self.outputs, ratings.T, strict=True))
+        if self.weights is not None:
+            total = sum(weight * columns[name] for name, weight in self.weights.items())
+            columns = {REWARD: np.asarray(total)}
+        return {name: scatter(values, kept, n) for name, values in columns.items()}
+
+    def _is_readable(self, samples: Samples, i: int) -> bool:
+        """Return whether a sample has a completion and a prompt of valid Unicode; warn if not."""
+        if (
+            samples.prefixes is not None
+            and not samples.texts[i][len(samples.prefixes[i]) :].strip()
+        ):
+            log.warning("texts[%d] ends with its prefix: %s is NaN", i, REWARD)
+        elif samples.prompts is not None and not is_unicode(samples.prompts[i]):
+            log.warning("prompts[%d] is not valid Unicode: %s is NaN", i, REWARD)
+        else:
+            return True
+        return False
+
+
+def answers_of(samples: Samples) -> list[Answer]:
+    """Return prompt and completion of each sample.
+
+    The completion is the text after its prefix if the prompt ends with the prefix: the generator
+    continued it. Else the text answers the prompt.
+    """
+    if samples.prompts is None:
+        return [Answer(None, text) for text in samples.texts]
+    prefixes = samples.prefixes or [""] * len(samples)
+    return [
+        Answer(prompt, text[len(prefix) :] if prompt.endswith(prefix) else text)
+        for text, prefix, prompt in zip(samples.texts, prefixes, samples.prompts, strict=True)
+    ]
