@@ -22,7 +22,7 @@ from ctrlreward.scorers.components import name_components
 from ctrlreward.tables.row_streams import Row, check_suffix, read_rows
 from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
 from ctrlreward.tables.table_writing import encode_rows
-from ctrlreward.text.chats import plain_text
+from ctrlreward.text.chats import as_prompt, plain_text
 
 ALL = "all"  # pairs, in place of the name of a subset
 
@@ -149,10 +149,10 @@ def _sides(rows: Sequence[Row], pairs: PairColumns, columns: Columns) -> list[Ro
     return sides
 
 
-def _texts(cell: Any, prompt: Any) -> tuple[str | None, str]:
+def _texts(cell: Any, prompt: Any) -> tuple[Any, str]:
     """Return the prompt, if any, and the text: of messages the last one, by the assistant."""
     if isinstance(cell, str):
-        return None if prompt is None else plain_text(prompt), cell
+        return None if prompt is None else as_prompt(prompt), cell
     if not isinstance(cell, Sequence) or not cell:
         raise TypeError(f"must be a text or a list of messages, got a {type(cell).__name__}")
     *before, last = cell
@@ -160,7 +160,7 @@ def _texts(cell: Any, prompt: Any) -> tuple[str | None, str]:
         raise ValueError("its last message must be the assistant's")
     if prompt is None and before:
         prompt = before
-    return None if prompt is None else plain_text(prompt), plain_text([last])
+    return None if prompt is None else as_prompt(prompt), plain_text([last])
 
 
 def _existing(rows: Sequence[Row], name: str, file: str) -> tuple[Scores, Scores]:
@@ -212,7 +212,7 @@ def _scores(
 
 def _clusters(rows: Sequence[Row], sides: Sequence[Row], name: str | None) -> list[Hashable]:
     if name is None:
-        return [row.get("prompt", f"pair {i}") for i, row in enumerate(sides[: len(rows)])]
+        return [str(row.get("prompt", f"pair {i}")) for i, row in enumerate(sides[: len(rows)])]
     if name not in rows[0]:
         raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
     return [str(row.get(name)) for row in rows]

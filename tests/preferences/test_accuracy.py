@@ -103,6 +103,20 @@ def test_the_prompt_may_be_in_the_messages(folder: Path) -> None:
     assert figures["reward"]["subsets"]["all"]["higher"]["value"] == 0.0
 
 
+def test_a_conversation_keeps_its_roles(folder: Path, tiny_reward_model: str) -> None:
+    """What the system says is not the user's; the reward model reads both by its template."""
+    system = [{"role": "system", "content": "Be short."}]
+    rows = [
+        {"chosen": [*system, *chat("Tea?", "Yes.")], "rejected": [*system, *chat("Tea?", "No.")]}
+    ]
+    (folder / "pairs.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    options = ["--scorers", "RewardModel", f"--scorers.model={tiny_reward_model}"]
+    figures = measured(*options, "--scores", "scores.jsonl")
+    row = json.loads(Path("scores.jsonl").read_text())
+    assert np.isfinite([row["chosen_reward"], row["rejected_reward"]]).all()
+    assert figures["reward"]["subsets"]["all"]["pairs"] == 1
+
+
 def test_scorers_and_scores_of_the_file(folder: Path, tiny_causal: Callable[..., str]) -> None:
     rows = [{**pair, "score_chosen": i, "score_rejected": 1} for i, pair in enumerate(PAIRS)]
     rows[0]["score_rejected"] = None
