@@ -37,6 +37,7 @@ from .scorers import Judge as Judge
 from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
 from .scorers import Perplexity as Perplexity
+from .scorers import RemoteRewardModel as RemoteRewardModel
 from .scorers import Repetition as Repetition
 from .scorers import RewardModel as RewardModel
 from .scorers import Rubric as Rubric

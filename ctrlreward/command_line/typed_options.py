@@ -14,7 +14,8 @@ _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
     *("FunctionScorer", "InfillingPerplexity", "Judge", "LexiconSentiment", "Perplexity"),
-    *("Repetition", "RewardModel", "Similarity", "TransferQuality", "Uniqueness"),
+    *("RemoteRewardModel", "Repetition", "RewardModel", "Similarity", "TransferQuality"),
+    "Uniqueness",
 )
 SCORERS_HINT = (
     f"scorers: {', '.join(SCORERS)}, or the import path of a class. The options of a scorer "

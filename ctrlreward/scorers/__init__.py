@@ -15,6 +15,7 @@ from ctrlreward.scorers.judge import Judge, Rubric
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import Perplexity
+from ctrlreward.scorers.remote_reward_model import RemoteRewardModel
 from ctrlreward.scorers.reward_model import RewardModel
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.task import Task
@@ -38,6 +39,7 @@ __all__ = [
     "ModelOptions",
     "ModelScorer",
     "Perplexity",
+    "RemoteRewardModel",
     "Repetition",
     "RewardModel",
     "Rubric",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from string import Formatter
 from typing import Any, Unpack
-from urllib.parse import urlsplit
 
-import httpx2
 import numpy as np
 import numpy.typing as npt
 import tenacity
@@ -30,6 +26,12 @@ from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.scorers.model_servers import (
+    ModelServer,
+    check_address,
+    connected,
+    in_parallel,
+)
 from ctrlreward.text.chats import prompt_text
 
 log = item_logger(__name__)
@@ -38,7 +40,6 @@ log = item_logger(__name__)
 _SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 _PAIR = {"first", "second"}
 
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _TRIES = 4  # of a request that the server rejects temporarily
 
 
@@ -262,14 +263,9 @@ class Judge(ModelScorer[CausalLM]):
                 f"rubric is a {type(rubric).__name__}, must be a Rubric or the path of a YAML file"
             )
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
-        parts = urlsplit(address or "http://host")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"address must be a URL such as 'http://127.0.0.1:8000/v1', got {address!r}"
-            )
         if key_variable is not None and address is None:
             raise ValueError("key_variable is for a server, but address is None")
-        self.address = address and address.rstrip("/")
+        self.address = address and check_address(address, "http://127.0.0.1:8000/v1")
         self.key_variable = key_variable
         self.concurrency = positive("concurrency", concurrency)
         self.max_tokens = positive("max_tokens", max_tokens)
@@ -379,26 +375,12 @@ class Judge(ModelScorer[CausalLM]):
     def _ask(self, prompts: Sequence[str]) -> list[float]:
         """Return the score of a server's reply to each prompt; NaN if it can't be parsed."""
         assert self.address is not None
-        key = None
-        if self.key_variable is not None:
-            key = os.environ.get(self.key_variable)
-            if not key:
-                raise ValueError(
-                    f"the environment variable {self.key_variable} does not contain an API key"
-                )
-        with (
-            httpx2.Client(
-                headers={"Authorization": f"Bearer {key}"} if key else None,
-                timeout=self.timeout,
-                # A proxy of the environment can't reach a server of this machine.
-                trust_env=urlsplit(self.address).hostname not in _LOOPBACK,
-            ) as client,
-            ThreadPoolExecutor(self.concurrency) as threads,
-        ):
+        stop = tenacity.stop_after_attempt(_TRIES)
+        with connected("the judge", self.address, self.key_variable, self.timeout, stop) as server:
             replies: list[str] = []
             for window in windows([len(prompt) for prompt in prompts]):
                 some = prompts[window.start : window.stop]
-                replies += threads.map(lambda prompt: self._reply(client, prompt), some)
+                replies += in_parallel(partial(self._reply, server), some, self.concurrency)
         scores = [read_answer(reply, self.rubric.scores) for reply in replies]
         unread = [reply for reply, score in zip(replies, scores, strict=True) if np.isnan(score)]
         if unread:
@@ -408,48 +390,22 @@ class Judge(ModelScorer[CausalLM]):
             )
         return scores
 
-    def _reply(self, client: httpx2.Client, prompt: str) -> str:
-        """Return the text of one reply; repeat a request that the server rejects temporarily.
-
-        Raises:
-            ConnectionError: The server does not answer, or answers with an error.
-        """
+    def _reply(self, server: ModelServer, prompt: str) -> str:
+        """Return the text of one reply."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Busy),
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=tenacity.wait_exponential(multiplier=0.2, max=10),
-            reraise=True,
-        )
+        reply = server.post("/chat/completions", body)
         try:
-            return retrying(_post, client, f"{self.address}/chat/completions", body)
-        except httpx2.HTTPError as error:
+            content = reply["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError):
             raise ConnectionError(
-                f"the judge at {self.address} does not answer: {type(error).__name__}: {error}"
-            ) from error
-
-
-class _Busy(ConnectionError):
-    """A request that may be repeated."""
-
-
-def _post(client: httpx2.Client, address: str, body: Mapping[str, Any]) -> str:
-    response = client.post(address, json=body)
-    if not response.is_success:
-        kind = _Busy if response.status_code in (429, 500, 502, 503, 504) else ConnectionError
-        raise kind(f"the judge at {address}: {response.status_code}, {response.text[:200]}")
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise ConnectionError(
-            f"{address} is not an OpenAI-compatible server: {response.text[:200]}"
-        ) from None
-    return content if isinstance(content, str) else ""
+                f"{server.address} is not an OpenAI-compatible server: {shortened(reply)}"
+            ) from None
+        return content if isinstance(content, str) else ""
 
 
 def read_answer(reply: str, scores: Mapping[str, float]) -> float:

@@ -262,7 +262,7 @@ def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (b"<html>", "is not an OpenAI-compatible server: <html>"),
+        (b"<html>", "the reply is not JSON: <html>"),
         (b'{"choices": []}', "is not an OpenAI-compatible server"),
     ],
 )

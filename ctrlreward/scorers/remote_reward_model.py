@@ -1,0 +1,276 @@
+"""Reward of a reward model that a server runs: vLLM, SGLang, or OpenRLHF's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import tenacity
+from transformers import PreTrainedTokenizerBase
+
+from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.items import item_logger
+from ctrlreward.models.rendering import (
+    CHAT,
+    PLAIN,
+    Answer,
+    Side,
+    check_template,
+    encode,
+    render,
+    slots_of,
+)
+from ctrlreward.models.reward_head import REWARD
+from ctrlreward.models.tokenization import Ids
+from ctrlreward.samples import Samples, shortened
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.model_servers import ModelServer, check_address, connected, in_parallel
+from ctrlreward.scorers.reward_model import answers_of
+from ctrlreward.text.chats import prompt_text
+from ctrlreward.weights.loading import load_tokenizer
+
+log = item_logger(__name__)
+
+Api: TypeAlias = Literal["vllm", "vllm_pooling", "sglang", "openrlhf"]
+
+_ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
+_EXAMPLE = "http://127.0.0.1:8000"
+
+
+class Batch(NamedTuple):
+    """Texts of one request: token ids if there is a tokenizer, else strings."""
+
+    texts: Sequence[str] | Sequence[Ids]
+    prompts: Sequence[str]
+
+
+class Contract(NamedTuple):
+    """How a server is asked, and where its reply has the values of each text."""
+
+    route: str
+    body: Callable[[Batch, str | None], dict[str, Any]]
+    values: Callable[[Any], Sequence[Any]]
+
+
+def _named(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}
+
+
+def _vllm(batch: Batch, model: str | None) -> dict[str, Any]:
+    # Without these, vLLM replies with a probability; the second name is that of vLLM 0.11 and 0.12.
+    raw = {"use_activation": False, "activation": False}
+    return {**_named(model), "input": _plain(batch), **raw}
+
+
+def _sglang(batch: Batch, model: str | None) -> dict[str, Any]:
+    key = "text" if isinstance(batch.texts[0], str) else "input_ids"
+    return {**_named(model), key: _plain(batch)}
+
+
+def _plain(batch: Batch) -> list[Any]:
+    return [text if isinstance(text, str) else list(text) for text in batch.texts]
+
+
+def _last(row: Any) -> Any:
+    """Return the last of the rows of a model that replies with one for each token."""
+    return row[-1] if row and isinstance(row[0], list) else row
+
+
+# vLLM 0.18: docs.vllm.ai/en/stable/models/pooling_models/classify. SGLang: docs.sglang.io, native
+# API. OpenRLHF 0.11.2: `openrlhf.cli.serve_rm`.
+_CONTRACTS: Mapping[str, Contract] = {
+    "vllm": Contract("/classify", _vllm, lambda reply: [row["probs"] for row in reply["data"]]),
+    "vllm_pooling": Contract(
+        "/pooling",
+        lambda batch, model: {**_named(model), "input": _plain(batch)},
+        lambda reply: [_last(row["data"]) for row in reply["data"]],
+    ),
+    "sglang": Contract("/classify", _sglang, lambda reply: [row["embedding"] for row in reply]),
+    "openrlhf": Contract(
+        "/get_reward",
+        lambda batch, _: {"query": _plain(batch), "prompts": list(batch.prompts), "labels": None},
+        lambda reply: [row if isinstance(row, list) else [row] for row in reply["rewards"]],
+    ),
+}
+
+
+@checked_keywords(url="address", batch_size="batch_texts", api_key="key_variable")
+class RemoteRewardModel(Scorer):
+    """Output of a reward model on a server, for each text: `reward`, higher is better, unbounded.
+
+    The server may be vLLM (`vllm serve MODEL --runner pooling`), SGLang (`--is-embedding`), or one
+    with OpenRLHF's `/get_reward`. For a reward that `ctrlreward serve` serves use `RemoteReward`.
+
+    With a tokenizer, texts are rendered and tokenized here as `RewardModel` does, and sent as
+    token ids, so that no completion can end its turn and a long text is cut as you choose. Without,
+    prompt and completion are sent as one string.
+
+    Args:
+        address: URL of the server, `"http://127.0.0.1:8000"`.
+        api: What the server speaks: `"vllm"` (`/classify`), `"vllm_pooling"` (`/pooling`),
+            `"sglang"` (`/classify`) or `"openrlhf"` (`/get_reward`, strings only).
+        model: Name of the model on the server, if it needs one.
+        tokenizer: Local folder or Hugging Face id of the model's tokenizer.
+        template: As in `RewardModel`; `"chat"` needs a tokenizer. None: `"chat"` if the tokenizer
+            has a chat template and the samples have `prompts`, else `"plain"`.
+        max_tokens: Context of the model on the server, beyond which texts are cut, with a warning;
+            None takes the tokenizer's.
+        truncation_side: Side at which they are cut; None takes the tokenizer's.
+        outputs: Names of the values of a text, in order.
+        weights: Output → weight; the score is then `reward`, their weighted sum.
+        batch_texts: Texts of a request.
+        concurrency: Requests at the same time.
+        timeout: Seconds to wait for a reply.
+        patience: Seconds to repeat a request that the server rejects temporarily, or does not
+            answer.
+        key_variable: Environment variable with the server's API key.
+
+    Raises:
+        ValueError: An argument is out of range or names something unknown. When scoring: the
+            environment variable is empty.
+        ConnectionError: When scoring: the server does not answer for `patience` seconds, answers
+            with an error, or with something else than a value for each text and output.
+
+    Examples:
+        >>> remote = RemoteRewardModel("http://127.0.0.1:8000", model="my-reward-model")
+        >>> remote.specs["reward"].higher_is_better
+        True
+    """
+
+    def __init__(
+        self,
+        address: str,
+        api: Api = "vllm",
+        model: str | None = None,
+        tokenizer: str | None = None,
+        template: str | None = None,
+        max_tokens: int | None = None,
+        truncation_side: Side | None = None,
+        outputs: Sequence[str] = (REWARD,),
+        weights: Mapping[str, float] | None = None,
+        batch_texts: int = 32,
+        concurrency: int = 4,
+        timeout: float = 60.0,
+        patience: float = 120.0,
+        key_variable: str | None = None,
+    ) -> None:
+        self.address = check_address(address, _EXAMPLE)
+        self.api = one_of("api", api, get_args(Api))
+        self.model = model
+        self.tokenizer = tokenizer
+        self.template = template
+        if template is not None:
+            check_template(template)
+        if tokenizer is None and template not in (None, PLAIN):
+            raise ValueError(
+                f"template = {template!r} is rendered by the model's tokenizer, but tokenizer is "
+                "None. Set it to the folder or id of the model."
+            )
+        if tokenizer is not None and api == "openrlhf":
+            raise ValueError("tokenizer makes token ids, but OpenRLHF's /get_reward takes strings")
+        self.max_tokens = positive("max_tokens", max_tokens)
+        if truncation_side is not None:
+            one_of("truncation_side", truncation_side, ("left", "right"))
+        self.truncation_side: Side | None = truncation_side
+        self.outputs = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        if not self.outputs or len(set(self.outputs)) < len(self.outputs):
+            raise ValueError(f"outputs must be one or more distinct names, got {self.outputs}")
+        for name in weights or ():
+            one_of("each key of weights", name, self.outputs)
+        self.weights = None if weights is None else {k: float(w) for k, w in weights.items()}
+        self.batch_texts = positive("batch_texts", batch_texts)
+        self.concurrency = positive("concurrency", concurrency)
+        self.timeout = positive("timeout", timeout)
+        if not patience >= 0:
+            raise ValueError(f"patience must be 0 seconds or more, got {patience}")
+        self.patience = patience
+        self.key_variable = key_variable
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; a copy in another process loads the tokenizer again."""
+        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of `reward`, or of each output."""
+        return dict.fromkeys(self.outputs if self.weights is None else (REWARD,), _ANY)
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`prompts` if the template or the contract needs them."""
+        template = self.template or PLAIN
+        needed = template == CHAT or (template != PLAIN and "prompt" in slots_of(template))
+        needed = needed or self.api == "openrlhf"
+        return {"prompts": type(self).__name__} if needed else {}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        """Return all scores; NaN, with a warning, for an empty text and for a value of null."""
+        n, answers = len(samples), answers_of(samples)
+        kept = nonempty(self.outputs[0], texts=[answer.completion for answer in answers])
+        if not kept:
+            return {name: np.full(n, np.nan) for name in self.specs}
+        batches = self._batches([answers[i] for i in kept])
+        stop = tenacity.stop_after_delay(self.patience)
+        with connected(
+            "the reward model", self.address, self.key_variable, self.timeout, stop
+        ) as server:
+            replies = in_parallel(partial(self._values, server), batches, self.concurrency)
+        values = np.concatenate(replies)
+        for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+            log.warning("texts[%d] got no value of %s, it is NaN", kept[row], self.address)
+        columns = dict(zip(self.outputs, values.T, strict=True))
+        if self.weights is not None:
+            total = sum(weight * columns[name] for name, weight in self.weights.items())
+            columns = {REWARD: np.asarray(total)}
+        return {name: scatter(column, kept, n) for name, column in columns.items()}
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        assert self.tokenizer is not None
+        return load_tokenizer(self.tokenizer)
+
+    def _batches(self, answers: Sequence[Answer]) -> list[Batch]:
+        prompts = [prompt_text(answer.prompt or "") for answer in answers]
+        texts: Sequence[Any] = [
+            f"{prompt}{answer.completion}" for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        if self.tokenizer is not None:
+            template = self.template
+            if template is None:
+                chat = self._tokenizer.chat_template is not None
+                chat = chat and all(answer.prompt is not None for answer in answers)
+                template = CHAT if chat else PLAIN
+            rendered = render(self._tokenizer, answers, template, self.tokenizer)
+            limit = self.max_tokens or self._tokenizer.model_max_length
+            texts = encode(self._tokenizer, rendered, template, limit, self.truncation_side)
+        size = self.batch_texts
+        return [
+            Batch(texts[start : start + size], prompts[start : start + size])
+            for start in range(0, len(texts), size)
+        ]
+
+    def _values(self, server: ModelServer, batch: Batch) -> Scores:
+        """Return the values of a request, float64 of shape (texts, outputs)."""
+        contract = _CONTRACTS[self.api]
+        reply = server.post(contract.route, contract.body(batch, self.model))
+        try:
+            rows = [[_number(value) for value in row] for row in contract.values(reply)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ConnectionError(
+                f"{server.name}: the reply is not one of api = {self.api!r}: {shortened(reply)}"
+            ) from None
+        wanted = len(batch.texts), len(self.outputs)
+        sizes = {len(row) for row in rows}
+        if len(rows) != wanted[0] or sizes != {wanted[1]}:
+            raise ConnectionError(
+                f"{server.name}: the reply has {len(rows)} rows of {sorted(sizes)} values, must be "
+                f"{wanted[0]} rows of {wanted[1]}, the outputs {', '.join(self.outputs)}"
+            )
+        return np.array(rows, dtype=np.float64)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise TypeError(value)
+    return np.nan if value is None else float(value)
