@@ -186,6 +186,8 @@ def _scorer(name: str) -> Any:
         return Judge("smollm2-135m", Rubric("{text}", [1, 2, 3, 4, 5]))
     if name == "RewardModel":  # with weights its scores are known without a model
         return kind("folder", weights={"helpfulness": 1.0})
+    if name == "RemoteRewardModel":
+        return kind("http://127.0.0.1:8000")
     if name == "FunctionScorer":
         return None
     return kind(aspects="all") if "aspects" in inspect.signature(kind).parameters else kind()

@@ -5,6 +5,7 @@
 | `/get_reward` | OpenRLHF 0.11.2 | `--reward.remote_url http://127.0.0.1:8700/get_reward`    |
 | `/slime`      | slime           | `--rm-type remote_rm --rm-url http://127.0.0.1:8700/slime` |
 | `/classify`   | verl 0.9.1      | address of the reward router, engine `vllm`               |
+| `/v1/embeddings` | verl 0.9.1   | the same, engine `sglang`                                 |
 | `/verify`     | NeMo Gym 0.7.0  | address of the resources server                           |
 
 `/verify` masks a failed sample and says why. The others have no mask, and get `failed_score`.
@@ -62,8 +63,8 @@ class _VerifyRequest(BaseModel):
     label: Any = None
 
 
-class _ClassifyRequest(BaseModel):
-    """Body of `POST /classify` as vLLM serves it."""
+class _TextsRequest(BaseModel):
+    """Body of vLLM's `POST /classify`, and of SGLang's `POST /v1/embeddings`."""
 
     input: str | list[str] = Field(description="Prompt and response in a chat template.")
     model: str | None = None
@@ -71,7 +72,7 @@ class _ClassifyRequest(BaseModel):
 
 
 def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
-    """Return the routes of `/get_reward`, `/slime`, `/classify` and `/verify`.
+    """Return the routes of `/get_reward`, `/slime`, `/classify`, `/v1/embeddings` and `/verify`.
 
     They score with the queue of the application that includes them, `app.state.requests`. A
     ValueError says why they can't serve the reward (`TrainerRoutes.check`).
@@ -174,9 +175,8 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         plain = json.loads(json.dumps(result), parse_constant=lambda _: None)
         return Response(dumps(plain), media_type="application/json")
 
-    @router.post("/classify", response_model=dict[str, Any])
-    async def classify(request: Request, body: _ClassifyRequest) -> Response:
-        """Score texts of a chat template in vLLM's format, for verl: the value of one class."""
+    async def totals_of(request: Request, body: _TextsRequest) -> list[float]:
+        """Return the total of each text of a chat template."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         with _rejections("input"):
             if options.template is None:
@@ -191,21 +191,33 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
                 )
             pairs = [options.template.split(text) for text in texts]
             samples = options.samples([r for _, r in pairs], [p for p, _ in pairs], None)
-        values = await values_of(request, samples)
+        return (await values_of(request, samples))["total"]
+
+    @router.post("/classify", response_model=dict[str, Any])
+    async def classify(request: Request, body: _TextsRequest) -> Response:
+        """Score texts of a chat template in vLLM's format, for verl: the value of one class."""
         data = [
             {"index": i, "label": "reward", "probs": [total], "num_classes": 1}
-            for i, total in enumerate(values["total"])
+            for i, total in enumerate(await totals_of(request, body))
         ]
-        reply = {
-            "id": f"classify-{uuid.uuid4().hex}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": body.model,
-            "data": data,
-        }
-        return Response(dumps(reply), media_type="application/json")
+        return _list_of(data, "classify", body.model)
+
+    @router.post("/v1/embeddings", response_model=dict[str, Any])
+    async def embeddings(request: Request, body: _TextsRequest) -> Response:
+        """Score texts of a chat template in SGLang's format, for verl: an embedding of one value."""
+        data = [
+            {"index": i, "object": "embedding", "embedding": [total]}
+            for i, total in enumerate(await totals_of(request, body))
+        ]
+        return _list_of(data, "embd", body.model)
 
     return router
+
+
+def _list_of(data: list[dict[str, Any]], kind: str, model: str | None) -> Response:
+    """Return a reply in the form that vLLM and SGLang give a list."""
+    own = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+    return Response(dumps({**own, "model": model, "data": data}), media_type="application/json")
 
 
 def _finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[float]]:

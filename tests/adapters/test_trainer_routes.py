@@ -64,6 +64,18 @@ def test_slime_gets_a_number_or_an_object(serve: Callable[..., Any], reward: Rew
     assert found == {"total": -9.0, "share": -9.0, "length": -9.0, "failed": 1.0}
 
 
+def test_embeddings_as_sglang_replies(serve: Callable[..., Any], reward: Reward) -> None:
+    """As verl asks with engine `sglang`: the last value of the last embedding."""
+    client = serve(reward, OPTIONS).client
+    texts = [f"<user>c<end>\n<bot>{text}<end>\n" for text in TEXTS[:2]]
+    asked = client.post("/v1/embeddings", json={"model": "m", "input": texts[0]}).json()
+    classified = client.post("/classify", json={"model": "m", "input": texts}).json()["data"]
+    assert asked["object"] == "list"
+    assert asked["data"][-1]["embedding"][-1] == classified[0]["probs"][0]
+    both = client.post("/v1/embeddings", json={"input": texts}).json()["data"]
+    assert [row["embedding"] for row in both] == [row["probs"] for row in classified]
+
+
 def test_classify_as_vllm_replies(serve: Callable[..., Any], reward: Reward) -> None:
     texts = [f"<sys>Be kind.<end>\n<user>c<end>\n<bot>{text}<end>\n" for text in TEXTS]
     client = serve(reward, OPTIONS).client

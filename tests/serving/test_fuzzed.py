@@ -101,6 +101,7 @@ BODIES = [
     ("/slime", '{"prompt": %s, "response": "x"}'),
     ("/slime", '{"prompt": [{"content": %s}], "response": "x"}'),
     ("/classify", '{"input": %s}'),
+    ("/v1/embeddings", '{"input": %s}'),
     ("/classify", '{"input": ["a bot: b"], "model": %s}'),
     ("/seed_session", "%s"),
     ("/verify", '{"responses_create_params": {"input": %s}, "response": {}}'),
@@ -126,7 +127,12 @@ def test_no_json_breaks_a_route(
             malformed = name in ("deep", "open", "integer") and route != "/seed_session"
             assert reply.status_code in ((400,) if malformed else (200, 400, 422)), sent
             json.loads(reply.content, parse_constant=pytest.fail)
-            is_text = '"text": %s' in body or route in ("/get_reward", "/slime", "/classify")
+            is_text = '"text": %s' in body or route in (
+                "/get_reward",
+                "/slime",
+                "/classify",
+                "/v1/embeddings",
+            )
             if is_text and reply.is_error:
                 assert "my secret" not in reply.text, sent
     assert "my secret" not in caplog.text
