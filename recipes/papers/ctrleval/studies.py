@@ -240,10 +240,7 @@ def sample_levels(
 
 
 def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
-    """Print the result of `sample_levels`: Pearson's r, a column for each level.
-
-    Below each rating is the mean number of texts from the levels, lowest first.
-    """
+    """Print the result of `sample_levels`: Pearson's r and texts, a column for each level."""
     table = new_table(f"{file}: Pearson r by favoured level, mean ± deviation of {draws} draws")
     levels = [str(level) for level in range(1, LEVELS + 1)]
     for heading in ("rating", "score", *levels):
@@ -252,8 +249,7 @@ def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> No
         found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
         table.add_row(rating, score, *(_plus_minus(row["pearson"]) for row in found))
         if rating == score:
-            numbers = ("+".join(f"{count:.0f}" for count in row["counts"]) for row in found)
-            table.add_row(rating, "texts", *numbers)
+            table.add_row(rating, "texts", *(f"{row['texts']:.0f}" for row in found))
     print_table(table)
 
 
@@ -398,7 +394,7 @@ def draw_deviations(
     figure = new_figure(3.6 * len(panels), 3.0 if counts is None else 4.6)
     heights = [2] if counts is None else [1, 2]
     axes = figure.subplots(
-        len(heights), len(panels), sharey="row", squeeze=False, height_ratios=heights
+        len(heights), len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=heights
     )
     for panel, (title, curves) in zip(axes[-1], panels.items(), strict=True):
         for (label, (mean, deviation)), color in zip(curves.items(), cycle(SERIES), strict=False):
@@ -415,8 +411,12 @@ def draw_deviations(
     for panel, bars in zip(axes[:-1].flat, () if counts is None else counts, strict=True):
         for level, (part, color) in enumerate(zip(bars.T, cycle(SERIES), strict=False)):
             below = bars[:, :level].sum(axis=1)
-            panel.bar(x, part, bottom=below, color=color, label=f"of level {level + 1}")
-        finish_panel(panel, "", "", "texts", legend=panel is axes[0, 0])
+            panel.bar(x, part, bottom=below, color=color, label=f"level {level + 1}")
+        finish_panel(panel, "", "", "texts" if panel is axes[0, 0] else None)
+    if counts is not None:
+        axes[0, 0].legend(
+            fontsize=7, frameon=False, ncols=LEVELS, loc="lower left", bbox_to_anchor=(0, 1)
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
