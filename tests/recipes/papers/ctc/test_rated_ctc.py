@@ -175,6 +175,25 @@ def test_the_papers_ablations_of_dialog_are_of_models_of_the_files_task(encoder:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("persona_chat.json", DIALOGS),
+        ("topical_chat.json", DIALOGS),
+        ("yelp.json", TRANSFERS),
+        ("summeval.json", SUMMARIES),
+    ],
+)
+def test_all_published_figures_of_a_file_are_printed(
+    name: str, rows: list[dict[str, Any]], encoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated(name, rows, encoder, "--published=all")
+    printed = Counter(re.findall(r"-?\d\.\d{4}", capsys.readouterr().out))
+    figures = Counter(f"{figure.value:.4f}" for figure in published(name))
+    assert figures
+    assert not figures - printed
+
+
 def test_word_length_has_the_papers_figures(data_dir: Path) -> None:
     """All that Tables F.1, F.2 and F.6 print of it, by scipy and by our baseline."""
     rows = json.loads((data_dir / "ctc" / "persona_chat.json").read_text("utf-8"))
