@@ -108,7 +108,7 @@ def weighted_transfer(
     """Return accuracy, similarity, perplexity and GM of weighted corpora, as in the paper's tables.
 
     Accuracy and similarity are means over sentences, perplexity is over all tokens, and GM combines
-    these three (Pang & Gimpel 2019, §5 and eq. 1). Failed sentences are left out. `weights` are
+    these three (Pang & Gimpel 2019, §3 and eq. 1). Failed sentences are left out. `weights` are
     how often each corpus contains each sentence, shape (corpora, n).
 
     By name, shape (corpora,); NaN for a corpus without a valid sentence.

@@ -51,7 +51,7 @@ class WordMatrix(Mapping[str, Matrix]):
 
 
 class WordVectors:
-    """Sentence encoder of Pang & Gimpel (2019), §5, https://arxiv.org/abs/1810.11878.
+    """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 
     A text is the mean of its words' vectors, weighted by their idf. Those means point in much the
     same direction for all texts, so that the cosine of unrelated sentences is about 0.8. `centred`

@@ -59,7 +59,7 @@ def _named(model: str | None) -> dict[str, str]:
 
 
 def _vllm(batch: Batch, model: str | None) -> dict[str, Any]:
-    # Without these, vLLM replies with a probability; the second name is that of vLLM 0.11 and 0.12.
+    # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
     raw = {"use_activation": False, "activation": False}
     return {**_named(model), "input": _plain(batch), **raw}
 

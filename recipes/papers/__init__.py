@@ -18,7 +18,7 @@ PROGRAMS = {
     ),
     "transfer-table": (
         "textual_transfer.transfer_table",
-        "Table 2 of textual transfer, of runs of yours",
+        "Tables 2 and 3 of textual transfer, of runs of yours",
     ),
     "preference-sheet": (
         "li2018.preference_sheet",

@@ -22,7 +22,7 @@ def sentence_vectors(
 ) -> WordVectors:
     """Return word vectors weighted by the idf of a corpus, and by default centred on its mean.
 
-    `centred=False` is the Sim of Pang & Gimpel (2019), §5, whose corpus has both styles.
+    `centred=False` is the Sim of Pang & Gimpel (2019), §3.2, whose corpus has both styles.
     Equal calls share one object for as long as a scorer holds it.
 
     Args:

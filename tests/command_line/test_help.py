@@ -142,6 +142,8 @@ def files(
         "components: {distinct_2: {scorer: Distinct, score: distinct_2}}"
     )
     write_jsonl("validation.jsonl", samples)
+    answers = zip(texts[1:], texts, strict=False)
+    write_jsonl("pairs.jsonl", [{"prompt": "Tea?", "chosen": a, "rejected": b} for a, b in answers])
     groups = [row | {"group": i // 2} for i, row in enumerate(samples)]
     write_jsonl("completions.jsonl", groups)
     count = "return [t.count('.') for t in texts]"

@@ -69,7 +69,7 @@ def test_no_request_of_the_fuzzer_breaks_the_schema(
     assert found == []
     assert sent > 300
     assert {"POST /score", "POST /verify", "POST /scorers/{scorer_id}/fold"} < routes
-    assert len(routes) == 12
+    assert len(routes) == 13
     assert any("POST /score" in line for line in caplog.messages)
     assert SECRET not in caplog.text
 

@@ -59,9 +59,9 @@ ABLATIONS = (
         },
     ),
     Ablation("3", ("engaging",), {"sum": ("engagingness",), "mean": ("engagingness_mean",)}),
-    Ablation(
-        "F.5", ("uses_knowledge",), {"sum": ("groundedness",), "mean": ("groundedness_mean",)}
-    ),
+    # Each rating by its own formula and by the other's.
+    Ablation("F.5", ("engaging",), {"eq. 5": ("engagingness",), "eq. 6": ("groundedness",)}),
+    Ablation("F.5", ("uses_knowledge",), {"eq. 6": ("groundedness",), "eq. 5": ("engagingness",)}),
 )
 
 
@@ -71,7 +71,8 @@ def ablate(rated: Rated, scores: Mapping[str, Scores], suffix: str = "") -> list
     Args:
         rated: The rated file, n rows.
         scores: Arrays of shape (n,) by name. A table needs all its scores.
-        suffix: Regular expression for the end of the names of the paper's models.
+        suffix: Regular expression for the end of the names of the paper's models: of those with
+            as many references, or trained on the file's own task.
 
     Returns:
         For each table and row: `table`, `rating`, `variant`, the statistics of `correlate`, and
@@ -96,9 +97,9 @@ def ablate(rated: Rated, scores: Mapping[str, Scores], suffix: str = "") -> list
 
 def print_ablations(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `ablate` for a file, a table of Pearson's r for each of the paper's."""
-    for number in dict.fromkeys(row["table"] for row in rows):
-        chosen = [row for row in rows if row["table"] == number]
-        table = new_table(f"CTC Table {number}: Pearson r, {chosen[0]['rating']}")
+    for number, rating in dict.fromkeys((row["table"], row["rating"]) for row in rows):
+        chosen = [row for row in rows if (row["table"], row["rating"]) == (number, rating)]
+        table = new_table(f"CTC Table {number}: Pearson r, {rating}")
         for heading in ("", "ours", *_ALIGNERS):
             table.add_column(heading, justify="right" if heading else "left")
         for row in chosen:
@@ -113,23 +114,29 @@ def correlate_ratings(rated: Rated, scores: Mapping[str, Scores]) -> list[dict[s
     """Correlate every score with every rating, as Table F.6 does for dialogs.
 
     Returns:
-        For each rating and score: `rating`, `score` and the statistics of `correlate`.
+        For each rating and score: `rating`, `score`, the statistics of `correlate`, and
+        `published`, the Pearson's r of the paper's word length; None for other scores.
     """
     return [
         {"rating": rating, "score": score, **correlate(values, ratings)}
+        | {"published": _figure(rated.file, (score,), rating, "word length")}
         for rating, ratings in rated.ratings.items()
         for score, values in scores.items()
     ]
 
 
 def print_ratings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the result of `correlate_ratings`: Pearson's r, a row for each rating."""
-    names = list(dict.fromkeys(row["score"] for row in rows))
+    """Print the result of `correlate_ratings`: Pearson's r, a row for each score."""
+    ratings = list(dict.fromkeys(row["rating"] for row in rows))
     table = new_table("CTC Table F.6: Pearson r, every rating")
-    for heading in ("rating", *names):
-        table.add_column(heading, justify="left" if heading == "rating" else "right")
-    for rating in dict.fromkeys(row["rating"] for row in rows):
-        table.add_row(rating, *(_cell(row["pearson"]) for row in rows if row["rating"] == rating))
+    table.add_column("score")
+    for rating in ratings:
+        table.add_column(rating.replace("_", " "), justify="right")
+    for score in dict.fromkeys(row["score"] for row in rows):
+        found = [row for row in rows if row["score"] == score]
+        table.add_row(score, *(_cell(row["pearson"]) for row in found))
+        if any(row["published"] for row in found):
+            table.add_row("  in the paper", *(_cell(row["published"]) for row in found))
     print_table(table)
 
 

@@ -13,18 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, TypeAlias
 
-from ctrlreward.arguments import one_of
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair, Span, edit_lightly
 from ctrlreward.recipes.papers.textual_transfer.running_text import split_paragraphs
 from ctrlreward.recipes.text_files import WORD, read_lines
-from ctrlreward.scorers.alignment import SEPARATOR
 from ctrlreward.text.sentences import split_sentences
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
-
-Layout: TypeAlias = Literal["document", "dialog"]
-Absent: TypeAlias = Literal["words", "names"]
 
 # Placeholder of rare words in WikiText; sentences are readable without it.
 _RARE = re.compile(r"\s*<unk>")
@@ -80,7 +74,7 @@ class PassagePairs:
     """Pairs of a few sentences and their passage.
 
     In half of the pairs the context lacks the sentences: content words that it contains are
-    supported, names and numbers that it lacks are hallucinated, and function words have no label.
+    supported, names and numbers that it lacks are hallucinated, and the other words have no label.
     In the other half it contains them, and they are edited lightly. In both, content words that the
     supports are then replaced by others of the same form, from other passages.
 
@@ -90,18 +84,11 @@ class PassagePairs:
         words: Smallest and largest number of words of a passage.
         sentences: Smallest and largest number of sentences of a text.
         replaced: Smallest and largest share of the supported content words that are replaced.
-        layout: `"document"`: b is the passage. `"dialog"`: b is a few of its sentences, the facts,
-            and three line breaks later the sentences before the text, the history, as `Alignment`
-            joins them for engagingness; half of the pairs do not have a history, as for
-            groundedness.
-        absent: Which words of a sentence that the context lacks are hallucinated, if they are not
-            in the context: content `"words"`, or `"names"` and numbers only, since a passage often
-            paraphrases the others; these then have no label.
         lower: Share of the pairs in lower case.
         seed: Seed of all choices.
 
     Raises:
-        ValueError: `count` or a range is out of range, or `layout` is unknown.
+        ValueError: `count` or a range is out of range.
     """
 
     texts: list[str]
@@ -109,14 +96,10 @@ class PassagePairs:
     words: tuple[int, int] = (80, 260)
     sentences: tuple[int, int] = (1, 2)
     replaced: tuple[float, float] = (0.0, 0.5)
-    layout: Layout = "document"
-    absent: Absent = "names"
     lower: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        one_of("layout", self.layout, ("document", "dialog"))
-        one_of("absent", self.absent, ("words", "names"))
         if self.count < 2:
             raise ValueError(f"count must be 2 or more, got {self.count}")
         for name, (low, high), largest in (
@@ -154,19 +137,12 @@ class PassagePairs:
         text = " ".join(chosen)
         if not held_out:
             text = edit_lightly(text, random_)
-        if self.layout == "document":
-            context = " ".join([*before, *([] if held_out else chosen), *after])
-        else:
-            facts = [*after, *([] if held_out else chosen)]
-            random_.shuffle(facts)
-            history = before if random_.random() < 0.5 else []
-            context = SEPARATOR.join(filter(None, (" ".join(facts[:5]), " ".join(history[-4:]))))
-            context = context or " ".join(before)
+        context = " ".join([*before, *([] if held_out else chosen), *after])
         share = random_.uniform(*self.replaced)
         text, wrong, absent, function = replace_units(text, context, pool, share, random_)
-        unknown = function if held_out else ()
-        if held_out and self.absent == "names":
-            unknown += tuple(span for span in absent if not _is_name(text, span))
+        unknown: tuple[Span, ...] = ()
+        if held_out:  # the passage may say the rest in other words
+            unknown = function + tuple(span for span in absent if not _is_name(text, span))
             absent = tuple(span for span in absent if _is_name(text, span))
         if random_.random() < self.lower and len(text.lower()) == len(text):
             text, context = text.lower(), context.lower()

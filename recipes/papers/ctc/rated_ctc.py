@@ -13,6 +13,7 @@ from ctrlreward.recipes.papers.ctc.ablations import (
     print_ablations,
     print_ratings,
 )
+from ctrlreward.recipes.papers.ctc.baselines import overlaps, word_length
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, read_ctc
 from ctrlreward.recipes.papers.meta_eval.rated_report import (
     Outputs,
@@ -35,6 +36,9 @@ ASPECTS: Mapping[str, AspectName] = {
     "relevance": "relevance",
 }
 
+# The paper's ablations of dialog have the D and R that are trained on the file's own task.
+_TRAINED_ON = {"persona_chat": "(?!.*TopicalChat)", "topical_chat": "(?!.*PersonaChat)"}
+
 
 def ctc(
     data: Path,
@@ -49,14 +53,15 @@ def ctc(
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
+    overlap: bool = False,
     **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate CTC on its rated files (dialog responses, style transfers or summaries).
 
     Engagingness and groundedness of responses are evaluated as sums over tokens, as in the paper,
     and also as means over tokens (`engagingness_mean`), unless `--aggregate` is given. Below the
-    correlations are the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), and
-    for dialogs the correlations with every rating (Table F.6).
+    correlations are the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), unless
+    `--aggregate` is given, and for dialogs the correlations with every rating (Table F.6).
 
     Args:
         data: JSON list: persona_chat.json, topical_chat.json, yelp.json, qags_cnndm.json,
@@ -74,7 +79,9 @@ def ctc(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
-        published: Models of the paper to print: the best of the same method, or all.
+        published: Models of the paper to print: the best of the same method, or all that we have.
+        overlap: Also evaluate BLEU, chrF and ROUGE of the text with its source, or of a response
+            with its facts. The number of words, a baseline of the paper, is always there.
         options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)
@@ -85,7 +92,7 @@ def ctc(
         given = tuple(a for a in aspects if {*DIRECTIONS[a].directions} <= {*model})
         aspects = given or aspects
     kind = f"CTC {method[0].upper()}"
-    suffix = ""
+    suffix = _TRAINED_ON.get(data.stem, "")
     if "relevance" in aspects:
         file = _with_references(file, references)
         suffix = f".*, {len((file.references or ((),))[0])} reference"
@@ -100,9 +107,12 @@ def ctc(
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
     values = score_rated(file, components, outputs)
+    values["word_length"] = word_length(file.samples)
+    if overlap:
+        values |= overlaps(file.samples)
     judged = {name: file.ratings[name] for name, aspect in ASPECTS.items() if aspect in aspects}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
-    record["ablations"] = ablate(file, values, suffix)
+    record["ablations"] = ablate(file, values, suffix) if aggregate is None else []
     print_ablations(record["ablations"], file.file)
     if dialog:
         record["ratings"] = correlate_ratings(file, values)

@@ -221,7 +221,7 @@ class TokenAlignerTrainer(AlignerTrainer):
 
     `TokenAligner` loads its folder. Losses are cross-entropies over the words of a. Validation
     also logs `val_f1_hallucinated` (F1 of the hallucinated words at probability 0.5), which selects
-    the model as in the paper, and `val_auc` (AUROC), both 0 to 1, higher is better.
+    the model, and `val_auc` (AUROC), both 0 to 1, higher is better.
     """
 
     selected_by = ("val_f1_hallucinated", 1)

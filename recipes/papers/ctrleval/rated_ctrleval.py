@@ -63,7 +63,7 @@ def ctrleval(
         baselines: Scorers to compare with, and their options, as in `ctrlreward score`. One that
             reads `sources` gets the prefixes.
         ablation: Also correlate the plain mean, the maximum and the minimum over the pattern
-            evaluators, and each pattern function alone (Table 5 of the paper).
+            evaluators (Table 5 of the paper), and each of CTRLEval's pattern functions alone.
         by_system: PNG file for the correlations on the texts of each system (Figure 2).
         quality_levels: PNG file for the correlations on texts that are biased to each of four
             levels of quality (Figure 3).
@@ -72,7 +72,7 @@ def ctrleval(
         draws: Random draws behind each point of these two figures.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap and of the first draw.
-        published: Models of the paper to print: the best, or all and the baselines.
+        published: Models of the paper to print: the best, or all and the baselines that we have.
         options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)

@@ -90,7 +90,8 @@ def ablate_patterns(
 
     Coherence has a single function, a sentence given all others. The others have two each: the
     remainder given the prefix and the prefix given the remainder, prompts after the text and before
-    it.
+    it. This is a study of ours: in Table 5 of the paper, PPL-GPT-PF and BARTScore-PF take the place
+    of CTRLEval's functions.
 
     Args:
         rated: The rated file, n rows.
@@ -207,8 +208,8 @@ def sample_levels(
 ) -> list[dict[str, Any]]:
     """Correlate scores with ratings on texts biased to a level of quality (Figure 3).
 
-    The levels are the quartiles of the rating that is correlated. Scores with one rating are
-    compared on the same draws.
+    The levels are quarters of the texts, sorted by the rating that is correlated. Scores with one
+    rating are compared on the same draws.
 
     Args:
         rated: The rated file, n rows.
@@ -218,8 +219,9 @@ def sample_levels(
         seed: Seed of the first draw.
 
     Returns:
-        For each pair and level i: `score`, `rating`, `level`, `texts` (their mean number) and, by
-        statistic, `mean` and `deviation` over the draws.
+        For each pair and level i: `score`, `rating`, `level`, `texts` (their mean number),
+        `counts` (the mean number from each level) and, by statistic, `mean` and `deviation` over
+        the draws.
     """
     rows = []
     for score, rating in pairs:
@@ -228,14 +230,17 @@ def sample_levels(
         for level in range(1, LEVELS + 1):
             samples = [biased_sample(levels, level, seed + d) for d in range(draws)]
             drawn = [correlate(values[sample], ratings[sample]) for sample in samples]
-            texts = float(np.mean([sample.sum() for sample in samples]))
-            row = {"score": score, "rating": rating, "level": level, "texts": texts}
+            counts = np.mean(
+                [np.bincount(levels[s], minlength=LEVELS + 1) for s in samples], axis=0
+            )
+            row = {"score": score, "rating": rating, "level": level, "texts": float(counts.sum())}
+            row["counts"] = counts[1:].tolist()
             rows.append({**row, **_over_draws(drawn)})
     return rows
 
 
 def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
-    """Print the result of `sample_levels`: Pearson's r, a column for each level."""
+    """Print the result of `sample_levels`: Pearson's r and texts, a column for each level."""
     table = new_table(f"{file}: Pearson r by favoured level, mean ± deviation of {draws} draws")
     levels = [str(level) for level in range(1, LEVELS + 1)]
     for heading in ("rating", "score", *levels):
@@ -243,6 +248,8 @@ def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> No
     for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
         found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
         table.add_row(rating, score, *(_plus_minus(row["pearson"]) for row in found))
+        if rating == score:
+            table.add_row(rating, "texts", *(f"{row['texts']:.0f}" for row in found))
     print_table(table)
 
 
@@ -282,13 +289,17 @@ def draw_systems(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the result of `sample_levels` as a PNG, one panel per rating.
+    """Draw the result of `sample_levels` as a PNG, one panel per rating below its numbers of texts.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     x = np.arange(1.0, LEVELS + 1)
-    draw_deviations(_panels(rows), x, "favoured level of quality", path)
+    counts = [
+        [r["counts"] for r in rows if r["rating"] == r["score"] == rating]
+        for rating in dict.fromkeys(r["rating"] for r in rows)
+    ]
+    draw_deviations(_panels(rows), x, "favoured level of quality", path, counts=np.array(counts))
 
 
 def draw_counts(
@@ -365,6 +376,7 @@ def draw_deviations(
     x_label: str,
     path: Path,
     ticks: Sequence[str] | None = None,
+    counts: Scores | None = None,
 ) -> None:
     """Draw mean curves of Pearson's r in bands of one standard deviation, as a PNG.
 
@@ -374,13 +386,17 @@ def draw_deviations(
         x_label: Label of the x axes.
         path: The PNG; its folder is made.
         ticks: Names of the positions; numbers by default.
+        counts: Numbers of texts in bars above each panel, shape (panels, points, parts of a bar).
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    figure = new_figure(3.6 * len(panels), 3.0)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False).flat
-    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+    figure = new_figure(3.6 * len(panels), 3.0 if counts is None else 4.6)
+    heights = [2] if counts is None else [1, 2]
+    axes = figure.subplots(
+        len(heights), len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=heights
+    )
+    for panel, (title, curves) in zip(axes[-1], panels.items(), strict=True):
         for (label, (mean, deviation)), color in zip(curves.items(), cycle(SERIES), strict=False):
             panel.plot(x, mean, color=color, linewidth=1.4, marker="o", markersize=2.5, label=label)
             panel.fill_between(
@@ -391,7 +407,16 @@ def draw_deviations(
         else:
             panel.set_xticks(x, ticks)
         finish_panel(panel, title, x_label, legend=len(curves) > 1)
-    figure.axes[0].set_ylabel("Pearson r with the rating", fontsize=8)
+    axes[-1, 0].set_ylabel("Pearson r with the rating", fontsize=8)
+    for panel, bars in zip(axes[:-1].flat, () if counts is None else counts, strict=True):
+        for level, (part, color) in enumerate(zip(bars.T, cycle(SERIES), strict=False)):
+            below = bars[:, :level].sum(axis=1)
+            panel.bar(x, part, bottom=below, color=color, label=f"level {level + 1}")
+        finish_panel(panel, "", "", "texts" if panel is axes[0, 0] else None)
+    if counts is not None:
+        axes[0, 0].legend(
+            fontsize=7, frameon=False, ncols=LEVELS, loc="lower left", bbox_to_anchor=(0, 1)
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
@@ -418,27 +443,26 @@ def subset_means(scores: Scores, weights: Scores, chosen: Sequence[int]) -> Scor
 
 
 def quality_levels(ratings: Scores, levels: int = 4) -> Ints:
-    """Return the level of quality of each text: the quartile of its rating.
+    """Return the level of quality of each text: the quarter of the texts sorted by rating.
 
-    A rating that is equal to a quartile is below it, so that equal ratings have one level and the
-    levels are only about equal in size.
+    Equal ratings are in the order of the rows, so that all levels have the same number of texts,
+    or as many as differ by 1.
 
     Args:
         ratings: Shape (n,), higher is better; NaN for a text without a rating.
-        levels: Number of levels, 1 or more; 4 are quartiles.
+        levels: Number of levels, 1 or more.
 
     Returns:
         Shape (n,), from 1, the lowest quality, to `levels`; 0 for NaN.
 
     Examples:
-        >>> quality_levels(np.array([1.0, 4.0, 2.0, 5.0, np.nan]))
-        array([1, 3, 2, 4, 0])
+        >>> quality_levels(np.array([1.0, 4.0, 4.0, 5.0, np.nan]))
+        array([1, 2, 3, 4, 0])
     """
-    rated = ~np.isnan(ratings)
+    rated = int(np.sum(~np.isnan(ratings)))
     found = np.zeros(len(ratings), dtype=np.int64)
-    if rated.any():
-        cuts = np.quantile(ratings[rated], np.arange(1, levels) / levels)
-        found[rated] = 1 + np.searchsorted(cuts, ratings[rated])
+    order = np.argsort(ratings, kind="stable")[:rated]  # NaN is last
+    found[order] = 1 + np.arange(rated) * levels // max(rated, 1)
     return found
 
 

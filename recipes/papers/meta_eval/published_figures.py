@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import PurePath
 
 from ctrlreward.recipes.papers.ctc import published_tables as ctc
@@ -36,6 +37,8 @@ class Published:
     value: float
 
 
+_STATISTICS = ("pearson", "spearman", "kendall")
+
 # Ratings in our readers whose name differs from the score's.
 _RATINGS = {
     "engagingness": "engaging",
@@ -44,6 +47,9 @@ _RATINGS = {
     "preservation_output": "preservation",
     "preservation_source": "preservation",
 }
+
+# Baselines that are a separate score here; the papers list them below another score.
+_COMPUTED = {"word length (baseline)": "word_length"}
 
 # No paper here has correlations with Li et al.'s ratings. CTC's are for other transfers of Yelp
 # sentences, rated for Mir et al. (2019), which CTC released as yelp.json.
@@ -59,7 +65,7 @@ def published(
     Args:
         file: Name of the file; its suffix does not matter. For human_ratings_yelp.csv the figures
             are for other texts, as `Published.file` says.
-        score: Only figures of this score.
+        score: Only figures of this score, or of the baseline that it is.
         rating: Only figures for this rating.
         level: Only figures of this level.
 
@@ -77,7 +83,7 @@ def published(
         figure
         for figure in figures
         if PurePath(figure.file).stem == source
-        and score in (None, figure.score)
+        and score in (None, figure.score, _COMPUTED.get(figure.model))
         and rating in (None, figure.rating)
         and level in (None, figure.level)
     )
@@ -91,7 +97,8 @@ def is_of_other_texts(figure: Published, file: str) -> bool:
 def best_model(figures: Sequence[Published], kind: str = "", strict: bool = False) -> str | None:
     """Return the paper's own model with the highest correlation, by Pearson's r.
 
-    Baselines, ablations and models without a Pearson's r in the paper are left out.
+    Models without a Pearson's r in the paper are left out; baselines and ablations, where there
+    is a model that is neither.
 
     Args:
         figures: Figures of one score, rating and level.
@@ -102,13 +109,9 @@ def best_model(figures: Sequence[Published], kind: str = "", strict: bool = Fals
     Returns:
         Name of the model, or None if there is none.
     """
-    own = [
-        figure
-        for figure in figures
-        if figure.statistic == "pearson"
-        and "(baseline)" not in figure.source + figure.model
-        and "weights=" not in figure.model
-    ]
+    pearson = [figure for figure in figures if figure.statistic == "pearson"]
+    other = re.compile(r"\(baseline\)|weights=")
+    own = [f for f in pearson if not other.search(f.source + f.model)] or pearson
     alike = [figure for figure in own if re.match(kind, figure.model)]
     best = max(alike if strict else alike or own, key=lambda figure: figure.value, default=None)
     return best.model if best else None
@@ -118,13 +121,15 @@ def _read(tables: str) -> Iterator[Published]:
     """Parse the `TABLES` of a paper's `published_tables`."""
     for line in tables.strip().splitlines():
         if line.startswith("# "):
-            file, score, level, source = line.removeprefix("# ").split(" | ")
+            file, scores, levels, source = line.removeprefix("# ").split(" | ")
             continue
         model, cells = line.split(": ")
-        for statistic, cell in zip(("pearson", "spearman", "kendall"), cells.split(), strict=True):
+        columns = product(scores.split(", "), levels.split(", "), _STATISTICS)
+        for (score, level, statistic), cell in zip(columns, cells.split(), strict=True):
             if cell != "-":
-                rating = _RATINGS.get(score, score)
-                yield Published(file, score, rating, level, model, source, statistic, float(cell))
+                name, _, rating = score.partition(" with ")
+                rating = rating or _RATINGS.get(name, name)
+                yield Published(file, name, rating, level, model, source, statistic, float(cell))
 
 
 PUBLISHED = (*_read(ctrleval.TABLES), *_read(ctc.TABLES))

@@ -42,7 +42,7 @@ class Outputs:
         resamples: Bootstrap resamples, 1 or more.
         seed: Seed of the bootstrap, 0 or more.
         published: `"best"` prints the papers' best model of the same kind below our figures,
-            `"all"` all their models and baselines. The JSON file always has all.
+            `"all"` all that the package has. The JSON file always has all.
 
     Raises:
         ValueError: A file has an unknown suffix or is a folder, or a number is out of range.

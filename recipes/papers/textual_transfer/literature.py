@@ -47,7 +47,7 @@ def write_literature(
 ) -> dict[str, Any]:
     """Write sentences of two styles as `train.0`, `train.1`, `dev.0`, … for `TransferSentences`.
 
-    The Literature data of Pang & Gimpel (2019), §4: sentences of Dickens and of modern prose with
+    The Literature data of Pang & Gimpel (2019), §5.1: sentences of Dickens and of modern prose with
     names replaced. Sentences are in lower case with a space between words and marks, as the Yelp
     data and the transfers of a model are, since a judge should tell the two styles by their words.
     Left out are sentences without a final mark (titles and items of lists), with `<unk>`, of other

@@ -70,7 +70,7 @@ class _FlushDenormals(pl.Callback):
 class TextualTransfer(pl.LightningModule):
     """Encoder and generator that rewrite a sentence in the other of two styles.
 
-    Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, §3. Each step updates the
+    Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, §4. Each step updates the
     discriminators on eqs. 3 and 7, then embeddings, encoder and generator on λ1 eq. 2 + λ2 eq. 5 +
     λ3 eq. 4 + λ4 eq. 6 - λ5 eq. 3 - λ6 2^(-epoch) eq. 7. A step of both counts as one
     `global_step`.

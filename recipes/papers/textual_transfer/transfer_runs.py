@@ -21,6 +21,9 @@ from ctrlreward.scorers.records import read_scored_samples
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
 _PAPERS_ACCURACY = 0.8
 
+# Corpora of the paper.
+YELP, LITERATURE = "Yelp", "Literature"
+
 
 @dataclass(frozen=True)
 class TransferRun(GMPath):
@@ -48,6 +51,12 @@ class TransferRun(GMPath):
     def variant(self) -> str:
         """The name without the model, `_seed0`: equal for runs to be compared."""
         return _MODEL.sub("", self.name, count=1)
+
+    @property
+    def corpus(self) -> str:
+        """The paper's corpus: Literature for a folder such as `literature/m2`, else Yelp."""
+        names = self.folder.resolve().parts[-2:]
+        return LITERATURE if any("literature" in name.lower() for name in names) else YELP
 
     def transfers(self, i: int) -> tuple[Samples, SentenceScores]:
         """Read the dev transfers of a validation with their scores.

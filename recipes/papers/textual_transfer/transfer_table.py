@@ -1,4 +1,4 @@
-"""Table 2 of Pang & Gimpel (2019) from the folders of several runs.
+"""Tables 2 and 3 of Pang & Gimpel (2019) from the folders of several runs.
 
 `ctrlreward papers transfer-table RUN... --output FOLDER` reads runs of
 `configs/textual_transfer/` and writes `table.md`, `table.json` and `trajectories.png`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctrlreward.files import write_whole
@@ -25,24 +25,26 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import (
     trend,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
+    LITERATURE,
     TransferRun,
     common_accuracy,
     read_transfer_run,
 )
 from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths
 
-# Table 2 of the paper (Yelp): Acc, Sim, PP, GM.
-TABLE_2 = {
-    "M0": (0.818, 0.719, 37.3, 10.0),
-    "M1": (0.819, 0.734, 26.3, 14.2),
-    "M2": (0.813, 0.770, 36.4, 18.8),
-    "M3": (0.807, 0.796, 28.4, 21.5),
-    "M4": (0.798, 0.783, 39.7, 19.2),
-    "M5": (0.804, 0.785, 27.1, 20.3),
-    "M6": (0.805, 0.817, 43.3, 21.6),
-    "M7": (0.818, 0.805, 29.0, 22.8),
+# Tables 2 (Yelp) and 3 (Literature) of the paper: Acc, Sim, PP, GM on either corpus.
+_TABLES_2_AND_3 = {
+    "M0": ((0.818, 0.719, 37.3, 10.0), (0.694, 0.728, 22.3, 8.81)),
+    "M1": ((0.819, 0.734, 26.3, 14.2), (0.702, 0.747, 23.6, 11.7)),
+    "M2": ((0.813, 0.770, 36.4, 18.8), (0.692, 0.781, 49.9, 12.8)),
+    "M3": ((0.807, 0.796, 28.4, 21.5), (0.698, 0.754, 39.2, 12.0)),
+    "M4": ((0.798, 0.783, 39.7, 19.2), (0.702, 0.757, 33.9, 12.8)),
+    "M5": ((0.804, 0.785, 27.1, 20.3), (0.688, 0.753, 28.6, 11.8)),
+    "M6": ((0.805, 0.817, 43.3, 21.6), (0.704, 0.794, 63.2, 12.8)),
+    "M7": ((0.818, 0.805, 29.0, 22.8), (0.706, 0.768, 49.0, 12.8)),
 }
-# Table 6 of the paper: BLEU on the references of Li et al. (2018) by multi-bleu, and Acc.
+TABLE_2, TABLE_3 = ({m: row[i] for m, row in _TABLES_2_AND_3.items()} for i in (0, 1))
+# Table 6 of the paper (Yelp): BLEU on the references of Li et al. (2018) by multi-bleu, and Acc.
 TABLE_6 = {
     "M0": ((4.9, 0.818),),
     "M6": ((22.3, 0.804), (22.5, 0.843), (16.3, 0.897)),
@@ -116,7 +118,8 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
         accuracy = common_accuracy(runs)
     text = "\n\n".join(
         [
-            f"At an Acc of about {accuracy:.3f}, on dev transfers, with the paper's Table 2:",
+            f"At an Acc of about {accuracy:.3f}, on dev transfers, with the paper's "
+            f"{' and '.join(dict.fromkeys(_table(run)[0] for run in runs))}:",
             markdown_table(
                 ["run", "step", *HEADINGS[:4], *(f"paper's {name}" for name in HEADINGS[:4])],
                 [_validation_row(run, run.nearest(accuracy)) for run in runs],
@@ -150,7 +153,7 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
             for run in runs
         ],
         "comparisons": [each.plain() for each in compared],
-        "paper": {"table_2": TABLE_2, "table_6": TABLE_6},
+        "paper": {"table_2": TABLE_2, "table_3": TABLE_3, "table_6": TABLE_6},
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "table.md", text + "\n")
@@ -176,9 +179,16 @@ def _thresholds(run: TransferRun) -> tuple[float, float, float, float]:
     return t1, t2, t3, t4
 
 
+def _table(run: TransferRun) -> tuple[str, Mapping[str, tuple[float, ...]]]:
+    """Return the paper's table of a run's corpus, with its name."""
+    if run.corpus == LITERATURE:
+        return "Table 3 (Literature)", TABLE_3
+    return "Table 2 (Yelp)", TABLE_2
+
+
 def _validation_row(run: TransferRun, i: int) -> list[str]:
     row = run.row(i)
-    paper = dict(zip(FIGURES, TABLE_2.get(run.model, ()), strict=False))
+    paper = dict(zip(FIGURES, _table(run)[1].get(run.model, ()), strict=False))
     return [run.name, str(row["step"]), *cells(row)[:4], *cells(paper)[:4]]
 
 
@@ -186,6 +196,8 @@ def _test_rows(run: TransferRun) -> list[list[str]]:
     rows = []
     for name, figures in run.test.get("systems", {}).items():
         paper = TABLE_6.get(run.model if name == "best_gm" else name, ())
+        if run.corpus == LITERATURE:
+            paper = ()
         beside = ", ".join(f"{bleu:g} ({accuracy:g})" for bleu, accuracy in paper)
         step = str(figures.get("step", ""))
         rows.append([run.name, _SELECTED.get(name, name), step, *cells(figures), beside])

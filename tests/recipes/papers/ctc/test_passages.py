@@ -20,7 +20,6 @@ from ctrlreward.recipes.papers.ctc.passages import (
     unit_pool,
 )
 from ctrlreward.recipes.text_files import WORD
-from ctrlreward.scorers.alignment import SEPARATOR
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 PLACES = "Arlen Brack Corrie Dunmoor Elby Farrow Glenta Hollin".split()
@@ -120,9 +119,8 @@ def test_units_are_replaced_by_their_like() -> None:
     ]
 
 
-@pytest.mark.parametrize("layout", ["document", "dialog"])
-def test_half_of_the_contexts_lack_the_text(novel: str, layout: str) -> None:
-    settings = PassagePairs([novel], 12, (20, 45), replaced=(0, 0), layout=layout)  # type: ignore[arg-type]
+def test_half_of_the_contexts_lack_the_text(novel: str) -> None:
+    settings = PassagePairs([novel], 12, (20, 45), replaced=(0, 0))
     pairs = settings.build()
     assert pairs == settings.build()
     assert [pair.source for pair in pairs] == list(range(12))
@@ -135,8 +133,6 @@ def test_half_of_the_contexts_lack_the_text(novel: str, layout: str) -> None:
         else:
             assert lacking
             assert all(word.isdigit() for word in lacking)  # the only new ones
-    if layout == "dialog":
-        assert any(SEPARATOR in pair.b for pair in pairs)
     lowered = replace(settings, lower=1.0).build()
     assert all(pair.a == pair.a.lower() and pair.b == pair.b.lower() for pair in lowered)
     assert [p.hallucinated for p in lowered] == [p.hallucinated for p in pairs]
@@ -153,24 +149,18 @@ def test_replaced_words_are_hallucinated(novel: str) -> None:
             assert stem(pair.a[start:end]) not in known
 
 
-def test_absent_words_of_any_kind_may_count(tmp_path: Path) -> None:
+def test_of_absent_words_names_count(tmp_path: Path) -> None:
     text = "Rain fell. Gulls slept on Arlen pier. Carts rolled by. Bells rang out loudly. "
     (tmp_path / "t").write_text((text * 4 + "\n\n") * 2)
     common = PassagePairs([str(tmp_path / "t")], 2, (5, 12), (1, 1), (0, 0))
-    for seed in range(20):
-        names = replace(common, seed=seed).build()
-        words = replace(common, seed=seed, absent="words").build()
-        for few, many in zip(names, words, strict=True):
-            assert (few.a, few.b) == (many.a, many.b)
-            assert {*few.hallucinated} <= {*many.hallucinated}
-            assert {few.a[s:e] for s, e in few.hallucinated} <= {"Arlen"}
+    pairs = [pair for seed in range(20) for pair in replace(common, seed=seed).build()]
+    assert {pair.a[s:e] for pair in pairs for s, e in pair.hallucinated} == {"Arlen"}
+    assert {"Gulls", "loudly"} <= {pair.a[s:e] for pair in pairs for s, e in pair.unknown}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": "page"}, "layout must be .*'page'"),
-        ({"absent": "verbs"}, "absent must be .*'verbs'"),
         ({"count": 1}, "count must be 2 or more, got 1"),
         ({"words": (40, 20)}, r"words must be two numbers from 1 in order, got \(40, 20\)"),
         ({"replaced": (0, 1.5)}, r"replaced must be .*\(0, 1.5\)"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from transformers import BertModel
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.functional.alignment import preservation
+from ctrlreward.recipes.papers.ctc.ablations import correlate_ratings
+from ctrlreward.recipes.papers.ctc.baselines import overlaps, word_length
+from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import read_ctc
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.base import Scores
@@ -123,8 +128,9 @@ def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFi
     scores = dict(Alignment(encoder, aspects).score(samples))
     means = Alignment(encoder, aspects, aggregate="mean").score(samples)
     scores |= {f"{name}_mean": values for name, values in means.items()}
+    scores["word_length"] = np.array([len(row["response"].split()) for row in DIALOGS], float)
     rows = {(row["rating"], row["score"]): row for row in found["ratings"]}
-    assert len(rows) == 6 * 4
+    assert len(rows) == 6 * 5
     for rating, (name, values) in product([*DIALOGS[0]][4:], scores.items()):
         if rating == "natural":  # one value in all rows
             assert rows[rating, name]["pearson"] is None
@@ -132,20 +138,102 @@ def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFi
             expected = pearson(values, ratings(DIALOGS, rating))
             assert rows[rating, name]["pearson"] == pytest.approx(expected, abs=1e-5)
             assert f"{expected:.4f}" in printed
-    for table, rating, name in (
-        ("3", "engaging", aspects[0]),
-        ("F.5", "uses_knowledge", aspects[1]),
-    ):
-        variants = ablation_rows(found, table)
-        for variant, score in (("sum", name), ("mean", f"{name}_mean")):
-            expected = pearson(scores[score], ratings(DIALOGS, rating))
-            assert variants[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    ablated = {(r["table"], r["rating"], r["variant"]): r["pearson"] for r in found["ablations"]}
+    expected_by = {
+        ("3", "engaging", "sum"): scores[aspects[0]],
+        ("3", "engaging", "mean"): scores[f"{aspects[0]}_mean"],
+        ("F.5", "engaging", "eq. 5"): scores[aspects[0]],
+        ("F.5", "engaging", "eq. 6"): scores[aspects[1]],
+        ("F.5", "uses_knowledge", "eq. 6"): scores[aspects[1]],
+        ("F.5", "uses_knowledge", "eq. 5"): scores[aspects[0]],
+    }
+    assert ablated.keys() == expected_by.keys()
+    for (table, rating, variant), values in expected_by.items():
+        expected = pearson(values, ratings(DIALOGS, rating))
+        assert ablated[table, rating, variant] == pytest.approx(expected, abs=1e-5)
         assert f"CTC Table {table}: Pearson r, {rating}" in printed
     # CTC's Table 3 for TopicalChat, and its best model of each kind in Table F.3.
     table_3 = ablation_rows(found, "3")
     assert table_3["mean"]["published"] == {"CTC E": 0.3184, "CTC D": 0.3223, "CTC R": -0.0191}
     assert table_3["sum"]["published"] == {"CTC E": 0.4937, "CTC D": 0.5163, "CTC R": 0.4653}
     assert {row["rating"] for row in found["correlations"]} == {"engaging", "uses_knowledge"}
+
+
+def test_the_papers_ablations_of_dialog_are_of_models_of_the_files_task(encoder: str) -> None:
+    """Tables 3 and F.5 have D and R that PersonaChat trained, F.5 the formulas exchanged."""
+    found = evaluated("persona_chat.json", DIALOGS, encoder)
+    published = {(r["rating"], r["variant"]): r["published"] for r in found["ablations"]}
+    own = {"CTC E": 0.5003, "CTC D": 0.5265, "CTC R": 0.532}
+    facts = {"CTC E": 0.5761, "CTC D": 0.5683, "CTC R": 0.6597}
+    assert published == {
+        ("engaging", "sum"): own,
+        ("engaging", "mean"): {"CTC E": 0.1502, "CTC D": 0.1821, "CTC R": -0.049},
+        ("engaging", "eq. 5"): own,
+        ("engaging", "eq. 6"): {"CTC E": 0.5082, "CTC D": None, "CTC R": None},
+        ("uses_knowledge", "eq. 6"): facts,
+        ("uses_knowledge", "eq. 5"): {"CTC E": 0.5323, "CTC D": None, "CTC R": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("persona_chat.json", DIALOGS),
+        ("topical_chat.json", DIALOGS),
+        ("yelp.json", TRANSFERS),
+        ("summeval.json", SUMMARIES),
+    ],
+)
+def test_all_published_figures_of_a_file_are_printed(
+    name: str, rows: list[dict[str, Any]], encoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated(name, rows, encoder, "--published=all")
+    printed = Counter(re.findall(r"-?\d\.\d{4}", capsys.readouterr().out))
+    figures = Counter(f"{figure.value:.4f}" for figure in published(name))
+    assert figures
+    assert not figures - printed
+
+
+def test_word_length_has_the_papers_figures(data_dir: Path) -> None:
+    """All that Tables F.1, F.2 and F.6 print of it, by scipy and by our baseline."""
+    rows = json.loads((data_dir / "ctc" / "persona_chat.json").read_text("utf-8"))
+    rated = read_ctc(data_dir / "ctc" / "persona_chat.json")
+    lengths = word_length(rated.samples)
+    assert lengths.tolist() == [len(row["response"].split()) for row in rows]
+    measures = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+    figures = published("persona_chat.json", "word_length", level="sample")
+    assert Counter(figure.source for figure in figures) == {
+        "CTC Table F.1": 3,
+        "CTC Table F.2": 3,
+        "CTC Table F.6": 4,
+    }
+    for figure in figures:
+        measured = measures[figure.statistic](lengths, ratings(rows, figure.rating)).statistic
+        assert f"{measured:.4f}" == f"{figure.value:.4f}", figure
+    found = {r["rating"]: r for r in correlate_ratings(rated, {"word_length": lengths})}
+    for rating, row in found.items():
+        assert row["pearson"] == pytest.approx(row["published"], abs=5e-5), rating
+    assert len(found) == 6
+
+
+def test_overlaps_are_with_the_source_or_the_facts(encoder: str) -> None:
+    found = evaluated("persona_chat.json", DIALOGS, encoder, "--overlap=true")
+    values = {(r["rating"], r["score"]): r["pearson"] for r in found["ratings"]}
+
+    def f_measure(text: str, other: str) -> float:
+        mine, facts = (Counter(re.findall("[a-z0-9]+", side.lower())) for side in (text, other))
+        common = (mine & facts).total()
+        return 2 * common / (mine.total() + facts.total())
+
+    expected = np.array([f_measure(row["response"], row["fact"]) for row in DIALOGS])
+    for rating in ("engaging", "overall"):
+        value = pearson(expected, ratings(DIALOGS, rating))
+        assert values[rating, "rouge1"] == pytest.approx(value, abs=1e-5)
+    copied = overlaps(Samples(["we sail every day here"], sources=["we sail every day here"]))
+    assert {name: round(float(score[0]), 6) for name, score in copied.items()} == dict.fromkeys(
+        ("bleu", "chrf", "rouge1", "rouge2", "rougeL"), 100
+    )
+    assert overlaps(Samples(["no"], sources=["we sail every day here"]))["rougeL"] == 0
 
 
 def test_transfers_in_one_direction_and_both(
@@ -218,7 +306,7 @@ def test_a_file_without_the_scores_of_a_table_has_none(encoder: str) -> None:
     rows = [{k: v for k, v in row.items() if k != "relevance"} for row in SUMMARIES]
     found = evaluated("qags_cnndm.json", rows, encoder)
     assert found["ablations"] == []
-    assert {row["score"] for row in found["correlations"]} == {"consistency"}
+    assert {row["score"] for row in found["correlations"]} == {"consistency", "word_length"}
     found = evaluated("persona_chat.json", DIALOGS, encoder, "--aggregate=mean")
     assert found["ablations"] == []
 

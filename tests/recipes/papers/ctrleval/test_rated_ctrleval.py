@@ -252,6 +252,9 @@ def test_levels_are_biased_samples_of_the_rows(pegasus: str) -> None:
     for row in found["rows"][:4]:
         chances = np.array([1 / (abs(level - row["level"]) + 1) for level in levels])
         assert row["texts"] == pytest.approx(chances.sum(), abs=0.4)
+        assert sum(row["counts"]) == pytest.approx(row["texts"])
+        expected = [2 / (abs(level - row["level"]) + 1) for level in (1, 2, 3, 4)]
+        assert row["counts"] == pytest.approx(expected, abs=0.3)
         odds = [np.where(bits, chances, 1 - chances).prod() for bits in subsets]
         mean = np.average(values, weights=odds)
         deviation = np.average((np.array(values) - mean) ** 2, weights=odds) ** 0.5
@@ -288,10 +291,15 @@ def test_studies_change_no_score_and_run_no_model_again(
     for picture in ("out/q.png", "out/e.png"):
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
     levels, counts = drawn
-    assert [panel.get_title(loc="left") for panel in levels.axes] == [
+    above, below = levels.axes[:3], levels.axes[3:]
+    assert [panel.get_title(loc="left") for panel in below] == [
         aspect.replace("_", " ") for aspect in ASPECTS
     ]
-    for panels, study in ((levels.axes, "quality_levels"), (counts.axes, "evaluator_counts")):
+    for panel, row in zip(above, with_all["quality_levels"]["rows"][::4], strict=True):
+        bars = [bar.get_height() for bar in panel.patches[::4]]  # of level 1
+        assert bars == pytest.approx(row["counts"])
+        assert len(panel.patches) == 16
+    for panels, study in ((below, "quality_levels"), (counts.axes, "evaluator_counts")):
         rows = with_all[study]["rows"]
         means = [row["pearson"]["mean"] for row in rows]
         lines = [line for panel in panels for line in panel.lines]

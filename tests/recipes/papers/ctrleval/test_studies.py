@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ctrlreward.recipes.papers.ctrleval.studies import biased_sample, quality_levels, subset_means
+from ctrlreward.recipes.papers.meta_eval.rated_files import read_ctrleval
 
 SHAPES = npst.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6)
 
@@ -41,8 +43,22 @@ def test_levels_keep_the_order_of_the_ratings(ratings: list[float], levels: int)
     assert all(0 < level <= levels for _, level in rated)
     assert all(level == 0 for r, level in zip(ratings, found, strict=True) if np.isnan(r))
     for r, level in rated:
-        assert all(level == other for s, other in rated if s == r)
         assert all(level <= other for s, other in rated if s > r)
+    for r in {r for r, _ in rated}:  # equal ratings are in the order of the rows
+        assert (same := [level for s, level in rated if s == r]) == sorted(same)
+    sizes = [sum(level == of for _, of in rated) for level in range(1, levels + 1)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("rating", ["coherence", "consistency", "attribute_relevance"])
+def test_the_papers_levels_have_90_texts_each(rating: str, data_dir: Path) -> None:
+    """As in Figure 3, and as Python sorts the rows of the file."""
+    ratings = read_ctrleval(data_dir / "ctrleval" / "data_senti.txt").ratings[rating]
+    found = quality_levels(ratings)
+    assert np.bincount(found).tolist() == [0, 90, 90, 90, 90]
+    for level in (1, 2, 3, 4):
+        rows = sorted(range(360), key=ratings.__getitem__)[90 * (level - 1) : 90 * level]
+        assert np.flatnonzero(found == level).tolist() == sorted(rows)
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.randoms())

@@ -281,7 +281,7 @@ def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatc
     assert [built[:5] for built in Stub.built] == [
         ("minilm-l6", aspects, "embedding", "words.txt", how) for how in (None, "mean")
     ]
-    scores = {*aspects, *(f"{aspect}_mean" for aspect in aspects)}
+    scores = {*aspects, *(f"{aspect}_mean" for aspect in aspects), "word_length"}
     assert set(rows_of("found.json")) == {
         (score, rating, level)
         for score in scores
@@ -289,7 +289,7 @@ def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatc
         for level in ("sample", "system")
     }
     main(["meta-eval", "ctc", "--data=chat.json", "--aggregate=mean", "--output=found.json"])
-    assert {score for score, *_ in rows_of("found.json")} == set(aspects)
+    assert {score for score, *_ in rows_of("found.json")} == {*aspects, "word_length"}
 
 
 def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: None) -> None:

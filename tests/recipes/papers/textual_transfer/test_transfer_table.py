@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,17 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
     common_accuracy,
     read_transfer_run,
 )
-from ctrlreward.recipes.papers.textual_transfer.transfer_table import TABLE_2, TABLE_6
+from ctrlreward.recipes.papers.textual_transfer.transfer_table import (
+    TABLE_2,
+    TABLE_3,
+    TABLE_6,
+    write_tables,
+)
 from ctrlreward.scorers.records import write_scored_samples
 
 THRESHOLDS = (10.0, 0.0, 97.0, -37.0)
 N = 50
+HALVES = (5e-4, 5e-4, 0.05)  # of the last printed digit of Acc, Sim, PP
 
 
 def write_run(
@@ -119,6 +126,21 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
     assert (tmp_path / "out" / "trajectories.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_on_literature_has_the_papers_table_3(tmp_path: Path) -> None:
+    write_run(tmp_path / "literature" / "m2", BETTER)
+    write_run(tmp_path / "yelp" / "m2", BETTER)
+    write_report(tmp_path / "literature" / "m2")
+    runs = [read_transfer_run(tmp_path / name / "m2") for name in ("literature", "yelp")]
+    assert [run.corpus for run in runs] == ["Literature", "Yelp"]
+    alone = write_tables(runs[:1], tmp_path / "alone")
+    assert "with the paper's Table 3 (Literature):" in alone
+    assert "0.692 |       0.781 |       49.9 |       12.8 |" in alone
+    assert "31.4 (0.024)" not in alone  # BLEU is of Yelp's references
+    both = write_tables(runs, tmp_path / "both")
+    assert "with the paper's Table 3 (Literature) and Table 2 (Yelp):" in both
+    assert "0.813 |       0.770 |       36.4 |       18.8 |" in both
+
+
 def test_runs_are_compared_at_an_equal_accuracy_on_the_same_sentences(tmp_path: Path) -> None:
     write_run(tmp_path / "m0_s0", FALLING)
     write_run(tmp_path / "m2_s0", BETTER, seed=1)
@@ -200,8 +222,16 @@ def test_the_trend_is_scipys_rank_correlation_or_undefined(tmp_path: Path) -> No
 def test_the_papers_figures_are_those_of_the_facts(papers_dir: Path) -> None:
     facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:]] for line in facts.splitlines()]
-    yelp = {row[0]: row[1:5] for row in rows if row[0:1] and row[0] in TABLE_2 and len(row) == 10}
-    assert {name: tuple(map(float, row)) for name, row in yelp.items()} == TABLE_2
+    rows = [row for row in rows if row[0:1] and row[0] in TABLE_2 and len(row) == 10]
+    for table, first in ((TABLE_2, 1), (TABLE_3, 5)):
+        assert {row[0]: tuple(map(float, row[first : first + 4])) for row in rows} == table
+        for *found, gm in table.values():  # eq. 1 of the printed figures, within their rounding
+            edges = product(*((x - half, x + half) for x, half in zip(found, HALVES, strict=True)))
+            by_hand = [
+                (max(100 * acc - 63, 0) * max(100 * sim - 71, 0) * min(97 - pp, pp + 37)) ** (1 / 3)
+                for acc, sim, pp in edges
+            ]
+            assert min(by_hand) - 0.05 <= gm <= max(by_hand) + 0.05
     (table_6,) = (line for line in facts.splitlines() if line.startswith("Table 6"))
     for pairs in TABLE_6.values():
         shown = "; ".join(f"{bleu:.1f}, {accuracy:.3f}" for bleu, accuracy in pairs)
