@@ -20,7 +20,7 @@ _BUSY = (429, 500, 502, 503, 504)
 
 
 def check_address(address: str, example: str) -> str:
-    """Return the address of a server without its last slash; raise a ValueError if it is not a URL."""
+    """Return an address without its last slash; raise a ValueError if it is not a URL."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"address must be a URL such as {example!r}, got {address!r}")

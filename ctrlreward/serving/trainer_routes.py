@@ -204,7 +204,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
     @router.post("/v1/embeddings", response_model=dict[str, Any])
     async def embeddings(request: Request, body: _TextsRequest) -> Response:
-        """Score texts of a chat template in SGLang's format, for verl: one value as an embedding."""
+        """Score texts of a chat template in SGLang's format, for verl: a value as an embedding."""
         data = [
             {"index": i, "object": "embedding", "embedding": [total]}
             for i, total in enumerate(await totals_of(request, body))

@@ -143,7 +143,9 @@ def files(
     )
     write_jsonl("validation.jsonl", samples)
     answers = zip(texts[1:], texts, strict=False)
-    write_jsonl("pairs.jsonl", [{"prompt": "Tea?", "chosen": a, "rejected": b} for a, b in answers])
+    write_jsonl(
+        "chosen.jsonl", [{"prompt": "Tea?", "chosen": a, "rejected": b} for a, b in answers]
+    )
     groups = [row | {"group": i // 2} for i, row in enumerate(samples)]
     write_jsonl("completions.jsonl", groups)
     count = "return [t.count('.') for t in texts]"

@@ -24,7 +24,7 @@ _EXAMPLES = {
     "ctc": f"{_COMMAND} ctc ctc/persona_chat.json --output correlations.json",
     "li2018": f"{_COMMAND} li2018 li2018/human_ratings_yelp.csv --aligner minilm-l6",
     "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
-    "preferences": f"{_COMMAND} preferences pairs.jsonl --reward reward.yaml",
+    "preferences": f"{_COMMAND} preferences chosen.jsonl --reward reward.yaml",
 }
 
 # Options that take lists of words.
