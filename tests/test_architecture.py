@@ -20,13 +20,13 @@ class Import(NamedTuple):
 
 
 def layers() -> dict[str, tuple[int, int]]:
-    """Package → its layer in the page's table, and its place in the row of the layer."""
+    """Package → its layer in the page's table, and its place from the bottom of the table."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) \| (`.*?) \|", page, re.M)
+    rows = re.findall(r"^\| (\d) \| `(.+?)` \|", page, re.M)
+    assert rows == sorted(rows, key=lambda row: row[0], reverse=True)
     return {
         package.removesuffix("/").removesuffix(".py"): (int(layer), place)
-        for layer, packages in rows
-        for place, package in enumerate(re.findall(r"`(.+?)`", packages))
+        for place, (layer, package) in enumerate(reversed(rows))
     }
 
 
@@ -79,7 +79,7 @@ def test_every_package_has_a_layer() -> None:
 
 
 def test_a_package_imports_what_is_below_it() -> None:
-    """Packages of lower layers, and packages before it in its own row; `__main__` is `cli.py`."""
+    """Packages below it in the table; `__main__` is `cli.py`."""
     wrong = []
     for module, path in FILES.items():
         package = package_of(module)

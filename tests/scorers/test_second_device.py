@@ -24,9 +24,10 @@ NO_DEVICE = {
     "Distinct",
     "FunctionScorer",
     "LexiconSentiment",
+    "RemoteRewardModel",
     "Repetition",
     "Uniqueness",
-}  # counts of words
+}  # counts of words, and a server's model
 
 
 @pytest.fixture(scope="module")
