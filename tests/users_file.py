@@ -150,6 +150,10 @@ def scores_of_texts() -> None:
     assert centred.embed(TEXTS).shape == (2, 2)
     assert cosine.shape == (2,)
 
+    rated: cr.RewardModel = cr.RewardModel("folder", template="plain", weights={"helpful": 1.0})
+    assert rated.required_columns() == {}
+    remote = cr.RemoteRewardModel("http://127.0.0.1:8000", "sglang", outputs=["helpful"])
+    assert remote["helpful"].spec.higher_is_better
     infilling = cr.InfillingPerplexity("smollm2-135m", max_tokens=64).score(TEXTS)
     assert (infilling["infilling_perplexity"] >= 1).all()
     assert not cr.BARTScore(aspects="f_score").specs["f_score"].range[1]
@@ -201,6 +205,7 @@ def the_same_scorers_by_their_room() -> list[scorers.Component]:
     names = ["gm", "accuracy", "preservation", "distinct_2", "repetition", "uniqueness"]
     several: list[scorers.Scorer] = [quality, attributes, alignment, scorers.Distinct()]
     several += [scorers.Repetition(n=2), scorers.Uniqueness()]
+    several += [scorers.RewardModel("folder"), scorers.RemoteRewardModel("http://127.0.0.1:8000")]
     function: scorers.ComponentLike = scorers.FunctionScorer(brevity, pointwise=True)
     assert cr.Reward([function, similar]).weights == {"brevity": 1.0, "similarity": 1.0}
     return [scorer[name] for scorer, name in zip(several, names, strict=True)]

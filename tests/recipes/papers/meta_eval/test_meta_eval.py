@@ -337,10 +337,10 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
     ("arguments", "message"),
     [
         ("", "the following arguments are required: kind"),
-        ("good.csv", "must be one of ctrleval, ctc, li2018, rated"),
+        ("good.csv", "must be one of ctrleval, ctc, li2018, rated, preferences"),
         (
             "ctreval x.txt",
-            "must be one of ctrleval, ctc, li2018, rated, got 'ctreval' (did you mean 'ctrleval'?)",
+            "must be one of ctrleval, ctc, li2018, rated, preferences, got 'ctreval' (did you mean 'ctrleval'?)",
         ),
         ("rated", "the following arguments are required: data"),
         ("rated good.csv --rating good", "--rating good (did you mean --ratings?)"),
