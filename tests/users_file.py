@@ -203,9 +203,11 @@ def the_same_scorers_by_their_room() -> list[scorers.Component]:
     alignment = scorers.Alignment(method="embedding", stop_words=["the"], aggregate="mean")
     similar = scorers.Similarity(VECTORS)
     names = ["gm", "accuracy", "preservation", "distinct_2", "repetition", "uniqueness"]
+    names += ["reward", "reward"]
     several: list[scorers.Scorer] = [quality, attributes, alignment, scorers.Distinct()]
     several += [scorers.Repetition(n=2), scorers.Uniqueness()]
-    several += [scorers.RewardModel("folder"), scorers.RemoteRewardModel("http://127.0.0.1:8000")]
+    served = scorers.RemoteRewardModel("http://127.0.0.1:8000")
+    several += [served, scorers.RewardModel("folder", weights={"helpful": 1.0})]
     function: scorers.ComponentLike = scorers.FunctionScorer(brevity, pointwise=True)
     assert cr.Reward([function, similar]).weights == {"brevity": 1.0, "similarity": 1.0}
     return [scorer[name] for scorer, name in zip(several, names, strict=True)]
