@@ -9,7 +9,8 @@ DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 DOCS := .venv/installed-docs
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
+# In our order (tests/conftest.py), not in the order of the numbers of tests.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # Studies of one question are in benchmarks/studies/, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step host
 
