@@ -1,4 +1,7 @@
-"""Command `ctrlreward evaluate`: a controlled generator under a protocol of n texts per prompt."""
+"""Command `ctrlreward evaluate`: a controlled generator under a protocol of n texts per prompt.
+
+With `--protocol`, the released outputs of one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from ctrlreward.command_line.typed_options import gather_words
 
 _DESCRIPTION = """Generate texts for every prefix with every combination of labels, and measure
 accuracy per attribute, perplexity and Distinct-1/2/3, by combination and over all.
+With --protocol lorandi, measure a file of released outputs as a published study does.
 
 Repeat the command to resume an interrupted run."""
 
@@ -15,9 +19,11 @@ _EXAMPLES = (
     "ctrlreward evaluate runs/tuned/adapter --labels sentiment=negative,positive "
     "--template 'A {sentiment} review: {prefix}' --prefixes prefixes.txt --output tuned",
     "ctrlreward compare untuned tuned",
+    "ctrlreward evaluate multicontrol/generate_prior.txt --protocol lorandi --output prior",
 )
 
 _USAGE = "MODEL --labels ATTRIBUTE=LABEL,LABEL ... --template TEXT --output FOLDER [options]"
+_RELEASED = "FILE --protocol lorandi --output FOLDER [options]"
 
 # Options that take lists of words, and their other names.
 _LISTS = {"--labels", "--classifiers", "--label_map"}
@@ -38,15 +44,19 @@ def run(arguments: list[str]) -> None:
 
     hide_messages(ABOUT_BITSANDBYTES)
     from ctrlreward.evaluation.job import evaluate_generator
+    from ctrlreward.evaluation.released import evaluate_outputs
 
-    parser = command_parser("ctrlreward evaluate", _USAGE, _DESCRIPTION, _EXAMPLES)
+    released = any(argument.partition("=")[0] == "--protocol" for argument in arguments)
+    usage = _RELEASED if released else f"{_USAGE}\n       ctrlreward evaluate {_RELEASED}"
+    function = evaluate_outputs if released else evaluate_generator
+    parser = command_parser("ctrlreward evaluate", usage, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML file with options")
-    parser.add_function_arguments(evaluate_generator, as_group=False, as_positional=True)
+    parser.add_function_arguments(function, as_group=False, as_positional=True)
     config = parser.parse_args(arguments)
     with user_errors(resumes=lambda: True, maps_labels=True):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        evaluate_generator(**options)
+        function(**options)
 
 
 def _renamed(argument: str) -> str:

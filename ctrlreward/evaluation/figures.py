@@ -24,6 +24,8 @@ from ctrlreward.tables.parsing import csv_header, formula_free
 
 COMBINATIONS, OVERALL = "combinations", "overall"
 _TEXTS = 64  # in a table of Weights & Biases
+_CLASSIFIED = ("accuracy", "label_probability")
+_OF_AN_ATTRIBUTE = tuple(f"{name}_" for name in _CLASSIFIED)
 _CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
 
 # Populations of the averages in the card, by figure; others are means over texts, then
@@ -57,15 +59,15 @@ class Figure(NamedTuple):
 def figures(
     prompts: Sequence[EvaluatedPrompt],
     scores: Mapping[str, Scores],
-    ended: Sequence[bool],
+    ended: Sequence[bool] | None,
     attributes: Sequence[str],
     by_prefix: Mapping[str, Scores],
 ) -> list[Figure]:
     """Return the figures of each combination, then the figures over all n texts.
 
-    `scores`, each of shape (n,), include `AttributeClassifier`'s, and perplexity with
-    log-likelihood and tokens; `by_prefix` is Distinct over all texts of a prefix; `ended` says
-    whether an end token ended a text.
+    `scores`, each of shape (n,), include perplexity with log-likelihood and tokens, and
+    `AttributeClassifier`'s if there are `attributes`; `by_prefix` is Distinct over all texts of a
+    prefix; `ended` says whether an end token ended a text, None if that is not known.
     """
     names = [attribute_label(prompt.targets) for prompt in prompts]
     found = []
@@ -74,7 +76,7 @@ def figures(
         found += [Figure(COMBINATIONS, name, *each) for each in _of_texts(rows, scores, ended)]
     targets = [prompt.targets for prompt in prompts]
     everything = dict(_of_texts(np.arange(len(prompts)), {**scores, **by_prefix}, ended))
-    for score_name in ("accuracy", "label_probability"):
+    for score_name in _CLASSIFIED if attributes else ():
         report = attribute_report(targets, scores, attributes, score_name)
         over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}
         for key, value in {score_name: report.average, **over}.items():
@@ -84,18 +86,17 @@ def figures(
 
 
 def _of_texts(
-    rows: np.ndarray[Any, Any], scores: Mapping[str, Scores], ended: Sequence[bool]
+    rows: np.ndarray[Any, Any], scores: Mapping[str, Scores], ended: Sequence[bool] | None
 ) -> list[tuple[str, float]]:
-    values = {name: column[rows] for name, column in scores.items()}
-    failed = np.isnan(np.stack([v for k, v in values.items() if k != TOKENS])).any(axis=0)
-    means = {name: valid_mean(column) for name, column in values.items() if name != TOKENS}
-    pooled = pooled_perplexity(values["log_likelihood"], values[TOKENS])
-    return [
-        *means.items(),
-        ("corpus_perplexity", pooled),
-        ("finished", float(np.mean(np.array(ended)[rows]))),
-        ("failed", float(failed.mean())),
-    ]
+    values = {name: column[rows] for name, column in scores.items() if name != TOKENS}
+    # An attribute that a text does not control is NaN; `accuracy` is NaN only if one failed.
+    whole = [v for k, v in values.items() if not k.startswith(_OF_AN_ATTRIBUTE)]
+    found = {name: valid_mean(column) for name, column in values.items()}
+    tokens = scores[TOKENS][rows]
+    found["corpus_perplexity"] = pooled_perplexity(values["log_likelihood"], tokens)
+    if ended is not None:
+        found["finished"] = float(np.mean(np.array(ended)[rows]))
+    return [*found.items(), ("failed", float(np.isnan(np.stack(whole)).any(axis=0).mean()))]
 
 
 def to_csv(found: Sequence[Figure]) -> str:
@@ -121,7 +122,7 @@ def card_text(
             deviation = overall.get(f"{name}{DEVIATION}")
             shown = "" if deviation is None else f"{deviation:.4f}"
             lines.append(f"| {name} | {value:.4f} | {shown} |")
-    chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD)
+    chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD if attributes else _CARD[1:])
     lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
     values = {(each.system, each.metric): each.value for each in found}
     for name in dict.fromkeys(each.system for each in found if each.study == COMBINATIONS):

@@ -261,7 +261,7 @@ def test_a_finished_run_is_not_repeated(
 ) -> None:
     before = content(shutil.copytree(plain, tmp_path / "a"))
     monkeypatch.setattr("ctrlreward.evaluation.texts.EvaluatedModel.load", None)
-    monkeypatch.setattr("ctrlreward.evaluation.job.score", None)
+    monkeypatch.setattr("ctrlreward.evaluation.measure.score", None)
     assert content(evaluated("a")) == before
 
 

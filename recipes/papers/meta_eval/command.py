@@ -13,10 +13,11 @@ from ctrlreward.recipes.papers.ctc.rated_ctc import ctc
 from ctrlreward.recipes.papers.ctrleval.rated_ctrleval import ctrleval
 from ctrlreward.recipes.papers.li2018.rated_li2018 import li2018
 from ctrlreward.recipes.papers.meta_eval.rated import rated
+from ctrlreward.recipes.papers.meta_eval.rater_agreement import raters
 
 _DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
 ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals; or a file of
-preferences, and print how often the chosen text scores higher."""
+preferences, and print how often the chosen text scores higher; or the agreement of raters."""
 
 _COMMAND = "ctrlreward meta-eval"
 _EXAMPLES = {
@@ -25,6 +26,7 @@ _EXAMPLES = {
     "li2018": f"{_COMMAND} li2018 li2018/human_ratings_yelp.csv --aligner minilm-l6",
     "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
     "preferences": f"{_COMMAND} preferences chosen.jsonl --reward reward.yaml",
+    "raters": f"{_COMMAND} raters rated.csv --ratings anna ben carla",
 }
 
 # Options that take lists of words.
@@ -39,6 +41,7 @@ def run(arguments: list[str]) -> None:
         "li2018": li2018,
         "rated": rated,
         "preferences": preferences,
+        "raters": raters,
     }
     purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
     kinds = "\n".join(f"  {name:<12}{purpose}" for name, purpose in purposes.items())
@@ -47,7 +50,7 @@ def run(arguments: list[str]) -> None:
     overview.add_argument("kind", type=str, help="kind of file")
     with user_errors():
         kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, evaluations)
-    ratings = "--ratings COLUMN [COLUMN ...] " if kind == "rated" else ""
+    ratings = "--ratings COLUMN [COLUMN ...] " if kind in ("rated", "raters") else ""
     parser = command_parser(
         f"{_COMMAND} {kind}", f"FILE {ratings}[options]", purposes[kind], [_EXAMPLES[kind]]
     )

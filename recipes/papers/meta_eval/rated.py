@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column, optional_cells
 from ctrlreward.recipes.papers.meta_eval.rated_report import (
     Outputs,
     PublishedModels,
@@ -79,7 +79,7 @@ def rated(
         samples,
         {name: number_column(rows, name) for name in ratings},
         _clusters(rows, cluster) if cluster else None,
-        _optional_cells(rows, system) if system else None,
+        optional_cells(rows, system) if system else None,
     )
     with explained_columns(list(rows[0])):
         values = existing | score_rated(file, components, outputs)
@@ -87,16 +87,8 @@ def rated(
 
 
 def _clusters(rows: list[Row], name: str) -> tuple[str, ...]:
-    column = _optional_cells(rows, name)
+    column = optional_cells(rows, name)
     for i, cluster in enumerate(column):
         if cluster is None:
             raise ValueError(f"{name}[{i}] is empty, must be the cluster of the row")
     return tuple(str(cluster) for cluster in column)
-
-
-def _optional_cells(rows: list[Row], name: str) -> tuple[str | None, ...]:
-    """Return a column as strings; None for rows that lack it or have an empty cell."""
-    if not any(name in row for row in rows):
-        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
-    cells = (row.get(name) for row in rows)
-    return tuple(None if cell in ("", None) else str(cell) for cell in cells)

@@ -286,3 +286,11 @@ def number_column(rows: Sequence[Row], name: str) -> Scores:
                     f"{name}[{i}] must be a number or an empty cell, got {row[name]!r}"
                 ) from None
     return values
+
+
+def optional_cells(rows: Sequence[Row], name: str) -> tuple[str | None, ...]:
+    """Return a column as strings; None for rows that lack it or have an empty cell."""
+    if not any(name in row for row in rows):
+        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
+    cells = (row.get(name) for row in rows)
+    return tuple(None if cell in ("", None) else str(cell) for cell in cells)

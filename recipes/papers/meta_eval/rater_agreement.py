@@ -6,14 +6,44 @@ Belz (2025), https://arxiv.org/abs/2505.17043; the other types are in `functiona
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
-from typing import Literal, TypeVar
+from math import isnan, nan
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from ctrlreward.data import local_file
 from ctrlreward.extras import import_extra
+from ctrlreward.recipes.papers.meta_eval.rated_files import number_column, optional_cells
+from ctrlreward.tables.row_streams import read_rows
 
 Rating = TypeVar("Rating")
+Level: TypeAlias = Literal["nominal", "ordinal", "interval", "ratio"]
+
+
+def raters(data: Path, ratings: Sequence[str] = (), level: Level = "nominal") -> None:
+    """Measure how well raters or runs agree on labels: Fleiss' κ and Krippendorff's α.
+
+    Args:
+        data: A row per item: a .jsonl, .csv or .parquet file. An empty cell is a missing rating.
+        ratings: Column of each rater or run: `--ratings anna ben`.
+        level: Level of measurement of α: nominal for labels, otherwise numbers. κ is of labels.
+    """
+    if len(ratings) < 2:
+        raise ValueError(
+            f"--ratings must be the columns of 2 or more raters, got {', '.join(ratings) or 'none'}"
+        )
+    rows = read_rows(local_file(data))
+    labels = list(zip(*(optional_cells(rows, name) for name in ratings), strict=True))
+    whole = [[str(label) for label in row] for row in labels if None not in row]
+    numbers: list[list[str | float | None]] = [list(row) for row in labels]
+    if level != "nominal":
+        columns = zip(*(number_column(rows, name) for name in ratings), strict=True)
+        numbers = [[None if isnan(x) else float(x) for x in row] for row in columns]
+    kappa = fleiss_kappa(whole) if whole else nan
+    print(f"Fleiss' κ: {kappa:.3f}, of {len(whole)} items with a rating by each of {len(ratings)}")
+    alpha = krippendorff_alpha(numbers, level)
+    print(f"Krippendorff's α: {alpha:.3f}, {level}, of {len(rows)} items")
 
 
 def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
@@ -43,7 +73,7 @@ def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
 
 def krippendorff_alpha(
     ratings: Sequence[Sequence[str | float | None]],
-    level: Literal["nominal", "ordinal", "interval", "ratio"] = "nominal",
+    level: Level = "nominal",
 ) -> float:
     """Return Krippendorff's α, chance-corrected agreement with missing ratings (type III).
 

@@ -340,7 +340,7 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
         ("good.csv", "must be one of ctrleval, ctc, li2018, rated, preferences"),
         (
             "ctreval x.txt",
-            "must be one of ctrleval, ctc, li2018, rated, preferences, got 'ctreval' "
+            "must be one of ctrleval, ctc, li2018, rated, preferences, raters, got 'ctreval' "
             "(did you mean 'ctrleval'?)",
         ),
         ("rated", "the following arguments are required: data"),

@@ -3,12 +3,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward.cli import main
 from ctrlreward.recipes.papers.meta_eval.rater_agreement import fleiss_kappa, krippendorff_alpha
 
 label_rows = st.integers(2, 4).flatmap(
@@ -116,3 +118,23 @@ def test_a_missing_package_is_named(
 def test_a_word_at_a_level_of_numbers_raises() -> None:
     with pytest.raises(ValueError, match="rating 'good' is not a number, but level = 'ordinal'"):
         krippendorff_alpha([["good", "bad"]], "ordinal")
+
+
+def test_the_command_reads_a_column_per_rater(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    file = tmp_path / "rated.csv"
+    file.write_text("anna,ben,carla\n1,1,1\n2,1,2\n2,2,\n1,2,2\n")
+    command = ["meta-eval", "raters", str(file)]
+    # Pairs that agree in the 3 whole items: 3 + 1 + 1 of 9. By chance: five ratings are 1, four 2.
+    main([*command, "--ratings", "anna", "ben", "carla"])
+    kappa = (5 / 9 - 41 / 81) / (1 - 41 / 81)
+    # Of 11 ratings 5 are 1: of 110 ordered pairs 60 differ; within items 0 + 2 + 0 + 2.
+    alpha = 1 - 4 * 10 / 60
+    assert capsys.readouterr().out.splitlines() == [
+        f"Fleiss' κ: {kappa:.3f}, of 3 items with a rating by each of 3",
+        f"Krippendorff's α: {alpha:.3f}, nominal, of 4 items",
+    ]
+    main([*command, "--ratings", "anna", "ben", "carla", "--level", "interval"])
+    assert f"α: {alpha:.3f}, interval" in capsys.readouterr().out  # of two values: the same
+    assert "must be the columns of 2 or more raters, got anna" in fails(*command, "--ratings=anna")
