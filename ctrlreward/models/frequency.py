@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.data import local_file
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 from ctrlreward.models.control_tokens import text_reader
@@ -65,9 +66,13 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Read the published format: one weight per line, in the order of token ids."""
+        """Read the published format: one weight per line, in the order of token ids.
+
+        `path` may name a file of a data set, such as `ctrleval/iwf_full.txt`.
+        """
         weights = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        text = local_file(Path(path)).read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(), 1):
             try:
                 weights.append(float(line))
             except ValueError as error:

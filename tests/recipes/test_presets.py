@@ -97,10 +97,11 @@ def same(file: Path, expected: Reward) -> None:
 def test_ctrleval_with_pegasus_and_the_papers_table(pegasus: str) -> None:
     table = Path("iwf_full.txt")
     table.write_text("\n".join(str(1 + i % 7) for i in range(307)))
-    scorer = CTRLEval(pegasus, task="sentiment", iwf=table)
+    scorer = CTRLEval(pegasus, task="sentiment", iwf=table)  # an encoder-decoder's defaults
     aspects = ("coherence", "consistency", "attribute_relevance")
     expected = Reward({aspect: (scorer[aspect], 0.33) for aspect in aspects})
-    same(with_models("ctrleval_pegasus", **{"google/pegasus-large": pegasus}), expected)
+    published = {"google/pegasus-large": pegasus, "ctrleval/iwf_full.txt": str(table)}
+    same(with_models("ctrleval_as_published", **published), expected)
 
 
 def test_fluency_by_gpt2(tiny_causal: Callable[..., str]) -> None:
