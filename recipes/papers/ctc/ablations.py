@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.recipes.papers.meta_eval.correlations import new_table, print_table
+from ctrlreward.recipes.papers.meta_eval.correlations import cell, print_rows
 from ctrlreward.recipes.papers.meta_eval.published_figures import (
     best_model,
     is_of_other_texts,
@@ -98,14 +98,12 @@ def ablate(rated: Rated, scores: Mapping[str, Scores], suffix: str = "") -> list
 def print_ablations(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `ablate` for a file, a table of Pearson's r for each of the paper's."""
     for number, rating in dict.fromkeys((row["table"], row["rating"]) for row in rows):
-        chosen = [row for row in rows if (row["table"], row["rating"]) == (number, rating)]
-        table = new_table(f"CTC Table {number}: Pearson r, {rating}")
-        for heading in ("", "ours", *_ALIGNERS):
-            table.add_column(heading, justify="right" if heading else "left")
-        for row in chosen:
-            values = (row["pearson"], *row["published"].values())
-            table.add_row(row["variant"], *map(_cell, values))
-        print_table(table)
+        cells = [
+            [row["variant"], *map(cell, (row["pearson"], *row["published"].values()))]
+            for row in rows
+            if (row["table"], row["rating"]) == (number, rating)
+        ]
+        print_rows(f"CTC Table {number}: Pearson r, {rating}", ["", "ours", *_ALIGNERS], cells)
     if rows and any(is_of_other_texts(figure, file) for figure in published(file)):
         print("The paper's figures are for transfers of other Yelp sentences (Mir et al. 2019).")
 
@@ -128,16 +126,14 @@ def correlate_ratings(rated: Rated, scores: Mapping[str, Scores]) -> list[dict[s
 def print_ratings(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the result of `correlate_ratings`: Pearson's r, a row for each score."""
     ratings = list(dict.fromkeys(row["rating"] for row in rows))
-    table = new_table("CTC Table F.6: Pearson r, every rating")
-    table.add_column("score")
-    for rating in ratings:
-        table.add_column(rating.replace("_", " "), justify="right")
+    cells = []
     for score in dict.fromkeys(row["score"] for row in rows):
         found = [row for row in rows if row["score"] == score]
-        table.add_row(score, *(_cell(row["pearson"]) for row in found))
+        cells.append([score, *(cell(row["pearson"]) for row in found)])
         if any(row["published"] for row in found):
-            table.add_row("  in the paper", *(_cell(row["published"]) for row in found))
-    print_table(table)
+            cells.append(["  in the paper", *(cell(row["published"]) for row in found)])
+    headings = ["score", *(rating.replace("_", " ") for rating in ratings)]
+    print_rows("CTC Table F.6: Pearson r, every rating", headings, cells)
 
 
 def _figure(file: str, names: Sequence[str], rating: str, kind: str) -> float | None:
@@ -148,7 +144,3 @@ def _figure(file: str, names: Sequence[str], rating: str, kind: str) -> float | 
     alike = [figure for figure in figures if figure.statistic == "pearson"]
     best = best_model(alike, kind, strict=True)
     return next((figure.value for figure in alike if figure.model == best), None)
-
-
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"

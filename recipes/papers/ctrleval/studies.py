@@ -20,8 +20,8 @@ from ctrlreward.plots.style import SERIES, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     STATISTICS,
-    new_table,
-    print_table,
+    cell,
+    print_rows,
 )
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
@@ -73,14 +73,12 @@ def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[di
 def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `ablate` for a file, next to the paper's."""
     aspects = list(dict.fromkeys(row["score"] for row in rows))
-    table = new_table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
-    for heading in ("weights", *aspects):
-        table.add_column(heading, justify="left" if heading == "weights" else "right")
-    for name in get_args(Weighting):
-        found = {row["score"]: row for row in rows if row["weights"] == name}
-        cells = [f"{found[a]['pearson']:.4f} ({found[a]['published']:.4f})" for a in aspects]
-        table.add_row(name, *cells)
-    print_table(table)
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        both = f"{row['pearson']:.4f} ({row['published']:.4f})"
+        cells.setdefault(row["weights"], [row["weights"]]).append(both)
+    title = f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}"
+    print_rows(title, ["weights", *aspects], cells.values())
 
 
 def ablate_patterns(
@@ -126,12 +124,9 @@ def ablate_patterns(
 
 def print_patterns(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `ablate_patterns` for a file."""
-    table = new_table(f"{file}: one pattern function alone")
-    for heading in ("score", "pattern", *STATISTICS.values()):
-        table.add_column(heading, justify="left" if heading in ("score", "pattern") else "right")
-    for row in rows:
-        table.add_row(row["score"], row["pattern"], *_cells(row))
-    print_table(table)
+    cells = [[row["score"], row["pattern"], *_cells(row)] for row in rows]
+    headings = ["score", "pattern", *STATISTICS.values()]
+    print_rows(f"{file}: one pattern function alone", headings, cells, left=2)
 
 
 def correlate_systems(
@@ -161,13 +156,11 @@ def correlate_systems(
 def print_systems(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `correlate_systems` for a file: Pearson's r, a column for each system."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
-    table = new_table(f"{file}: Pearson r on the texts of one system")
-    for heading in ("rating", "score", *systems):
-        table.add_column(heading, justify="right" if heading in systems else "left")
-    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
-        found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
-        table.add_row(rating, score, *(_cell(row["pearson"]) for row in found))
-    print_table(table)
+    cells = [
+        [*pair, *(cell(row["pearson"]) for row in found)] for pair, found in _by_pair(rows).items()
+    ]
+    title = f"{file}: Pearson r on the texts of one system"
+    print_rows(title, ["rating", "score", *systems], cells, left=2)
 
 
 def count_evaluators(
@@ -241,16 +234,13 @@ def sample_levels(
 
 def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
     """Print the result of `sample_levels`: Pearson's r and texts, a column for each level."""
-    table = new_table(f"{file}: Pearson r by favoured level, mean ± deviation of {draws} draws")
-    levels = [str(level) for level in range(1, LEVELS + 1)]
-    for heading in ("rating", "score", *levels):
-        table.add_column(heading, justify="right" if heading in levels else "left")
-    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
-        found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
-        table.add_row(rating, score, *(_plus_minus(row["pearson"]) for row in found))
+    cells = []
+    for (rating, score), found in _by_pair(rows).items():
+        cells.append([rating, score, *(_plus_minus(row["pearson"]) for row in found)])
         if rating == score:
-            table.add_row(rating, "texts", *(f"{row['texts']:.0f}" for row in found))
-    print_table(table)
+            cells.append([rating, "texts", *(f"{row['texts']:.0f}" for row in found)])
+    title = f"{file}: Pearson r by favoured level, mean ± deviation of {draws} draws"
+    print_rows(title, ["rating", "score", *map(str, range(1, LEVELS + 1))], cells, left=2)
 
 
 def print_counts(
@@ -263,18 +253,14 @@ def print_counts(
 
     Below are the correlations of other scores by name, which do not have evaluators.
     """
-    table = new_table(
-        f"{file}: attribute_relevance by k evaluators, mean ± deviation of {draws} draws"
-    )
-    for heading in ("k", *STATISTICS.values()):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        k = row["evaluators"]
-        if k & (k - 1) == 0 or row is rows[-1]:
-            table.add_row(str(k), *(_plus_minus(row[name]) for name in STATISTICS))
-    for name, found in baselines.items():
-        table.add_row(name, *_cells(found))
-    print_table(table)
+    cells = [
+        [str(row["evaluators"]), *(_plus_minus(row[name]) for name in STATISTICS)]
+        for row in rows
+        if row["evaluators"].bit_count() == 1 or row is rows[-1]
+    ]
+    cells += [[name, *_cells(found)] for name, found in baselines.items()]
+    title = f"{file}: attribute_relevance by k evaluators, mean ± deviation of {draws} draws"
+    print_rows(title, ["k", *STATISTICS.values()], cells)
 
 
 def draw_systems(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -346,18 +332,21 @@ def _plus_minus(found: Mapping[str, float | None]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    return [_cell(row[name]) for name in STATISTICS]
+    return [cell(row[name]) for name in STATISTICS]
 
 
-def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def _by_pair(rows: Sequence[Mapping[str, Any]]) -> dict[Pair, list[Mapping[str, Any]]]:
+    """Return the rows of each rating and score."""
+    found: dict[Pair, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["rating"], row["score"]), []).append(row)
+    return found
 
 
 def _panels(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curves]:
     """Return a panel for each rating, with a curve for each of its scores."""
     panels: dict[str, dict[str, tuple[Scores, Scores]]] = {}
-    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
-        chosen = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
+    for (rating, score), chosen in _by_pair(rows).items():
         panel = panels.setdefault(rating.replace("_", " "), {})
         panel[score.replace("_", " ")] = _curve(chosen)
     return dict(panels)

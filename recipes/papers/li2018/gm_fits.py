@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.table import Table
 
-from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.functional.bootstrap import Estimate, cluster_numbers, paired_bootstrap
 from ctrlreward.functional.preferences import (
     LearnedAggregate,
@@ -31,6 +28,7 @@ from ctrlreward.recipes.papers.li2018.preferences import (
     hinge_loss,
     pairwise_agreement,
 )
+from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 
 Floats = npt.NDArray[np.float64]
@@ -212,24 +210,16 @@ def learned_record(
     }
 
 
-def print_learned(
-    judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate, width: int | None
-) -> None:
+def print_learned(judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate) -> None:
     """Print agreement with held-out preferences, and the weights of the learned aggregate."""
     title = "Held-out preferences: agreement (ties as one half) and 95 % interval over items"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    table.add_column("aggregate", overflow="fold")
-    for heading in ("agreement", "ties", "ahead of GM, all fitted"):
-        table.add_column(heading, justify="right")
+    cells = []
     for name, each in judged.items():
         first, last = each.agreement, each.ahead
-        table.add_row(
-            name,
-            f"{first.value:.1%} ({first.low:.1%} to {first.high:.1%})",
-            percent(each.tied),
-            f"{last.value:+.1%} ({last.low:+.1%} to {last.high:+.1%})",
-        )
-    plain_console(width).print(table)
+        agreement = f"{first.value:.1%} ({first.low:.1%} to {first.high:.1%})"
+        ahead = f"{last.value:+.1%} ({last.low:+.1%} to {last.high:+.1%})"
+        cells.append([name, agreement, percent(each.tied), ahead])
+    print_rows(title, ("aggregate", "agreement", "ties", "ahead of GM, all fitted"), cells)
     weights = ", ".join(
         f"{name} {weight.value:.2f} ({weight.low:.2f} to {weight.high:.2f})"
         for name, weight in (learned.weights or {}).items()
@@ -286,28 +276,24 @@ def fits_record(fits: HeldOutFits) -> dict[str, Any]:
     return {**pairs, "published_agreement": _PUBLISHED_AGREEMENT, "judged": judged}
 
 
-def print_fits(fits: HeldOutFits, width: int | None) -> None:
+def print_fits(fits: HeldOutFits) -> None:
     """Print a table of losses and agreements, and the degenerate fits.
 
     Args:
         fits: Result of `fit_held_out`.
-        width: Columns of the output; None takes the terminal's.
     """
     title = (
         f"GM: thresholds fitted to {fits.fitted_pairs} preferences, judged on "
         f"{fits.judged_pairs} of other items"
     )
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    table.add_column("thresholds", no_wrap=True)
     headings = ("loss, c = 1", "loss, best c", "c", "GM > 0", "agreed", "ties", "of the untied")
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
+    cells = []
     for name, fit in fits.judged.items():
         shares = (fit.above_zero, fit.agreement.agreed, fit.agreement.tied, fit.agreement.untied)
         numbers = ", ".join(f"{threshold:.1f}" for threshold in fit.thresholds)
         losses = (f"{fit.paper_loss:.3f}", f"{fit.scaled_loss:.3f}", f"{fit.scale:.3g}")
-        table.add_row(f"{name}\n  ({numbers})", *losses, *map(percent, shares))
-    plain_console(width).print(table)
+        cells.append([f"{name}\n  ({numbers})", *losses, *map(percent, shares)])
+    print_rows(title, ("thresholds", *headings), cells)
     print(
         "t2 refitted: the other three are the paper's. all: all four are fitted, under the paper's "
         "loss (c = 1) and with c fitted.\n"

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
-from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.recipes.papers.li2018.gm_fits import percent
+from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores
 
@@ -69,25 +67,22 @@ def validity_record(
     return {name: {**row, "published": _PUBLISHED[name]} for name, row in rows.items()}
 
 
-def print_validity(record: Mapping[str, Any], width: int | None) -> None:
+def print_validity(record: Mapping[str, Any]) -> None:
     """Print Table 5 next to the paper's figures.
 
     Args:
         record: Result of `validity_record`.
-        width: Columns of the output; None takes the terminal's.
     """
     title = "Table 5 of Pang & Gimpel (2019), Yelp: agreement of each metric with human ratings"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    for heading in ("metric and judgement", "outputs", "here", "in the paper"):
-        table.add_column(heading, justify="left" if "metric" in heading else "right")
     names = {
         "accuracy": "Acc matches the style (rating above or below 3)",
         "similarity": "Sim with content (topic), Spearman ρ",
         "perplexity": "-PP with fluency (grammaticality), Spearman ρ",
     }
+    cells = []
     for key, name in names.items():
         row = record[key]
         values = [np.nan if row[of] is None else row[of] for of in ("value", "published")]
         form = percent if key == "accuracy" else "{:.3f}".format
-        table.add_row(name, str(row["n"]), *(form(value) for value in values))
-    plain_console(width).print(table)
+        cells.append([name, str(row["n"]), *(form(value) for value in values)])
+    print_rows(title, ("metric and judgement", "outputs", "here", "in the paper"), cells)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, Unpack
@@ -51,9 +50,6 @@ _CONSTANTS = {"negative": "the food was terrible .", "positive": "the food was g
 
 # A sentence's accuracy as an input of GM, by the name of its score.
 _ACCURACY = {"decision": "accuracy", "probability": "label_probability"}
-
-# Columns of printed tables when the output is not a terminal.
-_WIDTH = 100
 
 
 def li2018(
@@ -139,24 +135,23 @@ def li2018(
     record = report_correlations(file, values, components, outputs, kind)
     record["ablations"] = ablate(file, values)
     print_ablations(record["ablations"], file.file)
-    width = None if sys.stdout.isatty() else _WIDTH
     record["table_5"] = validity_record(file, values, record)
-    print_validity(record["table_5"], width)
+    print_validity(record["table_5"])
     columns = {"paper" if thresholds is None else "given": judge.thresholds}
     write_record(record, outputs)
     if fit_gm:
         inputs = np.stack([values[name] for name in judge.inputs], axis=1)
         fits = fit_held_out(file, inputs, thresholds, margin, seed)
         record["gm"] = {"accuracy": accuracy, "margin": margin, **fits_record(fits)}
-        print_fits(fits, width)
+        print_fits(fits)
         read = {name: values[name] for name in (*judge.inputs, "preservation")}
         learned = judge_learned(file, read, judge.inputs, fits, margin, seed)
         record["learned"] = learned_record(*learned)
-        print_learned(*learned, width)
+        print_learned(*learned)
         columns = {name: fit.thresholds for name, fit in fits.judged.items()}
     rows = score_systems(file, judge, unrated, columns)
     record["systems"] = systems_record(rows)
-    print_systems(rows, width)
+    print_systems(rows)
     write_record(record, outputs)
 
 

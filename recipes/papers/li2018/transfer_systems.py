@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
-from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
 from ctrlreward.recipes.papers.li2018.preferences import Thresholds
+from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     CorpusTransfer,
@@ -151,27 +149,23 @@ def systems_record(rows: Sequence[SystemRow]) -> dict[str, Any]:
     return {"rows": content, "pearson": {u: _null(system_pearson(rows, u)) for u in names}}
 
 
-def print_systems(rows: Sequence[SystemRow], width: int | None) -> None:
+def print_systems(rows: Sequence[SystemRow]) -> None:
     """Print a table of the systems, Pearson's r with the ratings, and the baselines that outperform
     a system.
 
     Args:
         rows: Result of `score_systems`.
-        width: Columns of the output; None takes the terminal's.
     """
-    table = Table(title="Systems, each as one corpus", box=box.SIMPLE, title_justify="left")
-    table.add_column("system", no_wrap=True)
     names = list(rows[0].gm)
-    headings = [f"GM, {under}" for under in names]
-    for heading in ("n", "Acc", "Sim", "PP", *headings, "mean rating"):
-        table.add_column(heading, justify="right", overflow="fold")
+    headings = ["system", "n", "Acc", "Sim", "PP", *(f"GM, {under}" for under in names)]
+    cells = []
     for row in rows:
         scores = row.scores
         parts = f"{scores.accuracy:.3f}", f"{scores.similarity:.3f}", f"{scores.perplexity:.1f}"
         rating = "–" if np.isnan(row.rating) else f"{row.rating:.2f}"
         values = (f"{row.gm[under]:.2f}" for under in names)
-        table.add_row(row.system, str(row.outputs), *parts, *values, rating)
-    plain_console(width).print(table)
+        cells.append([row.system, str(row.outputs), *parts, *values, rating])
+    print_rows("Systems, each as one corpus", [*headings, "mean rating"], cells)
     for under in names:
         r = system_pearson(rows, under)
         value = "undefined, since GM is equal" if np.isnan(r) else f"{r:.3f}"

@@ -35,14 +35,8 @@ _LISTS = {"--ratings", "--scorers", "--names", "--metrics", "--systems", "--base
 
 def run(arguments: list[str]) -> None:
     """Score a rated file, and report the correlations of scores and ratings."""
-    evaluations: dict[str, Callable[..., None]] = {
-        "ctrleval": ctrleval,
-        "ctc": ctc,
-        "li2018": li2018,
-        "rated": rated,
-        "preferences": preferences,
-        "raters": raters,
-    }
+    functions: Sequence[Callable[..., None]] = (ctrleval, ctc, li2018, rated, preferences, raters)
+    evaluations = {function.__name__: function for function in functions}
     purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
     kinds = "\n".join(f"  {name:<12}{purpose}" for name, purpose in purposes.items())
     usage = f"{{{','.join(evaluations)}}} FILE [options]"

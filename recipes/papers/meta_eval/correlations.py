@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from rich.table import Table
 
 from ctrlreward.command_line.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
-from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.plots.style import FIRST, finish_panel, new_figure
 from ctrlreward.recipes.papers.meta_eval.published_figures import (
     Published,
@@ -98,16 +97,13 @@ def print_correlations(
     """
     clusters = len(set(rated.clusters or range(len(rated.samples))))
     for level in dict.fromkeys(pair.level for pair in pairs):
-        table = new_table(f"{rated.file}, {level} level")
-        table.add_column("score, rating", overflow="fold")
-        for heading in (f"{level}s", *STATISTICS.values()):
-            table.add_column(heading, justify="right", overflow="fold")
+        rows = []
         for pair in pairs:
             if pair.level == level:
-                table.add_row(*_cells(pair, specs))
-                for row in _published_rows(pair, rated.file, kind, all_published):
-                    table.add_row(*row)
-        print_table(table)
+                rows.append(_cells(pair, specs))
+                rows += _published_rows(pair, rated.file, kind, all_published)
+        headings = ("score, rating", f"{level}s", *STATISTICS.values())
+        print_rows(f"{rated.file}, {level} level", headings, rows)
     units = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {units}.")
     if not all_published and any(pair.published for pair in pairs):
@@ -119,14 +115,21 @@ def print_correlations(
         print("No system level: the file names fewer than three systems.")
 
 
-def new_table(title: str) -> Table:
-    """Return an empty table in the form in which all figures of `meta-eval` are printed."""
-    return Table(title=title, box=box.SIMPLE, title_justify="left")
-
-
-def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal."""
+def print_rows(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+) -> None:
+    """Print a table as wide as the terminal; all but the first columns are aligned to the right."""
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     plain_console(None if sys.stdout.isatty() else _WIDTH).print(table)
+
+
+def cell(value: float | None) -> str:
+    """Return a correlation with four digits, or a dash for None."""
+    return "–" if value is None else f"{value:.4f}"
 
 
 def to_json_record(
@@ -138,8 +141,8 @@ def to_json_record(
         values = pair.correlations
         row: dict[str, Any] = {"score": pair.score, "rating": pair.rating, "level": pair.level}
         row |= {"n": values.n, "failed": values.failed, "note": values.note}
-        for name, estimate in _estimates(values).items():
-            ends = estimate._asdict()
+        for name in STATISTICS:
+            ends = getattr(values, name)._asdict()
             row[name] = {key: None if np.isnan(end) else end for key, end in ends.items()}
         row["published"] = [asdict(figure) for figure in pair.published]
         rows.append(row)
@@ -197,10 +200,6 @@ def _correlations(
     return system_correlations(scores, ratings, systems, clusters, resamples=resamples, seed=seed)
 
 
-def _estimates(values: RatingCorrelations) -> dict[str, Estimate]:
-    return {"pearson": values.pearson, "spearman": values.spearman, "kendall": values.kendall}
-
-
 def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
     """Return a table row: values, with their intervals below."""
     values = pair.correlations
@@ -211,7 +210,7 @@ def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
     ]
     if values.note:
         cells[0] += f"\n  {values.note}"
-    for estimate in _estimates(values).values():
+    for estimate in (values.pearson, values.spearman, values.kendall):
         known = not np.isnan(estimate.low)
         interval = f"{estimate.low:.2f} to {estimate.high:.2f}" if known else "–"
         undefined = np.isnan(estimate.value)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import product
 from pathlib import PurePath
 
-from ctrlreward.recipes.papers.ctc import published_tables as ctc
-from ctrlreward.recipes.papers.ctrleval import published_tables as ctrleval
+from ctrlreward.recipes import papers
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,12 @@ def best_model(figures: Sequence[Published], kind: str = "", strict: bool = Fals
     return best.model if best else None
 
 
-def _read(tables: str) -> Iterator[Published]:
-    """Parse the `TABLES` of a paper's `published_tables`."""
-    for line in tables.strip().splitlines():
+def _read(paper: str) -> Iterator[Published]:
+    """Parse the `published_tables.txt` of a paper."""
+    tables = files(papers).joinpath(paper, "published_tables.txt").read_text("utf-8")
+    for line in tables.splitlines():
+        if line.startswith("% "):
+            continue
         if line.startswith("# "):
             file, scores, levels, source = line.removeprefix("# ").split(" | ")
             continue
@@ -132,4 +135,4 @@ def _read(tables: str) -> Iterator[Published]:
                 yield Published(file, name, rating, level, model, source, statistic, float(cell))
 
 
-PUBLISHED = (*_read(ctrleval.TABLES), *_read(ctc.TABLES))
+PUBLISHED = (*_read("ctrleval"), *_read("ctc"))
