@@ -194,7 +194,9 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
       and verbalizers of the task. Needs `labels`.
 
     Higher is better for all three. Where the paper and its published code differ, this follows the
-    code, which produced the published numbers: the coherence target includes the end token.
+    code, which produced the published numbers: the coherence target includes the end token. The
+    defaults are for a small decoder-only model (docs/ctrleval.md);
+    `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
