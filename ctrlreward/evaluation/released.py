@@ -28,7 +28,7 @@ ATTRIBUTES = {
 
 
 class Output(NamedTuple):
-    """A released text, its prefix and what it was to be."""
+    """A released text with its prefix and its target labels."""
 
     text: str
     prompt: EvaluatedPrompt
@@ -111,7 +111,7 @@ def evaluate_outputs(
 
 
 def read_outputs(path: Path) -> list[Output]:
-    """Return the texts of a file with their prefixes, those of a prefix and combination in a row.
+    """Return the texts of a file; texts of one prefix and combination are consecutive.
 
     The prefix of a text is the longest of PPLM's that it begins with; some texts lack the full
     stop or comma at its end.
@@ -132,9 +132,8 @@ def read_outputs(path: Path) -> list[Output]:
                     f"{place} must be [[sentiment, topic, detoxification], text], "
                     f"got {shortened(other, 80)}"
                 )
-        known = zip(ATTRIBUTES.items(), numbers, strict=True)
         targets = {}
-        for (name, labels), label in known:
+        for (name, labels), label in zip(ATTRIBUTES.items(), numbers, strict=True):
             if not -1 <= label < len(labels):
                 raise ValueError(
                     f"{place}: {name} must be -1, not controlled, or 0 to {len(labels) - 1}, "
@@ -148,14 +147,13 @@ def read_outputs(path: Path) -> list[Output]:
         prefix = max(begun, key=len)
         found.append(Output(text, EvaluatedPrompt(prefix, prefix, targets)))
     places = Counter((attribute_label(each.prompt.targets), each.prompt.prefix) for each in found)
-    if len(set(places.values())) != 1:
-        (most, few) = (
-            max(places.items(), key=lambda p: p[1]),
-            min(places.items(), key=lambda p: p[1]),
-        )
+    if not found:
+        raise ValueError(f"{path} has no texts")
+    (most, largest), *_, (fewest, smallest) = places.most_common() * 2
+    if largest > smallest:
         raise ValueError(
-            f"{path} must have as many texts of each prefix and combination, got {most[1]} of "
-            f"{' '.join(most[0])!r} and {few[1]} of {' '.join(few[0])!r}"
+            f"{path} must have as many texts of each prefix and combination, got {largest} of "
+            f"{' '.join(most)!r} and {smallest} of {' '.join(fewest)!r}"
         )
     order = {place: i for i, place in enumerate(places)}
     return sorted(found, key=lambda o: order[attribute_label(o.prompt.targets), o.prompt.prefix])
