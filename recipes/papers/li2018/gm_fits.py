@@ -293,7 +293,7 @@ def print_fits(fits: HeldOutFits) -> None:
         numbers = ", ".join(f"{threshold:.1f}" for threshold in fit.thresholds)
         losses = (f"{fit.paper_loss:.3f}", f"{fit.scaled_loss:.3f}", f"{fit.scale:.3g}")
         cells.append([f"{name}\n  ({numbers})", *losses, *map(percent, shares)])
-    print_rows(title, ("thresholds", *headings), cells)
+    print_rows(title, ("thresholds", *headings), cells, whole=True)
     print(
         "t2 refitted: the other three are the paper's. all: all four are fitted, under the paper's "
         "loss (c = 1) and with c fitted.\n"
@@ -302,7 +302,7 @@ def print_fits(fits: HeldOutFits) -> None:
     )
     for name, fit in fits.judged.items():
         for problem in fit.problems:
-            print(f"Degenerate ({name}): {problem}.")
+            print(f"Degenerate ({name}): {problem}")
 
 
 def percent(share: float) -> str:

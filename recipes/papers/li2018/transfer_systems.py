@@ -165,7 +165,7 @@ def print_systems(rows: Sequence[SystemRow]) -> None:
         rating = "–" if np.isnan(row.rating) else f"{row.rating:.2f}"
         values = (f"{row.gm[under]:.2f}" for under in names)
         cells.append([row.system, str(row.outputs), *parts, *values, rating])
-    print_rows("Systems, each as one corpus", [*headings, "mean rating"], cells)
+    print_rows("Systems, each as one corpus", [*headings, "mean rating"], cells, whole=True)
     for under in names:
         r = system_pearson(rows, under)
         value = "undefined, since GM is equal" if np.isnan(r) else f"{r:.3f}"

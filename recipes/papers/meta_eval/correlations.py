@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich import box
@@ -116,12 +116,21 @@ def print_correlations(
 
 
 def print_rows(
-    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int = 1,
+    whole: bool = False,
 ) -> None:
-    """Print a table as wide as the terminal; all but the first columns are aligned to the right."""
+    """Print a table as wide as the terminal, numbers at the right, the `left` columns at the left.
+
+    `whole` keeps the lines of the first column whole, where all do not fit.
+    """
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place < left else "right", overflow="fold")
+        side: Literal["left", "right"] = "left" if place < left else "right"
+        no_wrap = whole and place == 0
+        table.add_column(heading, justify=side, overflow="fold", no_wrap=no_wrap)
     for row in rows:
         table.add_row(*row)
     plain_console(None if sys.stdout.isatty() else _WIDTH).print(table)

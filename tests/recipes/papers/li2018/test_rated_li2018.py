@@ -395,7 +395,7 @@ def test_degenerate_fits_are_named_and_a_margin_leaves_out_small_differences(
     assert problems["paper"] == []
     assert problems["t2 refitted"][0].startswith("c = 0: ")
     problem = problems["t2 refitted"][0]
-    assert f"Degenerate (t2 refitted): {problem}." in capsys.readouterr().out
+    assert f"Degenerate (t2 refitted): {problem}" in capsys.readouterr().out
     mean = read_li2018(Path("rated.csv")).ratings["mean"]
     clear = sum(
         mean[i] - mean[j] > 1
