@@ -62,7 +62,7 @@ def wheel(wheel_file: Path) -> ZipFile:
     return ZipFile(wheel_file)
 
 
-SUFFIXES = {".py", ".pyi", ".yaml", ".json", ".tsv", ".html", ".css", ".js"}
+SUFFIXES = {".py", ".pyi", ".yaml", ".json", ".csv", ".tsv", ".txt", ".html", ".css", ".js"}
 
 
 def names_in_the_tree() -> set[str]:
