@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -13,7 +15,12 @@ from ctrlreward.arguments import inner_path, positive
 from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.functional.sequential import Resolution, jackknife_values, resolution
+from ctrlreward.functional.sequential import (
+    PromptScores,
+    Resolution,
+    jackknife_values,
+    resolution,
+)
 from ctrlreward.placement import TimeLimit
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -126,7 +133,11 @@ class HeldOutScorer:
     @property
     def evidence(self) -> dict[str, Scores]:
         """Key → last score of each prompt, shape (prompts,): the mean of its completions."""
-        return {key: valid_row_means(table) for key, table in self.by_prompt.items()}
+        prompts = prompts_digest(self.prompts)
+        return {
+            key: PromptScores(valid_row_means(table), prompts)
+            for key, table in self.by_prompt.items()
+        }
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -315,6 +326,16 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
                 f"scores has the key {key!r}, which the callback logs itself. Rename it."
             )
     return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
+
+
+def prompts_digest(samples: Samples, repeats: int = 1) -> str:
+    """Return a digest of the prompts in their order, of which each has `repeats` samples.
+
+    A prompt is all columns of its samples but the texts.
+    """
+    columns = [column for name, column in samples.columns().items() if name != "texts"]
+    rows = list(zip(*columns, strict=True))[::repeats]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] if columns else ""
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:

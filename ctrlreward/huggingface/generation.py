@@ -29,7 +29,13 @@ from ctrlreward.completion import (
     unclear_input,
 )
 from ctrlreward.extras import import_extra
-from ctrlreward.held_out import SAMPLING_NAMES, TABLE, HeldOutScorer, without_corpus_parts
+from ctrlreward.held_out import (
+    SAMPLING_NAMES,
+    TABLE,
+    HeldOutScorer,
+    prompts_digest,
+    without_corpus_parts,
+)
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
@@ -184,6 +190,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
                 self._logged = self._evaluate(step)
                 entry["step"] = self.last_scored_step = step
                 entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
+                entry["prompts"] = prompts_digest(self.prompts)
         kwargs.get("metrics", {}).update(self._logged)
 
     def _evaluate(self, step: int) -> dict[str, float]:
