@@ -306,8 +306,8 @@ class AlarmRule:
         # Without scores by prompt, its mean decides.
         if not before.has_prompts_of(now, key):
             return 0.0 if sign * now.metrics[key] > sign * before.metrics[key] else 1.0
-        pair = (sign * np.array(each.evidence[key]) for each in (before, now))
-        return rise_p_value(*pair)
+        first, second = (sign * np.array(each.evidence[key]) for each in (before, now))
+        return rise_p_value(first, second)
 
     def _decline(self, reference: Validation, now: Validation, key: str) -> float:
         """Return the p-value of a decline of a held-out metric by more than its margin."""

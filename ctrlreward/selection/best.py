@@ -288,10 +288,10 @@ class BestRule:
         failed; NaN if fewer than two are left. None without scores by prompt, or with fewer than
         two candidates.
         """
-        first, *others = state.candidates.values() or [None]
-        if not others or not all(first.has_prompts_of(each, self.monitor) for each in others):
+        seen = list(state.candidates.values())
+        if len(seen) < 2 or not all(seen[0].has_prompts_of(e, self.monitor) for e in seen[1:]):
             return None
-        rows = [each.evidence[self.monitor] for each in state.candidates.values()]
+        rows = [each.evidence[self.monitor] for each in seen]
         return selection_optimism(sign_of(self.mode) * np.array(rows))
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
