@@ -134,6 +134,7 @@ def read_stored_run(
         raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
     place = checkpoints or folder
     saved = find_checkpoints(place, log.path) if place.is_dir() else {}
+    saved = _without_texts(saved, found.files) if found else saved
     shift = 0 if files or found else _lightning_shift(log, saved)
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
@@ -212,7 +213,7 @@ def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Lo
     if path.suffix in PICKLES and path.is_file():
         raise ValueError(f"{name} is not the log of a run{unread_texts(name)}")
     try:
-        log = read_log(name, {file.path for file in found.files} if found else ())
+        log = read_log(name, found.files if found else ())
     except NoLog as error:
         if has_samples or found is not None:
             return Log(what, path if found else path / "samples", [])  # of a run without a logger
@@ -220,6 +221,19 @@ def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Lo
             raise NoLog(f"{error}{unread_texts(name)}") from None
         raise
     return log._replace(source=f"{log.source}; {what}") if found else log
+
+
+def _without_texts(
+    saved: Mapping[int, Sequence[Path]], texts: Sequence[Path]
+) -> dict[int, tuple[Path, ...]]:
+    """Leave out folders of texts, which are named by their step as those of weights are."""
+
+    def is_saved(path: Path) -> bool:
+        inside = any(text.is_relative_to(path) for text in texts)
+        return not inside or any(path.rglob("*.safetensors"))
+
+    left = {step: tuple(filter(is_saved, paths)) for step, paths in saved.items()}
+    return {step: paths for step, paths in left.items() if paths}
 
 
 def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:

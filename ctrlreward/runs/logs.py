@@ -41,7 +41,7 @@ _SCORED_STEP = "/scored_step"
 _NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # spellings of loggers
 
 # Folders with files that look like logs but are not.
-_NO_LOGS = re.compile(r"samples|checkpoints|(checkpoint-|global_step).*|\..*")
+_NO_LOGS = re.compile(r"samples|rescored|checkpoints|(checkpoint-|global_step).*|\..*")
 _DEPTH = 3
 
 # verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
@@ -77,7 +77,7 @@ class NoLog(ValueError):
     """A folder without the log of one run, or a log without numbers; a damaged log is another."""
 
 
-def read_log(name: str | Path, texts: Collection[Path | None] = ()) -> Log:
+def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     """Read the log of a run.
 
     Args:
@@ -108,7 +108,7 @@ def _split_run(name: str) -> tuple[Path, str]:
     return Path(file + ".db"), run
 
 
-def _read_folder(folder: Path, texts: Collection[Path | None]) -> Log:
+def _read_folder(folder: Path, texts: Collection[Path]) -> Log:
     found = list(_logs_in(folder, _DEPTH, texts))
     if not found:
         raise NoLog(f"{folder} has no log of a run, must be a folder with {FORMATS}")
@@ -120,7 +120,7 @@ def _read_folder(folder: Path, texts: Collection[Path | None]) -> Log:
     return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
 
 
-def _logs_in(folder: Path, depth: int, texts: Collection[Path | None]) -> Iterator[Path]:
+def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path]:
     """Yield the log of a folder, or the logs of its folders if it has none itself.
 
     Links are not followed, so that `wandb/latest-run` is not a second run.

@@ -147,6 +147,8 @@ def _number(value: Any, sign: str = "") -> str:
 
 def _serve(options: Any) -> None:
     """Serve the page on loopback; it reloads itself when a run has written something."""
+    if remote := [name for name in options.runs if "://" in name]:
+        raise ValueError(f"--serve follows files on this machine, got {remote[0]}")
     contents(options.runs, options)  # mistakes are reported before the server starts
     listener = listen("127.0.0.1", options.port)  # raises an error that names the port
     port = listener.getsockname()[1]

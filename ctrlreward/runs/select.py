@@ -555,7 +555,8 @@ def _watch(options: Any) -> Selection:
     try:
         while True:
             try:
-                found = _select(_read_now(name, options, bool(selection or waiting)), options)
+                stored = _read_now(name, options, bool(selection or waiting))
+                found = _select(_without_unfinished(stored), options)
             except _NotYet as error:
                 if str(error) != waiting:
                     waiting = str(error)
@@ -588,6 +589,16 @@ def _read_now(name: str, options: Any, existed: bool) -> StoredRun:
         if isinstance(error, FileNotFoundError) and not existed:
             raise
         raise _NotYet(str(error)) from None
+
+
+def _without_unfinished(stored: StoredRun) -> StoredRun:
+    """Return the run without a last step that so far has a part of the texts before it."""
+    steps = stored.steps
+    for by_step in stored.texts.values():
+        *_, before, last = [None, *(by_step[step] for step in sorted(by_step))]
+        if before and len(last.order) < len(before.order) and {*last.prompts} <= {*before.prompts}:
+            steps = [each for each in steps if each.step < last.step]
+    return replace(stored, steps=steps)
 
 
 def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -46,10 +46,8 @@ from ctrlreward.text.chats import as_prompt, plain_text
 
 _ENDINGS = re.compile(r"(_failures)?(\.jsonl|\.jsonl\.gz|\.parquet)$")
 PICKLES = (".pt", ".pth", ".pkl", ".pickle")
-# Folders of ours and of W&B, and files that NeMo Gym writes about its rollouts.
-_OTHERS = re.compile(
-    r"(^|/)(samples|rescored|wandb|\.[^/]*)/|_(materialized_inputs|reward_profiling)\.jsonl$"
-)
+_OTHERS = re.compile(r"(^|/)(samples|rescored|wandb|\.[^/]*)/")  # folders of ours and of W&B
+_ABOUT = re.compile(r"_(materialized_inputs|reward_profiling)\.jsonl$")  # by NeMo Gym
 _DEPTH = 6
 _STEP = re.compile(
     r"(?:(?:^|[-_=.])(?:global_?)?(?:step|checkpoint|ckpt|iter|iteration|completions)[-_=]?|^)(\d+)$"
@@ -204,7 +202,7 @@ class StoredTexts:
 
     Attributes:
         kind: Key of `TEXT_FORMATS`.
-        root: Address of the folder, or of the only file.
+        outer: Name of the folder.
         files: Path relative to the folder, and file.
         name: Name of the texts: their folders and file, without steps.
         step: Training step.
@@ -217,7 +215,7 @@ class StoredTexts:
     """
 
     kind: str
-    root: str
+    outer: str
     files: Sequence[tuple[str, Location]]
     name: str
     step: int
@@ -260,7 +258,7 @@ class StoredTexts:
             ValueError: A file has changed since it was found.
         """
         found = [
-            each for _, name, step, each in _text_rows(self.root, self.files, self.kind)
+            each for _, name, step, each in _text_rows(self.outer, self.files, self.kind)
             if (name, step) == (self.name, self.step)
         ]  # fmt: skip
         if len(found) != len(self.order):
@@ -287,10 +285,10 @@ def scored_samples(source: TextSource) -> tuple[Samples, dict[str, Scores]]:
 
 @dataclass(frozen=True)
 class FoundTexts:
-    """Texts of a run: the name of their kind, their files, and name → step → texts."""
+    """Texts of a run: the name of their kind, their local files, and name → step → texts."""
 
     title: str
-    files: Sequence[Location]
+    files: Sequence[Path]
     sets: Mapping[str, Mapping[int, StoredTexts]]
 
 
@@ -333,8 +331,11 @@ def read_texts(address: str | Path, kind: str | None = None) -> FoundTexts | Non
     one_of("--format", kind, TEXT_FORMATS)
     if not files:
         raise ValueError(f"{address} has no texts of {kind}, must have {_READ}")
-    sets = _sets(str(root), files, kind)
-    return FoundTexts(TEXT_FORMATS[kind].title, [file for _, file in files], sets)
+    parent = PurePosixPath(str(root)).parent.name  # of a file
+    sets = _sets(root.name if root.is_folder() else parent, files, kind)
+    about = [root.child(name) for name in _names(root) if _ABOUT.search(name)]
+    local = [file.path for file in (*(each for _, each in files), *about) if file.path is not None]
+    return FoundTexts(TEXT_FORMATS[kind].title, local, sets)
 
 
 def unread_texts(address: str | Path) -> str:
@@ -380,7 +381,7 @@ def _names(root: Location) -> Iterator[str]:
 def _files(root: Location) -> Iterator[tuple[str, Location]]:
     folder = root.is_folder()
     for name in _names(root):
-        if _ENDINGS.search(name) and not (folder and _OTHERS.search(name)):
+        if _ENDINGS.search(name) and not _ABOUT.search(name) and not _OTHERS.search(name):
             yield name, root.child(name) if folder else root
 
 
@@ -418,13 +419,13 @@ def _kind_of(cells: Row) -> str | None:
 
 
 def _text_rows(
-    root: str, files: Iterable[tuple[str, Location]], kind: str
+    outer: str, files: Iterable[tuple[str, Location]], kind: str
 ) -> Iterator[tuple[str, str, int, TextRow]]:
     """Yield file, name of the texts, step and row; texts are plain, prompts are checked."""
     form = TEXT_FORMATS[kind]
     prompts: dict[Hashable, Any] = {}  # by attempt, and by task
     for relative, file in files:  # a file comes before its failures
-        name, named = _name_and_step(root, relative)
+        name, named = _name_and_step(outer, relative)
         first: tuple[str, int] | None = None
         for place, cells in _rows(file):
             try:
@@ -473,19 +474,17 @@ def _step(given: Any, file: Location) -> int:
     return int(given)
 
 
-def _name_and_step(root: str, relative: str) -> tuple[str, int | None]:
+def _name_and_step(outer: str, relative: str) -> tuple[str, int | None]:
     """Return the name of the texts in a file, and the step that file or folders are named by."""
     kept: list[str] = []
     step = None
-    outer = root.rstrip("/").split("/")[-2:]
-    inner = _ENDINGS.sub("", relative).split("/")
-    for place, part in enumerate([*outer, *inner]):
+    for place, part in enumerate([outer, *_ENDINGS.sub("", relative).split("/")]):
         match = _STEP.search(part)
         step = int(match[1]) if match else step
         rest = part[: match.start()] if match else part
-        if place >= len(outer) and rest and rest not in kept[-1:]:
+        if place and rest and rest not in kept[-1:]:
             kept.append(rest)
-    return "/".join(kept) or _STEP.sub("", outer[-1]) or "texts", step
+    return "/".join(kept) or _STEP.sub("", outer) or "texts", step
 
 
 # Steps
@@ -501,14 +500,14 @@ class _Rows:
 
 
 def _sets(
-    root: str, files: Sequence[tuple[str, Location]], kind: str
+    outer: str, files: Sequence[tuple[str, Location]], kind: str
 ) -> dict[str, dict[int, StoredTexts]]:
     """Return name → step → texts of all files."""
     known = dict(files)
     read: dict[str, dict[int, _Rows]] = {}
     texts: dict[str, set[str]] = {}  # names of cells that are not numbers
     references: dict[str, bool] = {}
-    for relative, name, step, row in _text_rows(root, files, kind):
+    for relative, name, step, row in _text_rows(outer, files, kind):
         rows = read.setdefault(name, {}).setdefault(step, _Rows())
         rows.files[relative] = known[relative]
         identity = json.dumps([row.of, as_prompt(row.prompt), row.reference], default=str)
@@ -519,7 +518,7 @@ def _sets(
         has = isinstance(row.reference, str) and bool(row.reference)
         references[name] = references.get(name, True) and has
     return {
-        name: _steps(root, kind, name, dict(sorted(steps.items())), texts[name], references[name])
+        name: _steps(outer, kind, name, dict(sorted(steps.items())), texts[name], references[name])
         for name, steps in read.items()
     }
 
@@ -529,7 +528,7 @@ def _is_number(cell: Any) -> bool:
 
 
 def _steps(
-    root: str,
+    outer: str,
     kind: str,
     name: str,
     steps: Mapping[int, _Rows],
@@ -539,7 +538,6 @@ def _steps(
     """Return the texts of each step, with the prompts in the order of their first appearance."""
     seen = dict.fromkeys(prompt for rows in steps.values() for prompt in rows.prompts)
     place = {prompt: number for number, prompt in enumerate(seen)}
-    every = dict.fromkeys(key for rows in steps.values() for row in rows.cells for key in row)
     scored = {
         key: None
         for rows in steps.values()
@@ -547,7 +545,7 @@ def _steps(
         for key, cell in row.items()
         if cell is not None and key not in texts
     }
-    names = [key for key in every if key in scored]
+    names = sorted(scored, key=lambda key: key not in ("reward", "score"))
     found = {}
     for step, rows in steps.items():
         order = sorted(range(len(rows.prompts)), key=lambda row: place[rows.prompts[row]])
@@ -555,7 +553,7 @@ def _steps(
                   for row in order]  # fmt: skip
         counts = Counter(rows.prompts[row] for row in order)
         found[step] = StoredTexts(
-            kind, root, list(rows.files.items()), name, step,
+            kind, outer, list(rows.files.items()), name, step,
             {key: np.array([row.get(key, nan) for row in values]) for key in names},
             np.array([float(any(map(np.isnan, row.values()))) for row in values]),
             list(counts), list(counts.values()), order, referenced,
