@@ -142,11 +142,11 @@ def verifiers_row(cells: Row) -> TextRow:
     total = [weights[name] * score for name, score in parts.items() if score is not None]
     scores = {**(cells.get("metrics") or {}), **parts, "reward": sum(total) if total else None}
     task = cells["task"]
-    of = task.get("key") or task.get("hash") or (task.get("data") or {}).get("idx")
+    identity = task.get("key") or task.get("hash") or (task.get("data") or {}).get("idx")
     failed = not cells.get("ok", not cells.get("errors"))
     said = [node["message"] for node in path[first:] if node.get("sampled")]
     prompt = [node["message"] for node in path[:first]]
-    return TextRow(prompt, said, scores, of=of, failed=failed)
+    return TextRow(prompt, said, scores, of=identity, failed=failed)
 
 
 def record_row(cells: Row) -> TextRow:

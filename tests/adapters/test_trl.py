@@ -14,8 +14,10 @@ import torch
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.runs import read_stored_run
 from ctrlreward.samples import parse_conversation
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.text.chats import plain_text
 
 
 def total_of(text: str) -> float:
@@ -214,3 +216,27 @@ def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
 def test_weights_of_a_reward(letters) -> None:
     given = Reward({"share": letters["share"], "length": (letters["length"], -3.0)})
     assert given.weights == {"share": 1.0, "length": -3.0}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> None:
+    """Rewards of None are failed; both steps have the same two prompts, in any order."""
+
+    def letters(completions: list[Any], **_: Any) -> list[float | None]:
+        texts = [plain_text(each) for each in completions]
+        return [None if "f" in text else float(text.count("a")) for text in texts]
+
+    trainer = train([letters], chat=chat, log_completions=True)
+    run = read_stored_run(tmp_path)
+    assert run.source == "texts of TRL, 3 steps"
+    logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
+    for step in run.steps:
+        samples, scores = run.texts["completions"][step.step].read()
+        assert np.nanmean(scores["letters"]) == pytest.approx(logged[step.step]["reward"])
+        assert samples.prompts in ((*["ab"] * 4, *["cd"] * 4), (*["cd"] * 4, *["ab"] * 4))
+        assert step.evidence["completions/letters"].shape == (2,)
+        failed = np.isnan(scores["letters"])
+        assert failed.tolist() == ["f" in text for text in samples.texts]
+        assert step.metrics["completions/fail_rate"] == failed.mean()
+    last = [plain_text(each) for each in trainer._logs["completion"]]
+    assert sorted(samples.texts) == sorted(last)
