@@ -344,7 +344,12 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
     proxy = next((key for key in _REWARDS if key in keys), None)
     rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
     # What other trainers store is the reward and its parts, also on held-out prompts.
-    rewarded |= {key.removeprefix(f"{name}/") for name in stored.texts for key in keys}
+    rewarded |= {
+        key.rpartition("/")[2]
+        for name in stored.texts
+        for key in keys
+        if key.startswith(f"{name}/")
+    }
     scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
     held_out = {
         key: better_mode(stored, key)

@@ -302,10 +302,13 @@ def read_texts(address: str | Path, kind: str | None = None) -> FoundTexts | Non
         kind: Key of `TEXT_FORMATS`; None recognises it by the first row of each file.
 
     Raises:
+        FileNotFoundError: The file or folder does not exist.
         ValueError: A file is damaged or lacks a column, a step is unknown, or there are several
             kinds of files; names file and row.
     """
     root = Location(address)
+    if not root.exists():
+        raise root.missing()
     files = list(_files(root))
     if kind is None:
         kinds, broken = {}, []
