@@ -117,7 +117,7 @@ def read_stored_run(
             Samples and checkpoints are searched in the folder, or in the folder of the file.
         checkpoints: Folder of the checkpoints, if the trainer writes them elsewhere.
         texts: Kind of the texts, a key of `ctrlreward.runs.stored_texts.TEXT_FORMATS`. By default
-            those of a `GenerationScorer`, and without them the kind that the files have.
+            the texts of a `GenerationScorer`, and without them the kind that the files have.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
@@ -226,7 +226,7 @@ def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Lo
 def _without_texts(
     saved: Mapping[int, Sequence[Path]], texts: Sequence[Path]
 ) -> dict[int, tuple[Path, ...]]:
-    """Leave out folders of texts, which are named by their step as those of weights are."""
+    """Leave out folders of texts, which are named by their step like folders of weights."""
 
     def is_saved(path: Path) -> bool:
         inside = any(text.is_relative_to(path) for text in texts)
