@@ -229,7 +229,7 @@ def _without_texts(
     """Leave out folders of texts, which are named by their step like folders of weights."""
 
     def is_saved(path: Path) -> bool:
-        inside = any(text.is_relative_to(path) for text in texts)
+        inside = any(text.resolve().is_relative_to(path.resolve()) for text in texts)
         return not inside or any(path.rglob("*.safetensors"))
 
     left = {step: tuple(filter(is_saved, paths)) for step, paths in saved.items()}
