@@ -776,11 +776,21 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 
 def _explanations(file: Path, rows: int) -> dict[int, Any]:
-    """Return row → the stored `"explanation"`, for the records that have one."""
-    if b'"explanation"' not in file.read_bytes():
+    """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
+    content = file.read_bytes()
+    if b'"explanation"' not in content and b'"reasons"' not in content:
         return {}
-    lines = read_jsonl(file)
-    return {i: r["explanation"] for i, r in enumerate(lines[:rows]) if "explanation" in r}
+    found = {}
+    for i, record in enumerate(read_jsonl(file)[:rows]):
+        stored = record.get("explanation", {})
+        # Earlier versions stored a list.
+        explained = {e["aspect"]: e for e in stored} if isinstance(stored, list) else {**stored}
+        for name, reason in record.get("reasons", {}).items():
+            if reason:
+                explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
+        if explained:
+            found[i] = explained
+    return found
 
 
 # Diagnosis
