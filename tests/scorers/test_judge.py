@@ -19,7 +19,8 @@ from ctrlreward import Judge, Reward, Rubric, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.models.tasks import TokenScores
-from ctrlreward.scorers.judge import closed, read_answer
+from ctrlreward.scorers.judge import closed
+from ctrlreward.scorers.rubric import read_answer
 
 NAN = float("nan")
 RATE = Rubric("How warm is this, 1 to 3? {text}\nAnswer:", [1, 2, 3], name="warmth")
