@@ -478,10 +478,11 @@ class Judge(ModelScorer[CausalLM]):
         ]
         if unread and rubric.structured:
             lacking = Counter(
-                RANK if rubric.ranks else name
+                name
                 for reply, each in zip(replies, judgements, strict=True)
-                for name, score in each.scores.items()
-                if reply is not None and math.isnan(score)
+                if reply is not None and not each.whole
+                for name in ([RANK] if rubric.ranks else each.scores)
+                if rubric.ranks or math.isnan(each.scores[name])
             )
             log.warning(
                 "%d of %d replies of the judge lack a valid score, and are NaN there (%s): %s. A "
