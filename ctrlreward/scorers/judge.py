@@ -286,7 +286,8 @@ class Judge(ModelScorer[CausalLM]):
     def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
         """Return the reasons of the last samples, if the rubric asks for them; "" for others.
 
-        The reason of the weighted mean has those of all criteria, a line each.
+        The reason of the weighted mean has the reasons of all criteria, a line each. In a ranking
+        the first order's reply has the reason.
         """
         rubric = self.rubric
         if not rubric.reason or self.address is None:
@@ -322,7 +323,7 @@ class Judge(ModelScorer[CausalLM]):
         return columns
 
     def _questions(self, samples: Samples, kept: Sequence[int]) -> list[Question]:
-        """Return the question about each sample; of a comparison those of both orders."""
+        """Return the question about each sample; in a comparison two, one for each order."""
         columns, questions = self._columns(samples), []
         for i in kept:
             cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}

@@ -94,7 +94,7 @@ class Rubric:
     Args:
         prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
             …. With `{first}` and `{second}` it compares the text with its reference. With `{texts}`
-            it ranks all texts of a group; other columns are then those of the whole group.
+            it ranks all texts of a group, which must be alike in the other columns.
         answers: Answer → score, higher is better; a list of numbers maps each to itself. In a
             comparison answer → `first`, `second` or `tie`. A ranking has none.
         name: Name of the score, with criteria of their weighted mean. A comparison has `preference`

@@ -18,12 +18,19 @@ import pytest
 from judge_server import Refusal, Server, serving
 
 from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
+from ctrlreward.adapters.trl import as_reward_funcs
+from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.runs.report_contents import _explanations
 from ctrlreward.scorers.judge_requests import ReplyCache
 from ctrlreward.scorers.model_servers import Clock, _seconds
-from ctrlreward.scorers.records import read_reasons, read_scored_samples, sample_table
+from ctrlreward.scorers.records import (
+    read_reasons,
+    read_scored_samples,
+    sample_table,
+    write_scored_samples,
+)
 
 NAN = float("nan")
 RATE = Rubric("How warm is this, 1 to 3? {text}", [1, 2, 3], name="warmth")
@@ -185,6 +192,14 @@ def test_reasons_are_stored_with_the_samples(
     header, rows = sample_table(samples, scores, 3, reasons)
     assert header == ["text", "mean", "tone", "mean_reason", "tone_reason"]
     assert rows[0] == ["Thank you.", 2.25, 3.0, *(each[0] for each in reasons.values())]
+    kept = tmp_path / "before.jsonl"
+    write_scored_samples(kept, samples, {})
+    for name in ("polite", "short"):  # one after the other
+        scored_texts(kept, {name: judge[name]}, 0, "folder")
+    assert read_reasons(kept) == {
+        "polite": ["polite is 3", "", ""],
+        "short": ["short is no", "", ""],
+    }
     assert pickle.loads(pickle.dumps(judge)).reasons(samples, ["polite"]) == {"polite": [""] * 3}
 
 
@@ -203,6 +218,23 @@ def test_reasons_and_costs_of_a_reward(serve: Callable[..., Server]) -> None:
     assert both.reasons == {"tone": ["polite is 3", "polite is 3", ""]}
     assert both.counters["judge/tokens"] == 450
     assert both[1:].reasons == {"tone": ["polite is 3", ""]}
+    logged: list[tuple[str, float]] = []
+    (function,) = as_reward_funcs(reward, name="judged")
+    function(prompts=["A"], completions=["B"], log_metric=lambda *pair: logged.append(pair))
+    assert dict(logged)["judged/judge/cost"] == pytest.approx(0.0006)
+
+
+def test_costs_of_a_validation(serve: Callable[..., Server]) -> None:
+    server = serve(in_turn("3"))
+    server.usage = {"prompt_tokens": 100, "completion_tokens": 50}
+    judge = Judge("m", RATE, server.address, prompt_cost=2.0, completion_cost=8.0)
+    held_out = HeldOutScorer({"warm": judge}, Samples(["A", "B"]))
+    for _ in range(2):  # each has its own
+        metrics = held_out.evaluate(lambda prompts: [" soup"] * len(prompts))
+        assert metrics == {
+            **{"score/warm": 3.0, "score/fail_rate": 0.0, "score/judge/requests": 2.0},
+            **{"score/judge/tokens": 300.0, "score/judge/cost": pytest.approx(0.0012)},
+        }
 
 
 # Ranks
