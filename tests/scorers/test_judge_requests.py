@@ -257,7 +257,7 @@ def test_a_group_is_ranked_in_both_orders(
         return json.dumps({"reason": "so", "order": order})
 
     server = serve(reply)
-    judge = Judge("m", RANKED, server.address)
+    judge = Judge("m", RANKED, server.address, concurrency=1)
     texts, groups = ["A", "X", "B", "C", "Y", "alone", "P", "Q", ""], [*"121123441"]
     with caplog.at_level(logging.WARNING):
         found = judge.score(texts, groups=groups)
