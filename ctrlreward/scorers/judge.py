@@ -461,7 +461,7 @@ class Judge(ModelScorer[CausalLM]):
                 del self._reasons[key]
         used = self.usage
         log.info(
-            "the judge has answered %d requests, %d replies were cached; %d and %d tokens of "
+            "requests to the judge so far: %d, and %d replies from the cache; %d and %d tokens of "
             "prompts and replies, cost %.4f",
             *(used.requests, used.cached, used.prompt_tokens, used.completion_tokens, used.cost),
         )

@@ -122,12 +122,11 @@ class Meter:
         with self._lock:
             if prompt or completion:
                 sent.tokens = prompt + completion
-            self.usage = replace(
-                self.usage,
-                prompt_tokens=self.usage.prompt_tokens + prompt,
-                completion_tokens=self.usage.completion_tokens + completion,
-                cost=self.usage.cost + (prompt * prompt_cost + completion * completion_cost) / 1e6,
-            )
+            prompt += self.usage.prompt_tokens
+            completion += self.usage.completion_tokens
+            cost = (prompt * prompt_cost + completion * completion_cost) / 1e6
+            counts = {"prompt_tokens": prompt, "completion_tokens": completion, "cost": cost}
+            self.usage = replace(self.usage, **counts)
 
     def count(self, cached: int = 0, failed: int = 0) -> None:
         """Count replies of the cache and failed requests."""
