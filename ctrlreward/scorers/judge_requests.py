@@ -124,9 +124,12 @@ class Meter:
                 sent.tokens = prompt + completion
             prompt += self.usage.prompt_tokens
             completion += self.usage.completion_tokens
-            cost = (prompt * prompt_cost + completion * completion_cost) / 1e6
-            counts = {"prompt_tokens": prompt, "completion_tokens": completion, "cost": cost}
-            self.usage = replace(self.usage, **counts)
+            self.usage = replace(
+                self.usage,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                cost=(prompt * prompt_cost + completion * completion_cost) / 1e6,
+            )
 
     def count(self, cached: int = 0, failed: int = 0) -> None:
         """Count replies of the cache and failed requests."""
