@@ -157,7 +157,7 @@ class Judge(ModelScorer[CausalLM]):
         (2,)
     """
 
-    _clock = Clock()
+    _clock = Clock()  # tests simulate it
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ from ctrlreward.scorers.records import (
     sample_table,
     write_scored_samples,
 )
+from ctrlreward.serving.fingerprint import fingerprint
 
 NAN = float("nan")
 RATE = Rubric("How warm is this, 1 to 3? {text}", [1, 2, 3], name="warmth")
@@ -417,10 +418,12 @@ def test_valid_replies_are_kept(
 ) -> None:
     server = serve(lambda message: "3" if "A" in message else "words")
     judge = Judge("m", RATE, server.address, cache=tmp_path / "replies")
+    same_reward = fingerprint({"judge": judge}, None)
     for _ in range(2):
         np.testing.assert_array_equal(judge.score(["A", "B"])["warmth"], [3.0, NAN])
     assert len(server.requests) == 3  # the invalid one is asked for again
     assert (judge.usage.requests, judge.usage.cached) == (3, 1)
+    assert fingerprint({"judge": judge}, None) == same_reward
     other = pickle.loads(pickle.dumps(judge))
     other.score(["A"])
     assert (other.usage.requests, other.usage.cached) == (0, 1)
