@@ -151,6 +151,7 @@ class Judge(ModelScorer[CausalLM]):
         OSError: The rubric does not exist.
 
     Examples:
+        >>> from ctrlreward import Rubric
         >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
         >>> rating = Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"])
         >>> rating.shape
