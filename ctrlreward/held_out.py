@@ -30,7 +30,10 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
+    counted_since,
+    counters_of,
     describe_batch,
+    reasons_of,
     score,
 )
 from ctrlreward.scorers.components import ComponentLike, as_component
@@ -42,6 +45,7 @@ SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 CV = "cv"
 WITHOUT = "without"
+_COUNTED = "counted"
 
 # Names in other libraries of the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
@@ -194,11 +198,14 @@ class HeldOutScorer:
         """
         if scores is None:
             what = partial(describe_batch, self.components, samples)
+            before = counters_of(self.components)
             scores = self._limit.run(what, partial(score, self.scored, samples))
+            counted = counted_since(before, counters_of(self.components))
+            scores |= {_part_key(_COUNTED, key): np.array([n]) for key, n in counted.items()}
         scores = dict(scores)
-        shown = without_corpus_parts(scores)
+        shown, reasons = without_corpus_parts(scores), self.reasons(samples)
         if path is not None:
-            write_scored_samples(path, samples, shown)
+            write_scored_samples(path, samples, shown, reasons=reasons)
         scores |= self._without_each_prompt(samples, scores)
         if path is not None:
             jackknifed = {
@@ -207,15 +214,25 @@ class HeldOutScorer:
                 if key.startswith(f"{CORPUS}/") or _part_key(key, WITHOUT) in scores
             }
             if jackknifed:
-                write_scored_samples(path, samples, shown, jackknifed)
+                write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
         return scores
 
+    def reasons(self, samples: Samples) -> dict[str, list[str]]:
+        """Return the reasons of samples that were just scored, by score; only those with any."""
+        return reasons_of(self.components, samples)
+
     def logged(self, scores: Mapping[str, Scores]) -> dict[str, float]:
-        """Return mean scores, fail rate and scores of the corpus, by `<name>/<score>`."""
+        """Return mean scores, fail rate and scores of the corpus, by `<name>/<score>`.
+
+        With a judge on a server also its requests, tokens and cost, `<name>/judge/cost`.
+        """
         values = mean_scores({key: scores[key] for key in self.components})
         for key, end, fold in self._folds():
             parts = (scores[_part_key(key, name)] for name in fold.parts)
             values[f"{CORPUS}/{key}{end}"] = fold.fold(*parts)
+        start = _part_key(_COUNTED, "")
+        counted = {key.removeprefix(start): n for key, n in scores.items() if key.startswith(start)}
+        values |= {key: float(n[0]) for key, n in counted.items()}
         return {f"{self.name}/{key}": value for key, value in values.items()}
 
     def metrics(self, scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -65,7 +65,7 @@ def as_reward_funcs(
 
     TRL logs `rewards/<name>/mean` and `/std` of the total, and `<name>/<component>` and
     `<name>/fail_rate`. These are means over the samples of all ranks; components leave out failed
-    samples.
+    samples. Requests, tokens and cost of a judge, `<name>/judge/cost`, are means over the batches.
 
     Args:
         reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so a
@@ -179,6 +179,8 @@ class _RewardFunc:
             for component, values in batch.components.items():
                 for value in values[~batch.failed]:
                     log_metric(f"{self.name}/{component}", float(value))
+            for key, count in batch.counters.items():
+                log_metric(f"{self.name}/{key}", float(count))
         return _failed_as_none(batch.total, batch)
 
 

@@ -214,7 +214,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             scores = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
         run = wandb_run(self.trainer.args)
         if run is not None:
-            columns, rows = sample_table(samples, without_corpus_parts(scores), self.table_rows)
+            shown, reasons = without_corpus_parts(scores), self.reasons(samples)
+            columns, rows = sample_table(samples, shown, self.table_rows, reasons)
             table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
             run.log({f"{self.name}/{TABLE}": table, "train/global_step": step})
         return scores

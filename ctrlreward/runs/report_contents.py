@@ -793,11 +793,21 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 
 def _explanations(file: TextSource, rows: int) -> dict[int, Any]:
-    """Return row → the stored `"explanation"`, for the records that have one."""
-    if not isinstance(file, Path) or b'"explanation"' not in file.read_bytes():
+    """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
+    content = file.read_bytes() if isinstance(file, Path) else b""
+    if isinstance(file, StoredTexts) or not re.search(rb'"(explanation|reasons)"', content):
         return {}
-    lines = read_jsonl(file)
-    return {i: r["explanation"] for i, r in enumerate(lines[:rows]) if "explanation" in r}
+    found = {}
+    for i, record in enumerate(read_jsonl(file)[:rows]):
+        stored = record.get("explanation", {})
+        # Earlier versions stored a list.
+        explained = {e["aspect"]: e for e in stored} if isinstance(stored, list) else {**stored}
+        for name, reason in record.get("reasons", {}).items():
+            if reason:
+                explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
+        if explained:
+            found[i] = explained
+    return found
 
 
 # Diagnosis

@@ -45,7 +45,12 @@ from ctrlreward.runs.stored_texts import (
 )
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
-from ctrlreward.scorers.records import read_by_prompt, read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import (
+    read_by_prompt,
+    read_reasons,
+    read_scored_samples,
+    write_scored_samples,
+)
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import reward_id
@@ -332,7 +337,8 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
         metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
         evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
         _, shown = read_scored_samples(path)
-        write_scored_samples(path, samples, {**shown, TOTAL: totals}, read_by_prompt(path))
+        shown[TOTAL], kept = totals, (read_by_prompt(path), None, read_reasons(path))
+        write_scored_samples(path, samples, shown, *kept)
     return {
         "metrics": _finite(metrics),
         "evidence": {key: _nulled(row) for key, row in evidence.items()},

@@ -224,8 +224,7 @@ def test_two_guards_have_separate_states() -> None:
     assert guard().state_key != guard(held_out="score/padding").state_key
 
 
-@pytest.mark.parametrize("mode", [None, "min"])
-@pytest.mark.parametrize("key", ["reward/total", "reward/shaped"])
+@pytest.mark.parametrize(("key", "mode"), [("reward/total", None), ("reward/shaped", "min")])
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
 def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, mode) -> None:
     """Better when higher, as of `PolicyTuner`, unless the guard says otherwise."""

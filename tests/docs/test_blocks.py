@@ -296,7 +296,7 @@ def test_yaml(block: Block, workplace: None) -> None:
         Task.load(file)
     elif {"labels", "template"} <= keys:
         parse_only(["evaluate", "smollm2-135m", "--output=a", "--config", str(file)])
-    elif "answers" in keys:
+    elif "prompt" in keys:
         Rubric.load(file)
     elif "scorers" in keys:
         parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])

@@ -21,11 +21,14 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
 )
 from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import Accuracy, Reward, RewardModel, Samples, fit_scales
 from ctrlreward.cli import main
+from ctrlreward.weights.quantization import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -271,6 +274,48 @@ def test_bfloat16_stays_near(chat_model: str, adapter: str, record_property: Any
         near = RewardModel(folder, dtype="bfloat16").score(samples)["reward"]
         size = 1 + abs(exact).max()
         assert largest(near, exact, record_property, "bfloat16") < 0.05 * size
+
+
+@pytest.mark.parametrize(("quantization", "rounding"), [("int8", 0.01), ("nf4", 0.1)])
+def test_quantized_layers_give_the_reward_of_their_dequantized_weights(
+    tmp_path: Path, base: str, quantization: Any, rounding: float
+) -> None:
+    """Int8 rounds the activations as well; the head is left as it is."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_labels=1,
+        initializer_range=0.2,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    scorer = RewardModel(str(tmp_path), quantization=quantization, template="{completion}")
+    found = scorer.score(ANSWERS)["reward"]
+    settings = quantization_config(quantization, torch.float32, "quantization")
+    plain: Any = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, quantization_config=settings
+    ).dequantize()
+    rows = [tokenizer(text).input_ids for text in ANSWERS]
+    expected = own_rewards(plain.float().eval(), rows)
+    assert np.abs(found - expected).max() < rounding * np.ptp(expected)
+    layers = scorer.loaded_model.model
+    assert layers.score.weight.dtype == torch.float32
+    weight: Any = layers.model.layers[0].mlp.up_proj.weight
+    bits = {"int8": 8, "nf4": 4}[quantization]
+    assert weight.numel() * weight.element_size() * 8 == bits * 64 * 128
+
+
+def test_an_adapter_is_not_quantized(adapter: str) -> None:
+    with pytest.raises(ValueError, match="quantization must be None for an adapter, got 'int8'"):
+        RewardModel(adapter, quantization="int8").load()
+    with pytest.raises(ValueError, match="quantization must be"):
+        RewardModel(adapter, quantization="int4")  # type: ignore[arg-type]
 
 
 def test_equal_answers_to_different_prompts_differ(chat_model: str) -> None:
