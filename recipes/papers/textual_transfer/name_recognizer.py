@@ -38,7 +38,7 @@ class NameRecognizer(FrozenModel):
     auto_class = AutoModelForTokenClassification
 
     def _prepare(self) -> None:
-        names = self.model.config.id2label
+        names: Any = self.model.config.id2label
         kinds = [_KINDS.get(names[i].rpartition("-")[2].upper(), "") for i in range(len(names))]
         self._kinds = kinds
         if not {PERSON, LOCATION} <= {*kinds}:
