@@ -240,6 +240,8 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
     if page == "demo.md":
         the_demos_result(small)
+    if page == "textual_transfer.md":
+        Path("glove.6B.300d.txt").write_text("soup 0.5 1.0\nwarm 1.0 0.25\n")
     if page == "reward_models.md":
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_reward_model(patch)

@@ -58,6 +58,9 @@ def test_training_uses_the_total_and_leaves_out_failed_samples(
         p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
     ]
     check_last_step(trainer, [total_of(text) for text in texts], texts, "letters")
+    columns = trainer._logs["extra"]  # of TRL's table of completions
+    assert list(columns["letters/length"]) == [len(text) for text in texts]
+    assert [value is None for value in columns["letters/share"]] == ["f" in t for t in texts]
 
 
 def test_grpo_with_chats(train, reward, letters) -> None:
