@@ -1,43 +1,50 @@
-"""A reward model by TRL's `RewardTrainer`: a LoRA adapter on pairs that a reward has chosen.
+"""Two reward models by TRL's `RewardTrainer`: one to train against, one that a guard watches.
 
-    python -m ctrlreward.recipes.scoring_models.reward_model \
-        --config configs/scoring_models/reward_model_smollm2.yaml --folder runs/reward_model/reward
+    python -m ctrlreward.recipes.scoring_models.reward_model
+    ctrlreward train --config configs/controlled_generation/reward_model_smollm2.yaml
 
-The model completes half of the prompts, `ctrlreward pairs` chooses by the reward of a teacher, and
-TRL trains. The folder has the adapter, which `RewardModel(folder, template="plain")` loads, the
-texts, the pairs and `evaluation.json`. `--half 1` takes the other half of the prompts, for a second
-reward model that a guard watches. Every option of `trl.RewardConfig` is one. Copy this file to
-change more.
+Each has one half of the recipe's training prompts. The recipe's model completes them, the reward of
+a teacher chooses pairs as `ctrlreward pairs` does, and TRL trains a LoRA adapter, which
+`RewardModel(folder, template="plain")` loads. Each model then judges the pairs of the other half.
+`--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
+`trl.RewardConfig` is one, with the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file
+to change more.
 """
 
 from __future__ import annotations
 
-import json
+import copy
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig
+from transformers import set_seed
 
-from ctrlreward.evaluation.texts import EvaluatedPrompt, TextLog, build_prompts, find_model
+from ctrlreward.command_line.config_files import extended_files, merged
+from ctrlreward.evaluation.texts import TextLog, build_prompts, find_model
 from ctrlreward.extras import import_extra
-from ctrlreward.files import json_line, whole_folder, write_whole
+from ctrlreward.files import json_text, read_json, whole_folder, write_whole
+from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.policy.rollouts import Generation
-from ctrlreward.preferences import accuracy
+from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.preferences.pairs import write_pairs
 from ctrlreward.scorers import LexiconSentiment, RewardModel
+from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.weights.loading import load_tokenizer
 from ctrlreward.weights.sources import resolve
 
+# Folders of the two models; the first has the even prefixes of the recipe.
+NAMES = ("reward", "held_out")
+
 # Options of `trl.RewardConfig` that differ from TRL's: for a small model, an adapter and few pairs.
 DEFAULTS: dict[str, Any] = {
-    "output_dir": None,  # the folder has all that is kept
+    "output_dir": "runs/reward_models",
+    "seed": 0,
     "learning_rate": 5e-4,
-    "lr_scheduler_type": "linear",
     "warmup_steps": 3,
     "num_train_epochs": 2,
     "per_device_train_batch_size": 8,
@@ -53,116 +60,153 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass
 class RewardModelArguments:
-    """Prompts, teacher, model and folder.
+    """Prompts, teacher and adapter.
 
     Attributes:
-        folder: Folder of the reward model, which appears when it is trained.
-        prefixes: Content prefixes.
-        labels: Target labels.
-        template: Prompt of the model, which ends in `{prefix}`, with `{label}`.
-        half: Half of the prefixes, 0 or 1: every other one.
+        recipe: YAML file or name of a recipe: its model is the generator and the base model, its
+            data have `prefixes`, `labels` and `template`.
+        teacher: The reward that chooses, as for `ctrlreward pairs`.
         completions: Completions of each prompt.
         pairs_per_prompt: Most pairs of each prompt.
         margin: Pairs whose rewards differ by at most this are left out.
-        teacher: The reward that chooses, as for `ctrlreward pairs`.
         max_completion_length: Most tokens of a completion.
-        model: Local folder, Hugging Face id or short name of generator and base model.
         lora_r: Rank of the adapter.
         lora_alpha: Its scale.
-        other: Folder of the model of the other half: each then judges the pairs of the other.
         smoke: Run two steps with a few texts.
     """
 
-    folder: str = field(metadata={"help": "folder of the reward model"})
-    prefixes: list[str] = field(metadata={"help": "content prefixes"})
-    labels: list[str] = field(metadata={"help": "target labels"})
-    template: str = field(metadata={"help": "prompt with {label}, which ends in {prefix}"})
-    half: int = field(default=0, metadata={"help": "half of the prefixes", "choices": [0, 1]})
-    completions: int = field(default=8, metadata={"help": "completions of each prompt"})
-    pairs_per_prompt: int = field(default=4, metadata={"help": "most pairs of each prompt"})
-    margin: float = field(default=0.1, metadata={"help": "smallest difference of rewards"})
+    recipe: str = field(default="reward_model_smollm2", metadata={"help": "YAML file or name"})
     teacher: str = field(
         default="ctrlreward.recipes.scoring_models.reward_model:word_list",
-        metadata={"help": "reward that chooses: a YAML file or MODULE:FUNCTION"},
+        metadata={"help": "reward that chooses: a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION"},
     )
+    completions: int = field(default=8, metadata={"help": "completions of each prompt"})
+    pairs_per_prompt: int = field(default=4, metadata={"help": "most pairs of each prompt"})
+    margin: float = field(default=0.1, metadata={"help": "largest difference that is left out"})
     max_completion_length: int = field(default=24, metadata={"help": "tokens of a completion"})
-    model: str = field(default="smollm2-135m", metadata={"help": "folder, hub id or short name"})
     lora_r: int = field(default=16, metadata={"help": "rank of the adapter"})
     lora_alpha: int = field(default=32, metadata={"help": "scale of the adapter"})
-    other: str | None = field(default=None, metadata={"help": "folder of the other half's model"})
     smoke: bool = field(default=False, metadata={"help": "two steps with a few texts"})
 
 
-def word_list(completions: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """Return VADER's polarity in the direction of the label, `negative` or another one."""
-    polarity = LexiconSentiment("polarity").score(list(completions))["polarity"]
+def word_list(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    """Return VADER's polarity towards the label, -1 to 1; `negative` turns its sign."""
+    polarity = LexiconSentiment("polarity").score(list(texts))["polarity"]
     signs = [-1.0 if label == "negative" else 1.0 for label in labels]
     return [float(sign * value) for sign, value in zip(signs, polarity, strict=True)]
 
 
-def write_completions(path: Path, arguments: RewardModelArguments, seed: int) -> None:
-    """Write completions of the prompts of a half, with the columns that `ctrlreward pairs` reads."""
-    prefixes = arguments.prefixes[arguments.half :: 2]
-    prompts = build_prompts(prefixes, {"label": arguments.labels}, arguments.template)
-    options = Generation(
-        max_completion_length=arguments.max_completion_length, eval_temperature=1.0
-    )
+def words(completions: Sequence[str]) -> list[int]:
+    """Return the number of words of each completion."""
+    return [len(completion.split()) for completion in completions]
+
+
+def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) -> str:
+    """Write completions for `ctrlreward pairs` of every other prefix, return the base model."""
+    file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
+    recipe = merged(extended_files(str(file)))
+    model, data = recipe["model"]["init_args"]["model"], recipe["data"]["init_args"]
+    prefixes = data["prefixes"][: 8 if ours.smoke else None][half::2]
     log = TextLog(
         path.with_name("generations.jsonl"),
-        *(prompts, arguments.completions, options, seed, {}),
+        build_prompts(prefixes, {"label": data["labels"]}, data["template"]),
+        4 if ours.smoke else ours.completions,
+        Generation(max_completion_length=ours.max_completion_length, eval_temperature=1.0),
+        *(seed, {}),
         continues=True,
         drop=False,
     )
-    texts, _ = log.complete(find_model(arguments.model), "cpu", None, 64)
-    rows = [_row(prompt, text) for prompt, text in zip(log.prompts, texts, strict=True)]
-    write_whole(path, "".join(map(json_line, rows)))
+    completions, ended = log.complete(find_model(model), "cpu", None, 64)
+    write_scored_samples(path, log.samples(completions, ended), {})
+    return str(model)
 
 
-def _row(prompt: EvaluatedPrompt, completion: str) -> dict[str, str]:
-    text = prompt.prefix + completion
-    label = prompt.targets["label"]
-    return {"text": text, "prefix": prompt.prefix, "prompt": prompt.prompt, "label": label}
-
-
-def train_reward_model(arguments: RewardModelArguments, config: Any) -> dict[str, Any]:
-    """Write the folder of a reward model, and return the content of its `evaluation.json`.
+def train_reward_model(
+    folder: Path, ours: RewardModelArguments, config: Any, half: int
+) -> dict[str, float]:
+    """Write texts, pairs and the adapter of one half to a folder.
 
     Returns:
-        `pairs`: their number; `steps`; `training_accuracy`: the share of pairs of the last steps
-        whose chosen text has the higher reward.
+        `pairs`, their number; `steps`; `loss`, TRL's, the mean over the training.
     """
     trl, datasets = import_extra("trl", "RewardTrainer"), import_extra("datasets", "RewardTrainer")
-    if arguments.smoke:
-        arguments.prefixes, arguments.completions = arguments.prefixes[:4], 4
-        arguments.max_completion_length, arguments.margin, config.max_steps = 8, -1.0, 2
-    tokenizer = load_tokenizer(arguments.model)
+    folder.mkdir()
+    texts, pairs = folder / "texts.jsonl", folder / "pairs.jsonl"
+    seed = 2 * config.seed + half  # other completions, and another head
+    model = write_texts(texts, ours, half, seed)
+    options = {"reward": ours.teacher, "margin": ours.margin, "per_prompt": ours.pairs_per_prompt}
+    said = write_pairs(str(texts), str(pairs), **options)
+    print(f"{folder.name}: {said.partition(': ')[2]}")
+    columns = ("prompt", "chosen", "rejected")
+    rows = [{name: row[name] for name in columns} for row in read_rows(pairs)]
+    tokenizer = load_tokenizer(model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    with whole_folder(Path(arguments.folder).expanduser()) as folder:
-        write_completions(folder / "texts.jsonl", arguments, config.seed)
-        summary = write_pairs(
-            str(folder / "texts.jsonl"),
-            str(folder / "pairs.jsonl"),
-            reward=arguments.teacher,
-            margin=arguments.margin,
-            per_prompt=arguments.pairs_per_prompt,
+    config = copy.copy(config)
+    config.seed, config.output_dir = seed, str(folder)
+    config.model_init_kwargs = {"dtype": "float32", **(config.model_init_kwargs or {})}
+    if ours.smoke:
+        config.max_steps = 2
+    set_seed(seed)  # of the head, which is new
+    trainer = trl.RewardTrainer(
+        resolve(model),
+        args=config,
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            r=ours.lora_r,
+            lora_alpha=ours.lora_alpha,
+            target_modules="all-linear",
+            task_type="SEQ_CLS",
+        ),
+    )
+    result = trainer.train()
+    trainer.save_model(str(folder))
+    return {"pairs": len(rows), "steps": result.global_step, "loss": result.training_loss}
+
+
+def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, dict[str, float]]:
+    """Write both models and `summary.json` to the output folder, return the summary.
+
+    Returns:
+        Name of the model → what `train_reward_model` returns, and `accuracy`, the share of the
+        other half's pairs whose chosen text it rates higher, with `low` and `high`, its 95 %
+        interval by prompt.
+    """
+    with whole_folder(Path(config.output_dir).expanduser()) as folder:
+        summary = {
+            name: train_reward_model(folder / name, ours, config, half)
+            for half, name in enumerate(NAMES)
+        }
+        for name, other in zip(NAMES, NAMES[::-1], strict=True):
+            scorer = RewardModel(str(folder / name), template="plain")
+            file = folder / name / "preferences.json"
+            preferences(folder / other / "pairs.jsonl", scorers=[scorer], output=file)
+            scorer.release()
+            higher = read_json(file)["reward"]["subsets"]["all"]["higher"]
+            summary[name] |= {"accuracy": higher["value"], **{k: higher[k] for k in ("low", "high")}}
+        write_whole(folder / "summary.json", json_text(summary))
+    return summary
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train by the options of a command line, and print the accuracy on the other half."""
+    trl = import_extra("trl", "RewardTrainer")
+    parser = trl.TrlParser(dataclass_types=[RewardModelArguments, trl.RewardConfig])
+    parser.set_defaults(**DEFAULTS)
+    ours, config = parser.parse_args_and_config(list(arguments))
+    try:
+        summary = train_reward_models(ours, config)
+    except (ValueError, OSError, KeyError) as error:
+        parser.error(f"no key {error}" if isinstance(error, KeyError) else str(error))
+    for name, found in summary.items():
+        low, high = found["low"], found["high"]
+        print(
+            f"{name}: {found['pairs']} pairs, {found['steps']} steps, accuracy on the other "
+            f"half's pairs {found['accuracy']:.3f} ({low:.3f} to {high:.3f})"
         )
-        print(summary)
-        columns = ("prompt", "chosen", "rejected")
-        rows = [{name: r[name] for name in columns} for r in read_rows(folder / "pairs.jsonl")]
-        config.model_init_kwargs = {"dtype": "float32", **(config.model_init_kwargs or {})}
-        trainer = trl.RewardTrainer(
-            resolve(arguments.model),
-            args=config,
-            train_dataset=datasets.Dataset.from_list(rows),
-            processing_class=tokenizer,
-            peft_config=LoraConfig(
-                r=arguments.lora_r,
-                lora_alpha=arguments.lora_alpha,
-                target_modules="all-linear",
-                task_type="SEQ_CLS",
-            ),
-        )
-        trainer.train()
-        trainer.save_model(str(folder))
-    return {}
+    print(f"adapters in {', '.join(str(Path(config.output_dir) / name) for name in NAMES)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
