@@ -24,7 +24,7 @@ from peft import LoraConfig
 from transformers import set_seed
 
 from ctrlreward.command_line.config_files import extended_files, merged
-from ctrlreward.evaluation.texts import TextLog, build_prompts, find_model
+from ctrlreward.evaluation.texts import TextLog, build_prompts, find_model, read_prefixes
 from ctrlreward.extras import import_extra
 from ctrlreward.files import json_text, read_json, whole_folder, write_whole
 from ctrlreward.jobs.recipes import recipe_file
@@ -106,7 +106,9 @@ def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) ->
     file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
     recipe = merged(extended_files(str(file)))
     model, data = recipe["model"]["init_args"]["model"], recipe["data"]["init_args"]
-    prefixes = data["prefixes"][: 8 if ours.smoke else None][half::2]
+    prefixes = data["prefixes"]
+    prefixes = read_prefixes(prefixes) if isinstance(prefixes, str) else prefixes
+    prefixes = prefixes[: 8 if ours.smoke else None][half::2]
     log = TextLog(
         path.with_name("generations.jsonl"),
         build_prompts(prefixes, {"label": data["labels"]}, data["template"]),
@@ -123,11 +125,14 @@ def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) ->
 
 def train_reward_model(
     folder: Path, ours: RewardModelArguments, config: Any, half: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Write texts, pairs and the adapter of one half to a folder.
 
     Returns:
         `pairs`, their number; `steps`; `loss`, TRL's, the mean over the training.
+
+    Raises:
+        ValueError: There are no pairs.
     """
     trl, datasets = import_extra("trl", "RewardTrainer"), import_extra("datasets", "RewardTrainer")
     folder.mkdir()
@@ -139,6 +144,11 @@ def train_reward_model(
     print(f"{folder.name}: {said.partition(': ')[2]}")
     columns = ("prompt", "chosen", "rejected")
     rows = [{name: row[name] for name in columns} for row in read_rows(pairs)]
+    if not rows:
+        raise ValueError(
+            f"{folder.name} has no pairs, must have one or more. Use a smaller margin, or more "
+            "completions."
+        )
     tokenizer = load_tokenizer(model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -165,15 +175,21 @@ def train_reward_model(
     return {"pairs": len(rows), "steps": result.global_step, "loss": result.training_loss}
 
 
-def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, dict[str, float]]:
+def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, dict[str, Any]]:
     """Write both models and `summary.json` to the output folder, return the summary.
 
     Returns:
-        Name of the model → what `train_reward_model` returns, and `accuracy`, the share of the
-        other half's pairs whose chosen text it rates higher, with `low` and `high`, its 95 %
+        Name of the model → what `train_reward_model` returns, and `accuracy`: `value`, the share of
+        the other half's pairs whose chosen text it rates higher, with `low` and `high`, its 95 %
         interval by prompt.
+
+    Raises:
+        ValueError: The folder exists, or a half has no pairs.
     """
-    with whole_folder(Path(config.output_dir).expanduser()) as folder:
+    output = Path(config.output_dir).expanduser()
+    if output.exists():
+        raise ValueError(f"{output} exists. Delete it, or use another --output_dir.")
+    with whole_folder(output) as folder:
         summary = {
             name: train_reward_model(folder / name, ours, config, half)
             for half, name in enumerate(NAMES)
@@ -183,8 +199,7 @@ def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, di
             file = folder / name / "preferences.json"
             preferences(folder / other / "pairs.jsonl", scorers=[scorer], output=file)
             scorer.release()
-            higher = read_json(file)["reward"]["subsets"]["all"]["higher"]
-            summary[name] |= {"accuracy": higher["value"], **{k: higher[k] for k in ("low", "high")}}
+            summary[name]["accuracy"] = read_json(file)["reward"]["subsets"]["all"]["higher"]
         write_whole(folder / "summary.json", json_text(summary))
     return summary
 
@@ -200,10 +215,9 @@ def main(arguments: Sequence[str]) -> None:
     except (ValueError, OSError, KeyError) as error:
         parser.error(f"no key {error}" if isinstance(error, KeyError) else str(error))
     for name, found in summary.items():
-        low, high = found["low"], found["high"]
         print(
-            f"{name}: {found['pairs']} pairs, {found['steps']} steps, accuracy on the other "
-            f"half's pairs {found['accuracy']:.3f} ({low:.3f} to {high:.3f})"
+            f"{name}: {found['pairs']} pairs, {found['steps']} steps, accuracy on the other half's"
+            " pairs {value:.3f} ({low:.3f} to {high:.3f})".format(**found["accuracy"])
         )
     print(f"adapters in {', '.join(str(Path(config.output_dir) / name) for name in NAMES)}")
 

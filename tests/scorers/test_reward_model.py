@@ -27,6 +27,7 @@ from transformers import (
 from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import Accuracy, Reward, RewardModel, Samples, fit_scales
+from ctrlreward.callbacks import ReferenceReward
 from ctrlreward.cli import main
 from ctrlreward.weights.quantization import quantization_config
 
@@ -436,6 +437,21 @@ def test_reward_models_compose(chat_model: str, plain_model: str) -> None:
     cautious = Reward(both, aggregate="mean_minus_deviation", scales=scales)(samples)
     assert (cautious.total <= np.mean(scaled, axis=0)).all()
     assert cautious.components["disagreement"].max() > 0
+
+
+def test_a_preference_over_references_has_no_constant(plain_model: str) -> None:
+    """PAR: σ of the difference of two rewards of one prompt."""
+    reward = Reward({"rm": RewardModel(plain_model, template="plain")["reward"]})
+    references = ANSWERS[::-1]
+    samples = Samples(ANSWERS, prompts=PROMPTS, references=references)
+    totals = reward(samples).total
+    term = ReferenceReward("references")
+    shaped, scored = term.preferences(totals, samples, lambda each: reward(each).total)
+    expected = reward(Samples(references, prompts=PROMPTS)).total
+    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    np.testing.assert_allclose(shaped, 1 / (1 + np.exp(expected - totals)), atol=1e-6)
+    shifted, _ = term.preferences(totals + 5, samples, lambda each: reward(each).total + 5)
+    np.testing.assert_allclose(shifted, shaped)
 
 
 def test_commands_take_a_reward_model(
