@@ -64,12 +64,12 @@ class RewardModelArguments:
 
     Attributes:
         recipe: YAML file or name of a recipe: its model is the generator and the base model, its
-            data have `prefixes`, `labels` and `template`.
+            data have `prefixes`, `labels` and `template`, and `generation` is as in training, at
+            temperature 1.
         teacher: The reward that chooses, as for `ctrlreward pairs`.
         completions: Completions of each prompt.
         pairs_per_prompt: Most pairs of each prompt.
         margin: Pairs whose rewards differ by at most this are left out.
-        max_completion_length: Most tokens of a completion.
         lora_r: Rank of the adapter.
         lora_alpha: Its scale.
         smoke: Run two steps with a few texts.
@@ -80,20 +80,19 @@ class RewardModelArguments:
         default="ctrlreward.recipes.scoring_models.reward_model:word_list",
         metadata={"help": "reward that chooses: a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION"},
     )
-    completions: int = field(default=8, metadata={"help": "completions of each prompt"})
+    completions: int = field(default=12, metadata={"help": "completions of each prompt"})
     pairs_per_prompt: int = field(default=4, metadata={"help": "most pairs of each prompt"})
     margin: float = field(default=0.1, metadata={"help": "largest difference that is left out"})
-    max_completion_length: int = field(default=24, metadata={"help": "tokens of a completion"})
     lora_r: int = field(default=16, metadata={"help": "rank of the adapter"})
     lora_alpha: int = field(default=32, metadata={"help": "scale of the adapter"})
     smoke: bool = field(default=False, metadata={"help": "two steps with a few texts"})
 
 
 def word_list(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """Return VADER's polarity towards the label, -1 to 1; `negative` turns its sign."""
+    """Return VADER's polarity in the direction of the label, -1 to 1."""
     polarity = LexiconSentiment("polarity").score(list(texts))["polarity"]
-    signs = [-1.0 if label == "negative" else 1.0 for label in labels]
-    return [float(sign * value) for sign, value in zip(signs, polarity, strict=True)]
+    signs = {"negative": -1.0, "positive": 1.0}
+    return [float(signs[label] * value) for label, value in zip(labels, polarity, strict=True)]
 
 
 def words(completions: Sequence[str]) -> list[int]:
@@ -105,7 +104,7 @@ def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) ->
     """Write completions for `ctrlreward pairs` of every other prefix, return the base model."""
     file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
     recipe = merged(extended_files(str(file)))
-    model, data = recipe["model"]["init_args"]["model"], recipe["data"]["init_args"]
+    policy, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
     prefixes = data["prefixes"]
     prefixes = read_prefixes(prefixes) if isinstance(prefixes, str) else prefixes
     prefixes = prefixes[: 8 if ours.smoke else None][half::2]
@@ -113,14 +112,16 @@ def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) ->
         path.with_name("generations.jsonl"),
         build_prompts(prefixes, {"label": data["labels"]}, data["template"]),
         4 if ours.smoke else ours.completions,
-        Generation(max_completion_length=ours.max_completion_length, eval_temperature=1.0),
+        Generation(**{**policy["generation"], "eval_temperature": 1.0}),
         *(seed, {}),
         continues=True,
         drop=False,
     )
-    completions, ended = log.complete(find_model(model), "cpu", None, 64)
-    write_scored_samples(path, log.samples(completions, ended), {})
-    return str(model)
+    completions, ended = log.complete(find_model(policy["model"]), "cpu", None, 64)
+    samples = log.samples(completions, ended)
+    labels = [prompt.targets["label"] for prompt in log.prompts]
+    write_scored_samples(path, samples.replace(labels=labels), {})
+    return str(policy["model"])
 
 
 def train_reward_model(
@@ -139,8 +140,12 @@ def train_reward_model(
     texts, pairs = folder / "texts.jsonl", folder / "pairs.jsonl"
     seed = 2 * config.seed + half  # other completions, and another head
     model = write_texts(texts, ours, half, seed)
-    options = {"reward": ours.teacher, "margin": ours.margin, "per_prompt": ours.pairs_per_prompt}
-    said = write_pairs(str(texts), str(pairs), **options)
+    said = write_pairs(
+        *(str(texts), str(pairs)),
+        reward=ours.teacher,
+        margin=ours.margin,
+        per_prompt=ours.pairs_per_prompt,
+    )
     print(f"{folder.name}: {said.partition(': ')[2]}")
     columns = ("prompt", "chosen", "rejected")
     rows = [{name: row[name] for name in columns} for row in read_rows(pairs)]

@@ -23,8 +23,9 @@ RECIPE = "configs/controlled_generation/reward_model_smollm2.yaml"
 
 def letters(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
     """Reward letters by the label."""
-    wanted = [set("aeiou") if label == "positive" else set("xyz") for label in labels]
-    return [float(sum(c in w for c in t)) for t, w in zip(texts, wanted, strict=True)]
+    wanted = {"negative": "xyz", "positive": "aeiou"}
+    pairs = zip(texts, labels, strict=True)
+    return [float(sum(c in wanted[label] for c in text)) for text, label in pairs]
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +65,9 @@ def test_smoke(
     main(["train", RECIPE, "--smoke"])
     (root,) = tmp_path.glob("*-smoke-*")
     history = JsonLog(root / "metrics.jsonl").read()
-    held_out = ("reward", "held_out_reward", "distinct_2", "length")
-    for key in ("reward/total", *(f"score/{name}" for name in held_out)):
+    held_out = (f"score/{name}" for name in ("reward", "held_out_reward", "distinct_2", "length"))
+    for key in ("reward/total", "guard/alarm", *held_out):
         assert len(curve(history, key)[0]) == 2
-    assert len(curve(history, "guard/alarm")[0]) == 1  # the second validation
     assert json.loads((root / "summary.json").read_text())["steps"] == 2
     assert 'class="verdict' in (root / "report.html").read_text()
 
