@@ -22,10 +22,9 @@ RECIPE = "configs/controlled_generation/reward_model_smollm2.yaml"
 
 
 def letters(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """Reward letters by the label."""
-    wanted = {"negative": "xyz", "positive": "aeiou"}
-    pairs = zip(texts, labels, strict=True)
-    return [float(sum(c in wanted[label] for c in text)) for text, label in pairs]
+    """Reward lowercase letters."""
+    assert {*labels} == {"negative"}
+    return [float(sum(map(str.islower, text))) for text in texts]
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +55,7 @@ def test_smoke(
         assert f"{name}: {len(pairs)} pairs, 2 steps, accuracy on the other half's" in printed
         prompts.append({pair["prompt"] for pair in pairs})
         texts = Samples.from_jsonl(folder / "texts.jsonl")
-        assert len(texts) == 4 * 2 * 4
+        assert len(texts) == 4 * 4
         rewards.append(RewardModel(str(folder), template="plain").score(texts)["reward"])
     assert not prompts[0] & prompts[1]
     assert np.isfinite(rewards).all()
