@@ -149,11 +149,6 @@ def train_reward_model(
     print(f"{folder.name}: {said.partition(': ')[2]}")
     columns = ("prompt", "chosen", "rejected")
     rows = [{name: row[name] for name in columns} for row in read_rows(pairs)]
-    if not rows:
-        raise ValueError(
-            f"{folder.name} has no pairs, must have one or more. Use a smaller margin, or more "
-            "completions."
-        )
     tokenizer = load_tokenizer(model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -74,7 +74,7 @@ def test_smoke(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--margin", "99"], "reward has no pairs, must have one or more. Use a smaller margin"),
+        (["--margin", "99"], "reward/pairs.jsonl has no rows"),
         (["--recipe", "reward_modl_smollm2"], "(did you mean reward_model_smollm2?)"),
         (["--learning_rat", "1"], "learning_rat"),
     ],
