@@ -76,7 +76,7 @@ def test_smoke(
     [
         (["--margin", "99"], "reward/pairs.jsonl has no rows"),
         (["--recipe", "reward_modl_smollm2"], "(did you mean reward_model_smollm2?)"),
-        (["--learning_rat", "1"], "learning_rat"),
+        (["--learning_speed", "1"], "['--learning_speed', '1']"),
     ],
 )
 def test_wrong_input(
