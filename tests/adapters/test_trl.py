@@ -14,6 +14,7 @@ import torch
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.huggingface import RewardCheckpoint
 from ctrlreward.runs import read_stored_run
 from ctrlreward.samples import parse_conversation
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -61,6 +62,24 @@ def test_training_uses_the_total_and_leaves_out_failed_samples(
     columns = trainer._logs["extra"]  # of TRL's table of completions
     assert list(columns["letters/length"]) == [len(text) for text in texts]
     assert [value is None for value in columns["letters/share"]] == ["f" in t for t in texts]
+
+
+def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters) -> None:
+    """Without another generation: the keys are TRL's means over the completions that it scored."""
+    best = RewardCheckpoint(
+        "eval_letters/share", "max", constraints={"eval_letters/length": (0, 9)}
+    )
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    functions = as_reward_funcs(reward, {"prefixes": "prompt"}, name="letters")
+    trainer = train(functions, callbacks=[best], per_device_eval_batch_size=8, **every)
+    log = trainer.state.log_history
+    shares = {row["step"]: row["eval_letters/share"] for row in log if "eval_letters/share" in row}
+    assert list(shares) == [1, 2, 3]
+    assert best.selected_step == max(shares, key=lambda step: shares[step])
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best.selected_step}")
+    texts = [[t for t in samples.texts if "f" not in t] for samples in letters.scored[1::2]]
+    expected = [np.mean([t.count("a") / len(t) for t in each]) for each in texts]
+    assert list(shares.values()) == pytest.approx(expected)
 
 
 def test_grpo_with_chats(train, reward, letters) -> None:
