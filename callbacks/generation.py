@@ -362,4 +362,5 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     ) -> None:
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
         shown = without_corpus_parts(scores)
-        log_sample_table(trainer, key, samples, shown, self.table_rows, steps)
+        reasons = self.reasons(samples)
+        log_sample_table(trainer, key, samples, shown, self.table_rows, steps, reasons)

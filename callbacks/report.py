@@ -56,10 +56,11 @@ from ctrlreward.plots.curves import Rows, curve, draw_curves
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scores, check_columns, score
+from ctrlreward.scorers.base import Component, Scores, check_columns, reasons_of, score
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import (
     explain_some,
+    read_reasons,
     read_scored_samples,
     write_scored_samples,
 )
@@ -405,8 +406,11 @@ def scored_texts(
     if missing:
         with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
             scores |= score(missing, texts)
-            write_scored_samples(path, texts, scores)  # kept if an explanation fails
-            write_scored_samples(path, texts, scores, None, explain_some(components, texts))
+            reasons = read_reasons(path) | reasons_of(missing, texts)
+            # Kept if an explanation fails.
+            write_scored_samples(path, texts, scores, reasons=reasons)
+            explained = explain_some(components, texts)
+            write_scored_samples(path, texts, scores, None, explained, reasons)
     return texts, scores
 
 

@@ -69,5 +69,6 @@ class RolloutSamplesMixin(CallbackMixin):
         samples, rewards = rollout
         scores = {**rewards.components, "total": rewards.total}
         path = self._folder / f"step={trainer.global_step:06d}.jsonl"
-        write_scored_samples(path, samples, scores)
-        log_sample_table(trainer, "rollout/samples", samples, scores, self.table_rows)
+        write_scored_samples(path, samples, scores, reasons=rewards.reasons)
+        rows = self.table_rows
+        log_sample_table(trainer, "rollout/samples", samples, scores, rows, None, rewards.reasons)

@@ -29,6 +29,7 @@ from .scorers import BARTScore as BARTScore
 from .scorers import Component as Component
 from .scorers import CompositeScorer as CompositeScorer
 from .scorers import CorpusFold as CorpusFold
+from .scorers import Criterion as Criterion
 from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct
 from .scorers import FunctionScorer as FunctionScorer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -13,7 +15,12 @@ from ctrlreward.arguments import inner_path, positive
 from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.functional.sequential import Resolution, jackknife_values, resolution
+from ctrlreward.functional.sequential import (
+    PromptScores,
+    Resolution,
+    jackknife_values,
+    resolution,
+)
 from ctrlreward.placement import TimeLimit
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -23,7 +30,10 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
+    counted_since,
+    counters_of,
     describe_batch,
+    reasons_of,
     score,
 )
 from ctrlreward.scorers.components import ComponentLike, as_component
@@ -35,6 +45,7 @@ SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 CV = "cv"
 WITHOUT = "without"
+_COUNTED = "counted"
 
 # Names in other libraries of the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
@@ -90,8 +101,8 @@ class HeldOutScorer:
         >>> for step, word in [(100, " soup"), (200, " broth")]:  # a loop that trains
         ...     metrics = held_out.evaluate(lambda prompts: [word for prompt in prompts])
         ...     state, decision = rule.update(state, step, metrics, evidence=held_out.evidence)
-        >>> metrics, held_out.evidence["score/content"]
-        ({'score/content': 0.8..., 'score/fail_rate': 0.0}, array([0.6, 1. ]))
+        >>> metrics, held_out.evidence["score/content"].round(2).tolist()
+        ({'score/content': 0.8..., 'score/fail_rate': 0.0}, [0.6, 1.0])
     """
 
     def __init__(
@@ -126,7 +137,11 @@ class HeldOutScorer:
     @property
     def evidence(self) -> dict[str, Scores]:
         """Key → last score of each prompt, shape (prompts,): the mean of its completions."""
-        return {key: valid_row_means(table) for key, table in self.by_prompt.items()}
+        prompts = prompts_digest(self.prompts)
+        return {
+            key: PromptScores(valid_row_means(table), prompts)
+            for key, table in self.by_prompt.items()
+        }
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -183,11 +198,14 @@ class HeldOutScorer:
         """
         if scores is None:
             what = partial(describe_batch, self.components, samples)
+            before = counters_of(self.components)
             scores = self._limit.run(what, partial(score, self.scored, samples))
+            counted = counted_since(before, counters_of(self.components))
+            scores |= {_part_key(_COUNTED, key): np.array([n]) for key, n in counted.items()}
         scores = dict(scores)
-        shown = without_corpus_parts(scores)
+        shown, reasons = without_corpus_parts(scores), self.reasons(samples)
         if path is not None:
-            write_scored_samples(path, samples, shown)
+            write_scored_samples(path, samples, shown, reasons=reasons)
         scores |= self._without_each_prompt(samples, scores)
         if path is not None:
             jackknifed = {
@@ -196,15 +214,25 @@ class HeldOutScorer:
                 if key.startswith(f"{CORPUS}/") or _part_key(key, WITHOUT) in scores
             }
             if jackknifed:
-                write_scored_samples(path, samples, shown, jackknifed)
+                write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
         return scores
 
+    def reasons(self, samples: Samples) -> dict[str, list[str]]:
+        """Return the reasons of samples that were just scored, by score; only those with any."""
+        return reasons_of(self.components, samples)
+
     def logged(self, scores: Mapping[str, Scores]) -> dict[str, float]:
-        """Return mean scores, fail rate and scores of the corpus, by `<name>/<score>`."""
+        """Return mean scores, fail rate and scores of the corpus, by `<name>/<score>`.
+
+        With a judge on a server also its requests, tokens and cost, `<name>/judge/cost`.
+        """
         values = mean_scores({key: scores[key] for key in self.components})
         for key, end, fold in self._folds():
             parts = (scores[_part_key(key, name)] for name in fold.parts)
             values[f"{CORPUS}/{key}{end}"] = fold.fold(*parts)
+        start = _part_key(_COUNTED, "")
+        counted = {key.removeprefix(start): n for key, n in scores.items() if key.startswith(start)}
+        values |= {key: float(n[0]) for key, n in counted.items()}
         return {f"{self.name}/{key}": value for key, value in values.items()}
 
     def metrics(self, scores: Mapping[str, Scores]) -> dict[str, float]:
@@ -315,6 +343,16 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
                 f"scores has the key {key!r}, which the callback logs itself. Rename it."
             )
     return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
+
+
+def prompts_digest(samples: Samples, repeats: int = 1) -> str:
+    """Return a digest of the prompts in their order, of which each has `repeats` samples.
+
+    A prompt is all columns of its samples but the texts.
+    """
+    columns = [column for name, column in samples.columns().items() if name != "texts"]
+    rows = list(zip(*columns, strict=True))[::repeats]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] if columns else ""
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from numbers import Real
@@ -29,7 +29,10 @@ from ctrlreward.scorers.base import (
     Component,
     Scorer,
     Scores,
+    counted_since,
+    counters_of,
     describe_batch,
+    reasons_of,
     score,
 )
 from ctrlreward.scorers.components import ComponentLike, as_component
@@ -66,6 +69,10 @@ class RewardBatch:
         failed: True where a component is NaN, or the total is NaN or beyond float32,
             shape (n,).
         seconds: Wall time of scoring.
+        reasons: Texts that say why a sample has its score, by component, n of each; only those that
+            a judge gave.
+        counters: Requests, tokens and cost of this batch, by the key of a log, `judge/cost`; empty
+            without a judge on a server.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -81,10 +88,14 @@ class RewardBatch:
     components: Mapping[str, Scores]
     failed: npt.NDArray[np.bool_]
     seconds: float
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def concat(parts: Sequence[RewardBatch]) -> RewardBatch:
         """Concatenate parts that were scored at the same time, so `seconds` is their maximum."""
+        told = dict.fromkeys(name for part in parts for name in part.reasons)
+        counted = dict.fromkeys(key for part in parts for key in part.counters)
         return RewardBatch(
             np.concatenate([part.total for part in parts]),
             {
@@ -93,25 +104,33 @@ class RewardBatch:
             },
             np.concatenate([part.failed for part in parts]),
             max(part.seconds for part in parts),
+            {
+                name: [w for p in parts for w in p.reasons.get(name, [""] * len(p.total))]
+                for name in told
+            },
+            {key: sum(part.counters.get(key, 0) for part in parts) for key in counted},
         )
 
     def __getitem__(self, rows: slice | npt.NDArray[np.intp]) -> RewardBatch:
         """Return the rewards of some samples."""
         components = {name: values[rows] for name, values in self.components.items()}
-        return RewardBatch(self.total[rows], components, self.failed[rows], self.seconds)
+        kept = np.arange(len(self.total))[rows]
+        reasons = {name: [texts[i] for i in kept] for name, texts in self.reasons.items()}
+        total, failed = self.total[rows], self.failed[rows]
+        return RewardBatch(total, components, failed, self.seconds, reasons, self.counters)
 
     def statistics(self) -> dict[str, float]:
         """Return `fail_rate`, in [0, 1], and mean and standard deviation of total and components.
 
         The means (`<name>`) and standard deviations (`<name>_std`) are over the samples that did
-        not fail; NaN if all failed.
+        not fail; NaN if all failed. `counters` are included.
         """
         valid = ~self.failed
         statistics = {"fail_rate": float(self.failed.mean()) if len(self.failed) else 0.0}
         for name, values in {"total": self.total, **self.components}.items():
             statistics[name] = float(values[valid].mean()) if valid.any() else np.nan
             statistics[f"{name}_std"] = float(values[valid].std()) if valid.any() else np.nan
-        return statistics
+        return {**statistics, **self.counters}
 
 
 class AnyReward(ABC):
@@ -376,12 +395,14 @@ class Reward(AnyReward):
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), counters_of(self.components)
         scores = self.time_limit.run(
             partial(describe_batch, self.components, samples),
             partial(scoring_stream(self.device)(score), self.components, samples),
         )
-        return self.combine(scores, time.perf_counter() - started)
+        batch = self.combine(scores, time.perf_counter() - started)
+        counters = counted_since(before, counters_of(self.components))
+        return replace(batch, reasons=reasons_of(self.components, samples), counters=counters)
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))

@@ -248,6 +248,13 @@ class HandDrivenByPrompt:
                 return
 
 
+def without_prompts(state: Any) -> Any:
+    """Return plain data of a state without digests of prompts, which a rule by hand lacks."""
+    if isinstance(state, dict):
+        return {k: without_prompts(v) for k, v in state.items() if k != "prompts"}
+    return [without_prompts(v) for v in state] if isinstance(state, list) else state
+
+
 def values(digits: str) -> list[float]:
     """Return the values by step; step 0 is not scored."""
     return [0.0] + [math.nan if d == "n" else int(d) / 8 for d in digits]

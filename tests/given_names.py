@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import trl
 import wandb
+from judge_server import serving
 from peft import LoraConfig, get_peft_model
 from tiny_models import save_judges
 from transformers import AutoModelForCausalLM
@@ -188,6 +189,14 @@ def small_grpo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(trl, "GRPOConfig", lambda **given: config(**{**given, **SMALL_RUN}))
 
 
+def judged(message: str) -> str:
+    """Return the reply of a judge to a rubric or a ranking of three texts."""
+    if "order" in message:
+        return '{"order": [2, 1, 3]}'
+    parts = {"polite": 5, "short": "yes"}
+    return json.dumps({name: {"reason": "It is.", "score": s} for name, s in parts.items()})
+
+
 def small_reward_model(patch: pytest.MonkeyPatch) -> None:
     """Let a `RewardConfig` be of two steps on the CPU."""
     config, own = trl.RewardConfig, {**SMALL_RUN, "save_strategy": "no"}
@@ -231,9 +240,16 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
     if page == "demo.md":
         the_demos_result(small)
+    if page == "textual_transfer.md":
+        Path("glove.6B.300d.txt").write_text("soup 0.5 1.0\nwarm 1.0 0.25\n")
     if page == "reward_models.md":
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_reward_model(patch)
+        Path("tone.yaml").write_text(yaml_block(page, "criteria"))
+        server = serving(judged)
+        address = server.__enter__().address
+        request.addfinalizer(lambda: server.__exit__(None, None, None))
+        patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
     if page == "scorers.md":
         Path("politeness.yaml").write_text(yaml_block(page, "answers"))
     if page == "serving.md":

@@ -137,6 +137,8 @@ def scores_of_texts() -> None:
     assert repeated.shape == unique.shape == (len(TEXTS),)
     polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
     assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
+    polite: cr.Criterion = scorers.Criterion("Is it polite?", [1, 2, 3])
+    assert cr.Rubric("Rate this: {text}", criteria={"polite": polite}).range == (1.0, 3.0)
     rubric = cr.Rubric("Is this warm? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
     warmth: Floats = cr.Judge("smollm2-135m", scorers.Rubric(rubric.prompt, rubric.answers))[
         "rating"

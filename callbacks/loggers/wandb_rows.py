@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from ctrlreward.callbacks.lightning_internals import wandb_key
@@ -26,11 +26,12 @@ def log_sample_table(
     scores: Mapping[str, Scores],
     rows: int,
     steps: Mapping[str, int] | None = None,
+    reasons: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Log `sample_table(…)` and further `steps` at `trainer.global_step`; call it on rank 0."""
     for logger in wandb_loggers(trainer):
         wandb = import_extra("wandb", "WandbLogger")
-        columns, data = sample_table(samples, scores, rows)
+        columns, data = sample_table(samples, scores, rows, reasons)
         row = {key: wandb.Table(columns=columns, data=data), **(steps or {})}
         logger.log_metrics(row, step=trainer.global_step)
 

@@ -35,6 +35,7 @@ Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]
 AsyncRewardFunc = Callable[..., Coroutine[Any, Any, Rewards]]
 LogMetric = Callable[[str, float], None]
+LogExtra = Callable[[str, list[Any]], None]
 
 # Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
@@ -65,7 +66,7 @@ def as_reward_funcs(
 
     TRL logs `rewards/<name>/mean` and `/std` of the total, and `<name>/<component>` and
     `<name>/fail_rate`. These are means over the samples of all ranks; components leave out failed
-    samples.
+    samples. Requests, tokens and cost of a judge, `<name>/judge/cost`, are means over the batches.
 
     Args:
         reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so a
@@ -171,15 +172,32 @@ class _RewardFunc:
         )
         return rows, samples.replace(prompts=[as_prompt(prompts[i]) for i in rows])
 
-    def logged_total(self, batch: RewardBatch, log_metric: LogMetric | None) -> Rewards:
-        """Return the total; log each sample, since TRL averages over the samples of all ranks."""
+    def logged_total(
+        self,
+        batch: RewardBatch,
+        rows: Sequence[int],
+        n: int,
+        log_metric: LogMetric | None,
+        log_extra: LogExtra | None,
+    ) -> Rewards:
+        """Return the total of n samples, of which `rows` were scored; log it, and its components.
+
+        Metrics of each sample, since TRL averages over the samples of all ranks; components as
+        columns of TRL's table of completions, which must be the same in all batches.
+        """
+        if log_extra is not None:
+            for component, values in batch.components.items():
+                shown = [None if math.isnan(value) else float(value) for value in values]
+                log_extra(f"{self.name}/{component}", _spread(shown, rows, n))
         if log_metric is not None:
             for failed in batch.failed:
                 log_metric(f"{self.name}/fail_rate", float(failed))
             for component, values in batch.components.items():
                 for value in values[~batch.failed]:
                     log_metric(f"{self.name}/{component}", float(value))
-        return _failed_as_none(batch.total, batch)
+            for key, count in batch.counters.items():
+                log_metric(f"{self.name}/{key}", float(count))
+        return _spread(_failed_as_none(batch.total, batch), rows, n)
 
 
 class _Total(_RewardFunc):
@@ -190,10 +208,12 @@ class _Total(_RewardFunc):
         prompts: Sequence[Any],
         completions: Sequence[Any],
         log_metric: LogMetric | None = None,
+        log_extra: LogExtra | None = None,
         **dataset: Any,
     ) -> Rewards:
         rows, samples = self.samples(prompts, completions, dataset)
-        return _spread(self.logged_total(self.reward(samples), log_metric), rows, len(completions))
+        batch = self.reward(samples)
+        return self.logged_total(batch, rows, len(completions), log_metric, log_extra)
 
 
 class _AsyncTotal(_RewardFunc):
@@ -204,11 +224,12 @@ class _AsyncTotal(_RewardFunc):
         prompts: Sequence[Any],
         completions: Sequence[Any],
         log_metric: LogMetric | None = None,
+        log_extra: LogExtra | None = None,
         **dataset: Any,
     ) -> Rewards:
         rows, samples = self.samples(prompts, completions, dataset)
         batch = await asyncio.wrap_future(self.reward.submit(samples))
-        return _spread(self.logged_total(batch, log_metric), rows, len(completions))
+        return self.logged_total(batch, rows, len(completions), log_metric, log_extra)
 
 
 class _Component(_RewardFunc):
@@ -247,9 +268,9 @@ class _CachedReward:
         return {"reward": self.reward, "last": None}
 
 
-def _spread(rewards: Rewards, rows: Sequence[int], n: int) -> Rewards:
-    """Return n rewards, None for the rows that were not scored."""
-    known = dict(zip(rows, rewards, strict=True))
+def _spread(values: Sequence[Any], rows: Sequence[int], n: int) -> list[Any]:
+    """Return n values, None for the rows that were not scored."""
+    known = dict(zip(rows, values, strict=True))
     return [known.get(i) for i in range(n)]
 
 

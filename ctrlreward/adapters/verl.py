@@ -14,17 +14,18 @@ The reward manager decides which of three functions you need:
 - `as_batch_compute_score` for the `batch` manager of earlier versions.
 - `as_compute_score` for managers that wait for one sample at a time; the slowest.
 
-A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; and each component,
-None without a value, which verl's validation leaves out. In verl every sample has a reward,
-and NaN would spread to the advantages of the whole group. So you have to choose the score of a
-failed sample.
+A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; and each component. In
+verl every sample has a reward, and NaN would spread: of a score to the advantages of its group, of
+a component in `algorithm.gdpo_reward_keys` to all of the batch. So you have to choose the score of
+a failed sample, and a component that failed gets the worst value so far (`failed_components`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -34,14 +35,19 @@ from ctrlreward.adapters._conversion import (
     check_failed_score,
     check_pointwise,
 )
+from ctrlreward.arguments import one_of
 from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
 Result = dict[str, float | None]
+FailedComponents = Literal["worst", "none"]
 
 
 def as_batch_compute_score(
-    reward: RewardLike, failed_score: float, columns: Mapping[str, str] | None = None
+    reward: RewardLike,
+    failed_score: float,
+    columns: Mapping[str, str] | None = None,
+    failed_components: FailedComponents = "worst",
 ) -> Callable[..., list[Result]]:
     """Return a function for the `batch` reward manager, which scores a batch per call.
 
@@ -51,11 +57,16 @@ def as_batch_compute_score(
         columns: Column of `Samples` → `"ground_truth"`, `"data_source"` or a key of `extra_info`,
             such as `{"labels": "ground_truth", "sources": "text"}`. Texts are prefix + solution if
             `prefixes` is mapped, else the solution alone.
+        failed_components: Value of a component that failed. `"worst"`: the worst one that this
+            function has returned, before the first one the worst end of the score's range if it is
+            finite, else `failed_score`. `"none"`: None, which verl's validation leaves out of its
+            means; one None of a component in `gdpo_reward_keys` makes all advantages NaN.
 
     Raises:
         TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
-            component named `score` or `failed`. When called: a key that the sample doesn't have.
+        ValueError: A column that `Samples` doesn't have, a score that is not finite, a component
+            named `score` or `failed`, or `failed_components` is neither of the two. When called: a
+            key that the sample doesn't have.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -64,11 +75,14 @@ def as_batch_compute_score(
         >>> compute_score(["menu"], ["broth"], [""], [{"original": "soup"}])
         [{'score': 0.6, 'failed': 0.0, 'similarity': 0.6}]
     """
-    return _ComputeScore(reward, failed_score, columns).of_batch
+    return _ComputeScore(reward, failed_score, columns, failed_components).of_batch
 
 
 def as_compute_score(
-    reward: RewardLike, failed_score: float, columns: Mapping[str, str] | None = None
+    reward: RewardLike,
+    failed_score: float,
+    columns: Mapping[str, str] | None = None,
+    failed_components: FailedComponents = "worst",
 ) -> Callable[..., Result]:
     """Return a function for managers that wait for one sample at a time.
 
@@ -80,9 +94,10 @@ def as_compute_score(
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> compute_score = as_compute_score(similarity, -1.0, {"sources": "original"})
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
-        {'score': -1.0, 'failed': 1.0, 'similarity': None}
+        {'score': -1.0, 'failed': 1.0, 'similarity': -1.0}
     """
-    return _ComputeScore(reward, failed_score, columns, "as_compute_score").of_sample
+    caller = "as_compute_score"
+    return _ComputeScore(reward, failed_score, columns, failed_components, caller).of_sample
 
 
 def as_async_compute_score(
@@ -90,6 +105,7 @@ def as_async_compute_score(
     failed_score: float,
     columns: Mapping[str, str] | None = None,
     wait: float = 0.05,
+    failed_components: FailedComponents = "worst",
 ) -> Callable[..., Coroutine[Any, Any, Result]]:
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
@@ -107,7 +123,8 @@ def as_async_compute_score(
     """
     caller = "as_async_compute_score"
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
-    return _ComputeScore(reward, failed_score, columns, caller, wait).of_concurrent_sample
+    made = _ComputeScore(reward, failed_score, columns, failed_components, caller, wait)
+    return made.of_concurrent_sample
 
 
 class _ComputeScore:
@@ -122,6 +139,7 @@ class _ComputeScore:
         reward: RewardLike,
         failed_score: float,
         columns: Mapping[str, str] | None,
+        failed_components: FailedComponents,
         caller: str = "",
         wait: float = 0.0,
     ) -> None:
@@ -130,6 +148,10 @@ class _ComputeScore:
         if caller:
             check_pointwise(self.reward, caller)
         self.failed_score = failed_score
+        self.failed_components = one_of(
+            "failed_components", failed_components, get_args(FailedComponents)
+        )
+        self.worst: dict[str, float] = {}
         self.columns = check_columns(columns, self.reward)
         self.wait = wait
         self.queue: list[Samples] = []
@@ -149,7 +171,7 @@ class _ComputeScore:
     ) -> list[Result]:
         """Return the results of a batch."""
         samples = self._samples(data_sources, solution_strs, ground_truths, extra_infos)
-        batch = self.reward(samples)
+        batch = self._noted(self.reward(samples))
         return [self._result(batch, i) for i in range(len(samples))]
 
     def of_sample(
@@ -185,7 +207,7 @@ class _ComputeScore:
     async def _score_queue(self) -> RewardBatch:
         await asyncio.sleep(self.wait)
         samples, self.queue = Samples.concat(self.queue), []
-        return await asyncio.wrap_future(self.reward.submit(samples))
+        return self._noted(await asyncio.wrap_future(self.reward.submit(samples)))
 
     def _samples(
         self,
@@ -215,5 +237,30 @@ class _ComputeScore:
             "failed": float(failed),
         }
         for name, values in batch.components.items():
-            result[name] = None if np.isnan(values[i]) else float(values[i])
+            if not np.isnan(values[i]):
+                result[name] = float(values[i])
+            else:
+                result[name] = self._worst(name) if self.failed_components == "worst" else None
         return result
+
+    def _noted(self, batch: RewardBatch) -> RewardBatch:
+        """Note the worst value of each component of a batch, and return the batch."""
+        for name, values in batch.components.items():
+            valid = values[~np.isnan(values)]
+            if len(valid):
+                pick = max if self._is_cost(name) else min
+                found = float(pick(valid))
+                self.worst[name] = pick(self.worst.get(name, found), found)
+        return batch
+
+    def _worst(self, name: str) -> float:
+        component = self.reward.components.get(name)
+        if name in self.worst or component is None:
+            return self.worst.get(name, self.failed_score)
+        bound = component.spec.range[self._is_cost(name)]
+        return bound if math.isfinite(bound) else self.failed_score
+
+    def _is_cost(self, name: str) -> bool:
+        """Whether a component is better when lower, such as the disagreement of an ensemble."""
+        component = self.reward.components.get(name)
+        return component is None or not component.spec.higher_is_better

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,28 @@ GRID = 1 << 15
 # More prompts than this are added up in groups, whose sums are symmetric as well.
 GROUPS = 128
 BISECTIONS = 10  # of the range of differences: a thousandth of it
+
+
+class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
+    """Score of each prompt, shape (prompts,), which knows its prompts.
+
+    Args:
+        values: The scores, NaN for a prompt without one.
+        prompts: Digest of the prompts in their order, "" if they are unknown. Results of arithmetic
+            and copies have "".
+
+    Examples:
+        >>> PromptScores([0.5, 0.25], "3f1c").prompts
+        '3f1c'
+    """
+
+    prompts: str = ""
+
+    def __new__(cls, values: npt.ArrayLike, prompts: str) -> Self:
+        """Return a view of the values."""
+        scores = np.asarray(values, np.float64).view(cls)
+        scores.prompts = prompts
+        return scores
 
 
 class PairedDifference(NamedTuple):

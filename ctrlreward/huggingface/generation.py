@@ -29,7 +29,13 @@ from ctrlreward.completion import (
     unclear_input,
 )
 from ctrlreward.extras import import_extra
-from ctrlreward.held_out import SAMPLING_NAMES, TABLE, HeldOutScorer, without_corpus_parts
+from ctrlreward.held_out import (
+    SAMPLING_NAMES,
+    TABLE,
+    HeldOutScorer,
+    prompts_digest,
+    without_corpus_parts,
+)
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
@@ -184,6 +190,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
                 self._logged = self._evaluate(step)
                 entry["step"] = self.last_scored_step = step
                 entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
+                entry["prompts"] = prompts_digest(self.prompts)
         kwargs.get("metrics", {}).update(self._logged)
 
     def _evaluate(self, step: int) -> dict[str, float]:
@@ -207,7 +214,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             scores = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
         run = wandb_run(self.trainer.args)
         if run is not None:
-            columns, rows = sample_table(samples, without_corpus_parts(scores), self.table_rows)
+            shown, reasons = without_corpus_parts(scores), self.reasons(samples)
+            columns, rows = sample_table(samples, shown, self.table_rows, reasons)
             table = import_extra("wandb", "report_to='wandb'").Table(columns=columns, data=rows)
             run.log({f"{self.name}/{TABLE}": table, "train/global_step": step})
         return scores

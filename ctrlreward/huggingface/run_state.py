@@ -18,6 +18,7 @@ from transformers import TrainerState
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.means import valid_row_means
+from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
 from ctrlreward.selection.decider import Evaluations
@@ -66,7 +67,11 @@ def read_validation(
     for scored in scorers(state).values():
         if scored["step"] == state.global_step:
             tables = scored["by_prompt"].items()
-            rows = {key: valid_row_means(np.array(table, np.float64)) for key, table in tables}
+            prompts = scored.get("prompts", "")
+            rows = {
+                key: PromptScores(valid_row_means(np.array(table, np.float64)), prompts)
+                for key, table in tables
+            }
             evidence |= rows | {PREFIX + key: row for key, row in rows.items()}
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}

@@ -51,6 +51,8 @@ class FrozenModel:
         # Decoders with a classification head pool the last token before padding.
         if getattr(self.model.config, "pad_token_id", None) is None:
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        # Texts are read once: keys and values of all layers would only take memory.
+        self.model.config.get_text_config().use_cache = False
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self.padding = pass_cost(self.model, self.batch_tokens)
         self.block = logits_within(self.batch_tokens, self.model.device)

@@ -19,6 +19,7 @@ from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, encode, render
 from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
 from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer, remote_code
+from ctrlreward.weights.quantization import Quantization
 
 Ratings = npt.NDArray[np.float64]
 
@@ -30,7 +31,8 @@ class RewardHead(FrozenModel):
     """Frozen sequence classifier with one output, or with several ratings.
 
     Takes the arguments of `FrozenModel`; `model` may also be a folder of an adapter of peft that
-    names its base model. `outputs` are the names of the ratings.
+    names its base model, which is merged, so that it can't be quantized. `outputs` are the names of
+    the ratings.
 
     Raises:
         ValueError: The head is not trained, the model is a classifier, or needs remote code.
@@ -38,11 +40,27 @@ class RewardHead(FrozenModel):
 
     auto_class = AutoModelForSequenceClassification
 
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
+        quantization: Quantization | None = None,
+    ) -> None:
+        self.quantization = quantization
+        super().__init__(model, device, dtype, batch_tokens)
+
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
         self.outputs = output_names(model)
         self.base = base_of(model)
         if self.base is None:
-            loaded = load_frozen(self.auto_class, model, device, dtype)
+            loaded = load_frozen(self.auto_class, model, device, dtype, self.quantization)
+        elif self.quantization is not None:
+            raise ValueError(
+                f"quantization must be None for an adapter, got {self.quantization!r}: merge it "
+                "into its base model by peft's merge_and_unload, and pass the merged folder"
+            )
         else:
             loaded = load_adapted(self.auto_class, model, self.base, device, dtype)
         # Decoders pool the last token that is not the padding token of their config.

@@ -10,9 +10,8 @@ from copy import copy
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
-import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors.torch import load_file
@@ -20,7 +19,6 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    BitsAndBytesConfig,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -28,13 +26,11 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
-from ctrlreward.extras import import_extra
 from ctrlreward.weights.completeness import damage_named
 from ctrlreward.weights.dtypes import Dtype, pick_dtype
 from ctrlreward.weights.loading import load_config, load_weights
+from ctrlreward.weights.quantization import Quantization, quantization_config
 from ctrlreward.weights.sources import resolve
-
-Quantization: TypeAlias = Literal["nf4", "int8"]
 
 
 def load_base(
@@ -42,7 +38,7 @@ def load_base(
 ) -> PreTrainedModel:
     """Load the base model of `load_policy`, without dropout and with plain generation."""
     torch_dtype = pick_dtype(dtype, device)
-    config = _quantization_config(quantization, torch_dtype)
+    config = quantization_config(quantization, torch_dtype, "lora.quantization")
     plain = without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
     # int8 weights cannot be moved to another kind of device later.
@@ -52,22 +48,6 @@ def load_base(
     if quantization is not None:
         _keep_in_training_mode(base)
     return base
-
-
-def _quantization_config(
-    quantization: Quantization | None, dtype: torch.dtype
-) -> BitsAndBytesConfig | None:
-    if quantization is None:
-        return None
-    import_extra("bitsandbytes", f"lora.quantization = {quantization!r}")
-    if quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
 
 
 def _keep_in_training_mode(base: PreTrainedModel) -> None:

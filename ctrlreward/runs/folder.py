@@ -5,7 +5,8 @@
     ...  # doctest: +SKIP
 
 Numbers come from the log of any trainer (`ctrlreward.runs.logs`), texts and scores by prompt
-from the files of a `GenerationScorer`, checkpoints from the names of files and folders.
+from the files of a `GenerationScorer`, or of another trainer (`ctrlreward.runs.stored_texts`),
+checkpoints from the names of files and folders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,19 @@ import numpy as np
 from ctrlreward.arguments import Mode
 from ctrlreward.files import read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.held_out import FAIL_RATE
+from ctrlreward.functional.sequential import PromptScores
+from ctrlreward.held_out import FAIL_RATE, prompts_digest
 from ctrlreward.runs.logs import Log, NoLog, read_log
+from ctrlreward.runs.stored_texts import (
+    PICKLES,
+    FoundTexts,
+    StoredTexts,
+    TextSource,
+    note_of,
+    read_texts,
+    shared_prompts,
+    unread_texts,
+)
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
@@ -48,14 +60,15 @@ class StoredStep:
         evidence: Key → value of each held-out prompt, shape (prompts,), as
             from `GenerationScorer.evidence`; empty without files of samples.
         samples: Name of a `GenerationScorer` → JSONL file with its texts and scores
-            (`ctrlreward.scorers.records.read_scored_samples`).
+            (`ctrlreward.scorers.records.read_scored_samples`); name of the files of another trainer
+            → its texts (`ctrlreward.runs.stored_texts`).
         checkpoint: File or folder of the checkpoint, None without one.
     """
 
     step: int
     metrics: Mapping[str, float]
     evidence: Mapping[str, Scores] = field(default_factory=dict)
-    samples: Mapping[str, Path] = field(default_factory=dict)
+    samples: Mapping[str, TextSource] = field(default_factory=dict)
     checkpoint: Path | None = None
 
 
@@ -72,6 +85,8 @@ class StoredRun:
         ranges: Key → smallest and largest possible value, None for no bound, likewise.
         checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
         checkpoint_folder: Folder in which they were searched.
+        texts: Name → step → texts that another trainer stored.
+        notes: Name of samples or texts → a line about steps that are not compared by prompt.
     """
 
     folder: Path
@@ -82,6 +97,8 @@ class StoredRun:
     ranges: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
     checkpoint_folder: Path | None = None
+    texts: Mapping[str, Mapping[int, StoredTexts]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
@@ -89,45 +106,60 @@ class StoredRun:
         return list(dict.fromkeys(key for each in self.steps for key in each.metrics))
 
 
-def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> StoredRun:
+def read_stored_run(
+    name: str | Path, checkpoints: Path | None = None, texts: str | None = None
+) -> StoredRun:
     """Read the log, the samples and the checkpoints of a run.
 
     Args:
-        name: Folder of the run, or another argument of `ctrlreward.runs.logs.read_log`.
+        name: Folder of the run, or another argument of `ctrlreward.runs.logs.read_log`, or a file
+            of texts, or a URL of fsspec of a folder or file of texts.
             Samples and checkpoints are searched in the folder, or in the folder of the file.
         checkpoints: Folder of the checkpoints, if the trainer writes them elsewhere.
+        texts: Kind of the texts, a key of `ctrlreward.runs.stored_texts.TEXT_FORMATS`. By default
+            the texts of a `GenerationScorer`, and without them the kind that the files have.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
-        ValueError: No known log, a damaged one, or one without a number.
+        ValueError: No known log or texts, damaged ones, or a log without a number.
     """
-    path = Path(name)
-    files = sample_files(path) if path.is_dir() else {}
-    try:
-        log = read_log(name)
-    except NoLog:
-        if not files:
-            raise
-        log = Log("samples", path / "samples", [])  # of a run without a logger
-    folder = path if path.is_dir() else log.path.parent
-    files = files or sample_files(folder)
+    path, remote = Path(name), "://" in str(name)
+    files = sample_files(path) if path.is_dir() and texts is None else {}
+    found = None if files else _other_texts(name, texts)
+    log = _log_of(name, bool(files), found)
+    folder = log.path if remote else path if path.is_dir() else log.path.parent
+    if found is None:
+        files = files or sample_files(folder)
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
-    found = find_checkpoints(checkpoints or folder, log.path)
-    shift = 0 if files else _lightning_shift(log, found)
+    place = checkpoints or folder
+    saved = find_checkpoints(place, log.path) if place.is_dir() else {}
+    saved = _without_texts(saved, found.files) if found else saved
+    shift = 0 if files or found else _lightning_shift(log, saved)
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
         metrics.setdefault(step + shift, {}).update(values)
-    samples: dict[int, dict[str, Path]] = {}
-    for name_, by_step in files.items():
-        for step, file in by_step.items():
-            samples.setdefault(step, {})[name_] = file
-    evidence = _evidence(files)
-    if not log.rows:
-        metrics = {
-            step: {key: valid_mean(row) for key, row in rows.items()}
-            for step, rows in evidence.items()
+    sets: Mapping[str, Mapping[int, TextSource]] = found.sets if found else files
+    samples: dict[int, dict[str, TextSource]] = {}
+    for name_, by_step in sets.items():
+        for step, source in by_step.items():
+            samples.setdefault(step, {})[name_] = source
+    evidence: dict[int, dict[str, Scores]] = {}
+    notes: dict[str, str] = {}
+    alone = found is not None or not log.rows
+    for name_, of_steps in _evidence(sets).items():
+        digests = {
+            step: next((getattr(row, "prompts", "") for row in rows.values()), "")
+            for step, rows in of_steps.items()
         }
+        shared = shared_prompts(digests)
+        notes |= {name_: note_of(name_, digests, shared)} if len(shared) < len(digests) else {}
+        for step, rows in of_steps.items():
+            if alone:
+                means = {key: valid_mean(np.asarray(row)) for key, row in rows.items()}
+                metrics.setdefault(step, {}).update(means)
+            if step in shared:
+                evidence.setdefault(step, {}).update(rows)
     steps = []
     for step, values in sorted(metrics.items()):
         # Transformers' log has a prefix that the scorer's keys lack.
@@ -137,19 +169,71 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
             for key in (name_, f"eval_{name_}", f"eval/{name_}")
             if key in values
         }
-        checkpoint = found[step][0] if step in found else None
+        checkpoint = saved[step][0] if step in saved else None
         steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
-    folders = {folder, log.path.parent}
+    folders = {folder, log.path.parent if log.rows or files else folder}
+    failing = [f"{name_}/{FAIL_RATE}" for name_ in (found.sets if found else ())]
     return StoredRun(
         folder,
         log.path,
         log.source,
         steps,
-        _reported(folders, "directions") | _declared(log.declared, "modes"),
-        _reported(folders, "ranges") | _declared(log.declared, "ranges"),
-        found,
-        checkpoints or folder,
+        dict.fromkeys(failing, "min")
+        | _reported(folders, "directions")
+        | _declared(log.declared, "modes"),
+        dict.fromkeys(failing, (0.0, 1.0))
+        | _reported(folders, "ranges")
+        | _declared(log.declared, "ranges"),
+        saved,
+        place,
+        found.sets if found else {},
+        notes,
     )
+
+
+def _other_texts(name: str | Path, kind: str | None) -> FoundTexts | None:
+    """Return the texts of another trainer; a path that does not exist has none."""
+    remote = "://" in str(name)
+    found = read_texts(name, kind) if remote or Path(name).exists() else None
+    if found is None and (remote or kind is not None):
+        raise ValueError(f"{name} has no log of a run{unread_texts(name)}")
+    return found
+
+
+def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Log:
+    """Return the log of a run, without rows if it has texts alone."""
+    path, what = Path(name), "samples"
+    if found is not None:
+        steps = len({step for by_step in found.sets.values() for step in by_step})
+        what = f"texts of {found.title}, {steps} steps"
+        if "://" in str(name):
+            return Log(what, Path(path.name), [])  # what is written goes to this folder
+        if not path.is_dir():
+            return Log(what, path, [])
+    if path.suffix in PICKLES and path.is_file():
+        raise ValueError(f"{name} is not the log of a run{unread_texts(name)}")
+    try:
+        log = read_log(name, found.files if found else ())
+    except NoLog as error:
+        if has_samples or found is not None:
+            return Log(what, path if found else path / "samples", [])  # of a run without a logger
+        if str(error).startswith(f"{path} has no log "):
+            raise NoLog(f"{error}{unread_texts(name)}") from None
+        raise
+    return log._replace(source=f"{log.source}; {what}") if found else log
+
+
+def _without_texts(
+    saved: Mapping[int, Sequence[Path]], texts: Sequence[Path]
+) -> dict[int, tuple[Path, ...]]:
+    """Leave out folders of texts, which are named by their step like folders of weights."""
+
+    def is_saved(path: Path) -> bool:
+        inside = any(text.resolve().is_relative_to(path.resolve()) for text in texts)
+        return not inside or any(path.rglob("*.safetensors"))
+
+    left = {step: tuple(filter(is_saved, paths)) for step, paths in saved.items()}
+    return {step: paths for step, paths in left.items() if paths}
 
 
 def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
@@ -180,25 +264,42 @@ def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
     return found
 
 
-def _evidence(files: Mapping[str, Mapping[int, Path]]) -> dict[int, dict[str, Scores]]:
-    """Return step → key → value of each prompt."""
-    found: dict[int, dict[str, Scores]] = {}
-    for name, by_step in files.items():
-        read = {step: _read_samples(file) for step, file in by_step.items()}
+def _evidence(
+    sets: Mapping[str, Mapping[int, TextSource]],
+) -> dict[str, dict[int, dict[str, Scores]]]:
+    """Return name → step → key → value of each prompt."""
+    found: dict[str, dict[int, dict[str, Scores]]] = {}
+    for name, by_step in sets.items():
+        read = {step: _read_samples(s) for step, s in by_step.items() if isinstance(s, Path)}
         grouped = _group_scores(list(read.values()))
-        for step, (samples, scores, by_prompt) in read.items():
-            repeats = completions_per_prompt(samples)
-            rows = {
-                key: valid_row_means(values.reshape(-1, repeats))
-                for key, values in scores.items()
-                if key not in grouped
-            }
-            if scores:
-                failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
-                rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
-            rows |= by_prompt
-            found.setdefault(step, {}).update({f"{name}/{k}": row for k, row in rows.items()})
+        for step, source in by_step.items():
+            rows: dict[str, Scores]
+            if isinstance(source, StoredTexts):
+                rows = {**source.by_prompt}
+            else:
+                rows = _by_prompt(*read[step], grouped)
+            found.setdefault(name, {})[step] = {f"{name}/{k}": row for k, row in rows.items()}
     return found
+
+
+def _by_prompt(
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    by_prompt: Mapping[str, Scores],
+    grouped: Collection[str],
+) -> dict[str, Scores]:
+    """Return the values of each prompt; of scores in `grouped`, those that the file has."""
+    repeats = completions_per_prompt(samples)
+    rows = {
+        key: valid_row_means(values.reshape(-1, repeats))
+        for key, values in scores.items()
+        if key not in grouped
+    }
+    if scores:
+        failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
+        rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
+    prompts = prompts_digest(samples, repeats)
+    return {key: PromptScores(row, prompts) for key, row in {**rows, **by_prompt}.items()}
 
 
 def _read_samples(file: Path) -> tuple[Samples, dict[str, Scores], dict[str, Scores]]:

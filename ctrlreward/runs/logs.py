@@ -13,7 +13,7 @@ import logging
 import re
 import sqlite3
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib import import_module
 from math import isfinite, nan
@@ -41,7 +41,7 @@ _SCORED_STEP = "/scored_step"
 _NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # spellings of loggers
 
 # Folders with files that look like logs but are not.
-_NO_LOGS = re.compile(r"samples|checkpoints|(checkpoint-|global_step).*|\..*")
+_NO_LOGS = re.compile(r"samples|rescored|checkpoints|(checkpoint-|global_step).*|\..*")
 _DEPTH = 3
 
 # verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
@@ -77,12 +77,13 @@ class NoLog(ValueError):
     """A folder without the log of one run, or a log without numbers; a damaged log is another."""
 
 
-def read_log(name: str | Path) -> Log:
+def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
     """Read the log of a run.
 
     Args:
         name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`.
             `FILE.db:RUN` names a run of a trackio database.
+        texts: Files of a folder that are texts, not logs.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
@@ -90,7 +91,7 @@ def read_log(name: str | Path) -> Log:
     """
     path, run = _split_run(str(name))
     if path.is_dir():
-        log = _read_folder(path)
+        log = _read_folder(path, texts)
     elif path.is_file():
         log = _read_file(path, run)
     else:
@@ -107,8 +108,8 @@ def _split_run(name: str) -> tuple[Path, str]:
     return Path(file + ".db"), run
 
 
-def _read_folder(folder: Path) -> Log:
-    found = list(_logs_in(folder, _DEPTH))
+def _read_folder(folder: Path, texts: Collection[Path]) -> Log:
+    found = list(_logs_in(folder, _DEPTH, texts))
     if not found:
         raise NoLog(f"{folder} has no log of a run, must be a folder with {FORMATS}")
     if len(found) > 1:
@@ -119,7 +120,7 @@ def _read_folder(folder: Path) -> Log:
     return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
 
 
-def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
+def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path]:
     """Yield the log of a folder, or the logs of its folders if it has none itself.
 
     Links are not followed, so that `wandb/latest-run` is not a second run.
@@ -132,7 +133,7 @@ def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
     if states:
         yield max(states, key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0))
         return
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in texts]
     if any(path.name.startswith("events.out.tfevents.") for path in files):
         yield folder
         return
@@ -146,7 +147,7 @@ def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
             return
     for inner in sorted(folder.iterdir()) if depth else ():
         if inner.is_dir() and not inner.is_symlink() and not _NO_LOGS.fullmatch(inner.name):
-            yield from _logs_in(inner, depth - 1)
+            yield from _logs_in(inner, depth - 1, texts)
 
 
 def _read_file(path: Path, run: str) -> Log:

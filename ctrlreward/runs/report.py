@@ -32,7 +32,7 @@ from ctrlreward.serving.serve import listen
 
 _PAGE = Path(__file__).with_name("report_page")
 _NAME = "report.html"
-_READ = (".jsonl", ".json", ".csv", ".yaml", ".wandb", ".db", ".log")
+_READ = (".jsonl", ".gz", ".parquet", ".json", ".csv", ".yaml", ".wandb", ".db", ".log")
 
 _DESCRIPTION = """Write a report of one or more runs as a single HTML file: what happened, whether
 the reward was gamed and by what, which checkpoint to keep and why, and the texts of each prompt
@@ -82,7 +82,7 @@ def write_report(path: Path, runs: Sequence[str], options: Any = None) -> dict[s
 
 def _folder(name: str) -> Path:
     path = Path(name)
-    return path if path.is_dir() else path.parent
+    return Path(path.name) if "://" in name else path if path.is_dir() else path.parent
 
 
 def _parser() -> CommandParser:
@@ -147,6 +147,8 @@ def _number(value: Any, sign: str = "") -> str:
 
 def _serve(options: Any) -> None:
     """Serve the page on loopback; it reloads itself when a run has written something."""
+    if remote := [name for name in options.runs if "://" in name]:
+        raise ValueError(f"--serve follows files on this machine, got {remote[0]}")
     contents(options.runs, options)  # mistakes are reported before the server starts
     listener = listen("127.0.0.1", options.port)  # raises an error that names the port
     port = listener.getsockname()[1]

@@ -38,9 +38,10 @@ from ctrlreward.runs.select import (
     run_rules,
     to_json,
 )
+from ctrlreward.runs.stored_texts import StoredTexts, TextSource, scored_samples
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import evenly_spaced, read_scored_samples
+from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Validation, describe
 
@@ -80,7 +81,7 @@ class TextSet:
     steps: list[int | None]
     samples: list[Samples]
     scores: list[dict[str, Scores]]
-    files: list[Path]
+    files: list[TextSource]
 
     def words(self, column: int) -> list[Words]:
         """Return the lower-case words of each text, without its prefix."""
@@ -102,17 +103,18 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
     missing: list[str] = []
     try:
         checkpoints = Path(options.checkpoints) if options.checkpoints else None
-        stored = read_stored_run(name, checkpoints)
+        stored = read_stored_run(name, checkpoints, options.format)
     except ValueError as error:
         folder = Path(name) if Path(name).is_dir() else Path(name).parent
         stored = StoredRun(folder, Path(name), "", [])
         missing.append(str(error))
     folder = stored.folder
     summary = _object(folder / "summary.json")
-    if not summary:
+    if not summary and not stored.texts:
         missing.append("summary.json: the run has not ended, was killed, or has neither a "
                        "BeforeAfter nor a RunReport")  # fmt: skip
-    sets = list(_text_sets(folder, summary, missing))
+    missing += stored.notes.values()
+    sets = list(_text_sets(stored, summary, missing))
     if sets:
         stored = _with_text_figures(stored, sets[0])
     rules, origin = _rules(stored, summary, options, missing)
@@ -121,7 +123,8 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         missing.append("validations: the log has no score that a rule decides on")
     if not sets:
         missing.append("texts: there is neither samples/NAME/step=….jsonl of a GenerationScorer "
-                       "nor before.jsonl and after.jsonl")  # fmt: skip
+                       "nor before.jsonl and after.jsonl, nor texts of another trainer with the "
+                       "same prompts at several steps")  # fmt: skip
     main = next((each for each in sets if None not in each.steps), sets[0] if sets else None)
     logged = stored.steps[-1].step if stored.steps else 0
     if main and logged and (main.steps[-1] or 0) > logged:
@@ -170,9 +173,13 @@ def _text(path: Path) -> str:
 # Texts
 
 
-def _text_sets(folder: Path, summary: Mapping[str, Any], missing: list[str]) -> Iterator[TextSet]:
+def _text_sets(
+    stored: StoredRun, summary: Mapping[str, Any], missing: list[str]
+) -> Iterator[TextSet]:
     """Yield the texts of each scorer over the steps, and of the test set before and after."""
-    for name, by_step in sample_files(folder).items():
+    folder = stored.folder
+    sets: Mapping[str, Mapping[int, TextSource]] = stored.texts or sample_files(folder)
+    for name, by_step in sets.items():
         columns = [(f"step {step}", step, file) for step, file in sorted(by_step.items())]
         found = _aligned(name, columns)
         if len(found.labels) == 1 < len(columns):
@@ -186,9 +193,9 @@ def _text_sets(folder: Path, summary: Mapping[str, Any], missing: list[str]) -> 
         yield _aligned("test set", files)
 
 
-def _aligned(name: str, columns: Sequence[tuple[str, int | None, Path]]) -> TextSet:
+def _aligned(name: str, columns: Sequence[tuple[str, int | None, TextSource]]) -> TextSet:
     """Return the columns with the same prompts as the last one, in its order."""
-    read = [(*each, *read_scored_samples(each[2])) for each in columns]
+    read = [(*each, *scored_samples(each[2])) for each in columns]
     keys = [_prompts(samples) for *_, samples, _ in read]
     kept = [each for each, key in zip(read, keys, strict=True) if key == keys[-1]]
     labels, steps, files, samples, scores = zip(*kept, strict=True)
@@ -215,6 +222,9 @@ def _with_text_figures(stored: StoredRun, texts: TextSet) -> StoredRun:
             diversity, by_prompt = _diversity(words, repeats)
             metrics = {LENGTH: float(lengths.mean()), DIVERSITY: diversity}
             evidence = {LENGTH: lengths.mean(axis=1), DIVERSITY: by_prompt}
+            source = texts.files[column]
+            if isinstance(source, StoredTexts) and not source.even:
+                evidence = {}
             metrics, evidence = {**each.metrics, **metrics}, {**each.evidence, **evidence}
             each = replace(each, metrics=metrics, evidence=evidence)
         steps.append(each)
@@ -333,6 +343,13 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
     keys = stored.keys
     proxy = next((key for key in _REWARDS if key in keys), None)
     rewarded = {key.partition("/")[2] for key in keys if key.startswith("reward/")}
+    # What other trainers store is the reward and its parts, also on held-out prompts.
+    rewarded |= {
+        key.rpartition("/")[2]
+        for name in stored.texts
+        for key in keys
+        if key.startswith(f"{name}/")
+    }
     scored = dict.fromkeys(key for each in stored.steps for key in each.evidence)
     held_out = {
         key: better_mode(stored, key)
@@ -775,12 +792,22 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
     return np.nan_to_num(np.min(sides, axis=0), nan=-9.0) if len(sides) == 2 else np.zeros(rows)
 
 
-def _explanations(file: Path, rows: int) -> dict[int, Any]:
-    """Return row → the stored `"explanation"`, for the records that have one."""
-    if b'"explanation"' not in file.read_bytes():
+def _explanations(file: TextSource, rows: int) -> dict[int, Any]:
+    """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
+    content = file.read_bytes() if isinstance(file, Path) else b""
+    if isinstance(file, StoredTexts) or not re.search(rb'"(explanation|reasons)"', content):
         return {}
-    lines = read_jsonl(file)
-    return {i: r["explanation"] for i, r in enumerate(lines[:rows]) if "explanation" in r}
+    found = {}
+    for i, record in enumerate(read_jsonl(file)[:rows]):
+        stored = record.get("explanation", {})
+        # Earlier versions stored a list.
+        explained = {e["aspect"]: e for e in stored} if isinstance(stored, list) else {**stored}
+        for name, reason in record.get("reasons", {}).items():
+            if reason:
+                explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
+        if explained:
+            found[i] = explained
+    return found
 
 
 # Diagnosis

@@ -29,7 +29,7 @@ _USAGE = "RUN REWARD [options]"
 OPTIONS = (
     *("maximise", "maximize", "minimise", "minimize", "subject_to", "guard", "reference"),
     *("stop", "pareto", "ties_by", "constraint_test", "level"),
-    *("names", "device", "output", "json", "help"),
+    *("names", "device", "output", "json", "format", "help"),
 )
 
 
@@ -62,6 +62,6 @@ def _check(arguments: list[str]) -> None:
             files.append(argument)
     if len(files) < 2:
         raise ValueError("the following arguments are required: RUN and REWARD, a YAML file")
-    if not Path(files[0]).exists():
+    if "://" not in files[0] and not Path(files[0]).exists():
         raise OSError(f"there is no folder {files[0]}")
     read_reward(Path(files[1]))

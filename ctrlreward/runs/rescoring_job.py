@@ -35,9 +35,22 @@ from ctrlreward.runs.select import (
     summary,
     to_json,
 )
+from ctrlreward.runs.stored_texts import (
+    StoredTexts,
+    TextSource,
+    note_of,
+    scored_samples,
+    shared_prompts,
+    unread_texts,
+)
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
-from ctrlreward.scorers.records import read_by_prompt, read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import (
+    read_by_prompt,
+    read_reasons,
+    read_scored_samples,
+    write_scored_samples,
+)
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import reward_id
@@ -51,11 +64,11 @@ PART = 64  # texts that are scored before their scores are written
 
 @dataclass(frozen=True)
 class Stored:
-    """Texts that a `GenerationScorer` stored at a step; `prompts` is a digest without the texts."""
+    """Texts that were stored at a step, and their file; `prompts` is a digest without the texts."""
 
     name: str
     step: int
-    path: Path
+    path: TextSource
     samples: Samples
     digest: str
     prompts: str
@@ -85,7 +98,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     with user_errors(resumes=lambda: True):
         path = Path(options.reward)
         block, file = read_reward(path)
-        run, names = without_prefix(read_stored_run(Path(options.run)))
+        run, names = without_prefix(read_stored_run(options.run, texts=options.format))
         for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or run.folder / "rescored" / path.stem)
@@ -143,6 +156,7 @@ def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
         for key in run.keys
         for prefix in ("eval_", "eval/")
         if key.startswith(prefix) and (plain := key.removeprefix(prefix)) not in run.keys
+        if not any(key.startswith(f"{name}/") for name in run.texts)
     }
     steps = [
         replace(
@@ -198,13 +212,14 @@ def rescore(
             progress.add(texts, scored(reward, texts, folder, progress))
             advance(len(texts.samples))
     records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
-    prompts = {name: {t.prompts for t in found if t.name == name} for name in names_of(run, names)}
-    for name in [name for name, sets in prompts.items() if len(sets) > 1]:
-        log.warning(
-            "the prompts of %r differ between validations: they are compared by their means", name
-        )
+    for name in names_of(run, names):
+        prompts = {texts.step: texts.prompts for texts in found if texts.name == name}
+        shared = shared_prompts(prompts)
+        if len(shared) < len(prompts):
+            log.warning(note_of(name, prompts, shared))
         for texts, record in records:
-            record["evidence"] = {} if texts.name == name else record["evidence"]
+            if texts.name == name and (texts.step not in shared or not _is_even(texts.path)):
+                record["evidence"] = {}
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
@@ -231,7 +246,7 @@ def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
     if not known:
         raise ValueError(
             f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
-            "step=….jsonl in the folder of the run"
+            f"step=….jsonl in the folder of the run{unread_texts(run.folder)}"
         )
     for name in names:
         if name not in known:
@@ -245,7 +260,7 @@ def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
     for each in run.steps:
         for name, path in each.samples.items():
             if name in wanted:
-                samples, _ = read_scored_samples(path)
+                samples, _ = scored_samples(path)
                 columns = samples.columns()
                 digest, texts = digest_of(columns), columns.pop("texts")
                 yield Stored(
@@ -277,6 +292,10 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
         raise
     except ValueError as error:
         raise ValueError(f"{texts.path}: {error}") from None
+
+
+def _is_even(source: TextSource) -> bool:
+    return source.even if isinstance(source, StoredTexts) else True
 
 
 class Progress:
@@ -318,7 +337,8 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
         metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
         evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
         _, shown = read_scored_samples(path)
-        write_scored_samples(path, samples, {**shown, TOTAL: totals}, read_by_prompt(path))
+        shown[TOTAL], kept = totals, (read_by_prompt(path), None, read_reasons(path))
+        write_scored_samples(path, samples, shown, *kept)
     return {
         "metrics": _finite(metrics),
         "evidence": {key: _nulled(row) for key, row in evidence.items()},

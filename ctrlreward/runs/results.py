@@ -14,7 +14,8 @@ from typing import Any
 
 from ctrlreward.files import parse_json
 from ctrlreward.functional.reproducibility import Table
-from ctrlreward.runs.logs import LoggedStep, csv_history, numbers_of, read_log
+from ctrlreward.runs.folder import read_stored_run
+from ctrlreward.runs.logs import LoggedStep, NoLog, csv_history, numbers_of, read_log
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv
 
 SINGLE_SYSTEM = "run"  # name of the system if the results do not name one
@@ -45,7 +46,7 @@ def read_run(
 
     The folder is written by `ctrlreward evaluate` (`results.csv`), or by any trainer or logger that
     `ctrlreward.runs.logs.read_log` reads, with the `summary.json` of `BeforeAfter` if it
-    exists.
+    exists, or has the texts that a trainer stored and no log.
 
     Args:
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
@@ -75,7 +76,11 @@ def _read_folder(name: str, folder: Path) -> Run:
     summary = folder / "files" / "wandb-summary.json"
     if summary.is_file() and not any(folder.glob("*.wandb")):
         return Run(name, {"": _single_system(numbers_of(_read_json_object(summary)))})
-    log = read_log(folder)
+    try:
+        log = read_log(folder)
+    except NoLog:  # texts alone
+        steps = read_stored_run(folder).steps
+        return _logged_run(name, [(each.step, each.metrics) for each in steps])
     return _with_report(_logged_run(name, log.rows), log.path.with_name("summary.json"))
 
 

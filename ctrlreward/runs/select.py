@@ -23,12 +23,14 @@ from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.runs.checkpoint_removal import removable, remove, size_of
 from ctrlreward.runs.folder import StoredRun, read_stored_run
+from ctrlreward.runs.stored_texts import TEXT_FORMATS
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Bounds
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
 rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
-of Lightning, transformers, TRL, verl, OpenRLHF, W&B, TensorBoard and trackio.
+of Lightning, transformers, TRL, verl, OpenRLHF, W&B, TensorBoard and trackio, and the texts
+that TRL, verl, NeMo Gym, verifiers and prime-rl store, whose prompts are compared one by one.
 
 Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
 mistake in the arguments or a file that cannot be read."""
@@ -125,7 +127,8 @@ def run(arguments: list[str]) -> None:
 
 
 def _read(name: str, options: Any) -> StoredRun:
-    return read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
+    checkpoints = Path(options.checkpoints) if options.checkpoints else None
+    return read_stored_run(name, checkpoints, options.format)
 
 
 def _select(stored: StoredRun, options: Any) -> Selection:
@@ -212,6 +215,9 @@ def add_rule_options(parser: CommandParser, several: bool = False) -> None:
                         help="point, unless_violated or if_shown")  # fmt: skip
     parser.add_argument("--level", type=float, default=0.05,
                         help="probability of a false statement in the whole run")  # fmt: skip
+    parser.add_argument("--format", **text,
+                        help=f"kind of the stored texts, of {', '.join(TEXT_FORMATS)}; default: "
+                        "as the files are")  # fmt: skip
 
 
 def _check(options: Any) -> None:
@@ -449,7 +455,7 @@ def summary(selection: Selection) -> list[str]:
     """Return the decisions in words: selection, front, stop and alarm."""
     if not selection.decided:
         return [f"there was no validation: {', '.join(selection.rules.monitored)} has no value"]
-    last, lines = selection.decided[-1], []
+    last, lines = selection.decided[-1], notes_of(selection)
     if selection.selects:
         if selection.best is None:
             lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
@@ -482,6 +488,13 @@ def summary(selection: Selection) -> list[str]:
         else:
             lines.append(f"alarm at step {alarm.validation.step}: {alarm.alarm.reason}")
     return lines
+
+
+def notes_of(selection: Selection) -> list[str]:
+    """Return the notes of the run on texts whose scores are decided on."""
+    keys = [*selection.rules.monitored, *selection.rules.others]
+    notes = selection.run.notes.items()
+    return [note for name, note in notes if any(key.startswith(f"{name}/") for key in keys)]
 
 
 def _directions(rule: AlarmRule) -> str:
@@ -524,6 +537,7 @@ def to_json(selection: Selection) -> dict[str, Any]:
         "source": selection.run.source,
         **_chosen(selection),
         "front": list(selection.front),
+        "notes": notes_of(selection),
         "validations": validations,
     }
 
@@ -541,7 +555,8 @@ def _watch(options: Any) -> Selection:
     try:
         while True:
             try:
-                found = _select(_read_now(name, options, bool(selection or waiting)), options)
+                stored = _read_now(name, options, bool(selection or waiting))
+                found = _select(_without_unfinished(stored), options)
             except _NotYet as error:
                 if str(error) != waiting:
                     waiting = str(error)
@@ -574,6 +589,16 @@ def _read_now(name: str, options: Any, existed: bool) -> StoredRun:
         if isinstance(error, FileNotFoundError) and not existed:
             raise
         raise _NotYet(str(error)) from None
+
+
+def _without_unfinished(stored: StoredRun) -> StoredRun:
+    """Return the run without a last step that so far has a part of the texts before it."""
+    steps = stored.steps
+    for by_step in stored.texts.values():
+        *_, before, last = [None, *(by_step[step] for step in sorted(by_step))]
+        if before and len(last.order) < len(before.order) and {*last.prompts} <= {*before.prompts}:
+            steps = [each for each in steps if each.step < last.step]
+    return replace(stored, steps=steps)
 
 
 def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:

@@ -11,12 +11,13 @@ from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
 from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
-from ctrlreward.scorers.judge import Judge, Rubric
+from ctrlreward.scorers.judge import Judge
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.remote_reward_model import RemoteRewardModel
 from ctrlreward.scorers.reward_model import RewardModel
+from ctrlreward.scorers.rubric import Criterion, Rubric
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.task import Task
 from ctrlreward.scorers.transfer import TransferQuality
@@ -31,6 +32,7 @@ __all__ = [
     "ComponentLike",
     "CompositeScorer",
     "CorpusFold",
+    "Criterion",
     "Distinct",
     "FunctionScorer",
     "InfillingPerplexity",

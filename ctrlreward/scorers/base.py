@@ -262,6 +262,23 @@ class Scorer(ABC):
         """Names of the scores that `credit_samples` splits."""
         return ()
 
+    def reasons(self, samples: Samples, names: Collection[str]) -> Mapping[str, Sequence[str]]:
+        """Return a text for each of n samples that says why it has its score, by score.
+
+        Of samples that were just scored; "" for others. Scores without reasons are left out. They
+        are stored with the samples.
+        """
+        return {}
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Numbers that grow while it scores, such as requests and costs, by the key of a log."""
+        totals: dict[str, float] = {}
+        for part in self._inner:
+            for key, value in part.counters.items():
+                totals[key] = totals.get(key, 0) + value
+        return totals
+
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that samples must have, each with the name of the score that needs it.
 
@@ -592,6 +609,30 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
         for name, c in components.items()
     }
+
+
+def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:
+    """Return the reasons of n samples that were just scored, by component; only those with any."""
+    found = {}
+    for name, component in components.items():
+        told = component.scorer.reasons(samples, [component.name]).get(component.name, ())
+        if any(told):
+            found[name] = list(told)
+    return found
+
+
+def counters_of(components: Mapping[str, Component]) -> dict[str, float]:
+    """Return the sums of the scorers' counters, by key."""
+    totals: dict[str, float] = {}
+    for scorer in dict.fromkeys(component.scorer for component in components.values()):
+        for key, value in scorer.counters.items():
+            totals[key] = totals.get(key, 0) + value
+    return totals
+
+
+def counted_since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return what counters have grown by."""
+    return {key: value - before.get(key, 0) for key, value in after.items()}
 
 
 def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +14,19 @@ import numpy as np
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
-from ctrlreward.text.chats import prompt_text
+from ctrlreward.text.chats import prompt_messages, prompt_text
 
 # Types that a `Reward`, a callback or an adapter accepts as a component.
 ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
 
+# Column of `Samples` that a parameter of a function gets, with the names of TRL and verl.
+_COLUMN_OF = {**COLUMN_OF, "solution": "references", "ground_truth": "references"}
+
 # First parameters that do not mean texts.
-_NOT_TEXTS = ["completion_ids", *(name for name, col in COLUMN_OF.items() if col != "texts")]
+_NOT_TEXTS = ["completion_ids", *(name for name, col in _COLUMN_OF.items() if col != "texts")]
+
+# Annotation of completions that are lists of messages, such as TRL's own functions have.
+_MESSAGES = re.compile(r"(list|Sequence)\[\s*(\w+\.)*(list|Sequence)\[", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +37,17 @@ class FunctionScorer(Scorer):
     parameters decide how it is called:
 
     - `completions` is one of them: in TRL's signature, by keywords, `f(prompts=...,
-      completions=...)`, with strings. Prompts are the column `prompts`, or else `prefixes`;
-      completions are the text after the prefix, or the whole text.
+      completions=...)`. Prompts are the column `prompts`, or else `prefixes`; completions are the
+      text after the prefix, or the whole text. Both are strings; if `completions` is annotated as
+      lists of lists, such as `list[list[dict[str, str]]]` in `trl.rewards`, they are messages.
     - `samples` is the first one: `f(samples)`, with the `Samples`. A `Reward` is such a function;
       its score is the total.
     - Otherwise `f(texts)`, with a list of strings.
 
     In the first and the third case, further parameters get the columns that they name, in the
-    plural or the singular (`labels`, `label`), and `**kwargs` all of them. The function returns one
-    number per sample, in their order; None or NaN for a sample that failed.
+    plural or the singular (`labels`, `label`), and `**kwargs` all of them; `solution` and
+    `ground_truth` get `references`. The function returns one number per sample, in their order;
+    None or NaN for a sample that failed.
 
     Args:
         function: The function. It has to pickle if the reward does.
@@ -76,7 +85,7 @@ class FunctionScorer(Scorer):
                 "first. Use texts or completions."
             )
         for name, parameter in self._column_parameters().items():
-            if name not in COLUMN_OF and _is_required(parameter):
+            if name not in _COLUMN_OF and _is_required(parameter):
                 raise TypeError(
                     f"{self.name} needs the argument {name!r}, which is not a column of Samples"
                     f"{did_you_mean(name, COLUMN_OF)}. Use one of {', '.join(JSON_KEYS)}, or a "
@@ -98,7 +107,7 @@ class FunctionScorer(Scorer):
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that the function names without a default; prompts may also be prefixes."""
         parameters = self._column_parameters()
-        required = [COLUMN_OF[name] for name, p in parameters.items() if _is_required(p)]
+        required = [_COLUMN_OF[name] for name, p in parameters.items() if _is_required(p)]
         return {column: self.name for column in required if column not in ("texts", "prompts")}
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
@@ -107,27 +116,35 @@ class FunctionScorer(Scorer):
         if next(iter(parameters), None) == "samples":
             result = self.function(samples)
             return {self.name: getattr(result, "total", result)}  # of a `Reward`
-        columns = {name: [*column] for name, column in samples.columns().items()}
+        columns: dict[str, list[Any]] = {n: [*column] for n, column in samples.columns().items()}
         if samples.prefixes is not None:
             columns.setdefault("prompts", columns["prefixes"])
+        messages = _MESSAGES.search(str(getattr(parameters.get("completions"), "annotation", "")))
         if "prompts" in columns:
-            columns["prompts"] = [prompt_text(prompt) for prompt in columns["prompts"]]
+            read = prompt_messages if messages else prompt_text
+            columns["prompts"] = [read(prompt) for prompt in columns["prompts"]]
         keywords: dict[str, Any] = {}
         for name, parameter in self._column_parameters().items():
             if parameter.kind is Parameter.VAR_KEYWORD:
-                taken = {COLUMN_OF[name] for name in keywords}
+                taken = {_COLUMN_OF[name] for name in keywords}
                 keywords |= {n: c for n, c in columns.items() if n not in (*taken, "texts")}
-            elif name in COLUMN_OF and COLUMN_OF[name] in columns:
-                keywords[name] = columns[COLUMN_OF[name]]
+            elif name in _COLUMN_OF and _COLUMN_OF[name] in columns:
+                keywords[name] = columns[_COLUMN_OF[name]]
             elif _is_required(parameter):
-                raise MissingColumn(COLUMN_OF[name], self.name, samples.columns())
+                raise MissingColumn(_COLUMN_OF[name], self.name, samples.columns())
         if "completions" not in parameters:
             return {self.name: self.function(columns["texts"], **keywords)}
+        completions: list[Any] = [*samples.completions]
+        if messages:
+            completions = [[{"role": "assistant", "content": text}] for text in completions]
         try:
-            return {self.name: self.function(completions=samples.completions, **keywords)}
+            return {self.name: self.function(completions=completions, **keywords)}
         except TypeError as error:
             if "string indices" in str(error):
-                error.add_note(f"{self.name} gets completions that are strings, not messages.")
+                error.add_note(
+                    f"{self.name} gets completions that are strings, not messages. Annotate them: "
+                    "completions: list[list[dict[str, str]]]."
+                )
             raise
 
     def _parameters(self) -> dict[str, Parameter]:

@@ -2,175 +2,63 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
+import math
+import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from os import PathLike
-from pathlib import Path
-from string import Formatter
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
-import tenacity
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.files import read_yaml
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import rendered_chat
 from ctrlreward.models.tasks import Continuation, TokenScores
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, is_unicode, shortened
+from ctrlreward.samples import JSON_KEYS, Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.judge_requests import JudgeUsage, Meter, Outage, OutageChoice, ReplyCache
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.model_servers import (
+    Busy,
+    Clock,
     ModelServer,
+    Rejected,
     check_address,
     connected,
     in_parallel,
+)
+from ctrlreward.scorers.rubric import (
+    CONSISTENT,
+    PREFERENCE,
+    RANK,
+    Judgement,
+    Rubric,
+    contexts,
+    message,
+    numbered,
+    places,
+    read_reply,
+    response_format,
 )
 from ctrlreward.text.chats import prompt_text
 
 log = item_logger(__name__)
 
-# Answer of a comparison → score of the first text.
-_SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
-_PAIR = {"first", "second"}
-
-_TRIES = 4  # of a request that the server rejects temporarily
+_REASONS_KEPT = 20_000  # of the last samples, until they are stored
 
 
-@dataclass(frozen=True)
-class Rubric:
-    r"""The question for a judge, and the scores of its answers.
-
-    Args:
-        prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
-            …. With `{first}` and `{second}` it compares the text with its reference.
-        answers: Answer → score, higher is better; a list of numbers maps each to itself. In a
-            comparison answer → `first`, `second` or `tie`.
-        name: Name of the score; `preference` in a comparison.
-
-    Raises:
-        ValueError: The prompt or an answer is invalid.
-
-    Examples:
-        >>> Rubric("Is this polite? {text}\nAnswer yes or no.", {"yes": 1, "no": 0}).range
-        (0.0, 1.0)
-        >>> prompt = "Which is more polite?\nA: {first}\nB: {second}"
-        >>> Rubric(prompt, {"A": "first", "B": "second"}).compares
-        True
-    """
+class Question(NamedTuple):
+    """The prompt of a rubric with the columns of a sample, or with a group of `size` texts."""
 
     prompt: str
-    answers: Mapping[str, float | str] | Sequence[float]
-    name: str = "rating"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.prompt, str):
-            raise ValueError(f"prompt = {shortened(self.prompt)} must be a string")
-        try:
-            slots = set(self._slots)
-        except ValueError as error:
-            raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
-        known = _PAIR | {key for key in JSON_KEYS.values() if key != "group"}
-        for slot in slots:
-            if slot not in known:
-                raise ValueError(
-                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}. Write "
-                    "{{ and }} for braces."
-                )
-        if self.compares and (not slots >= _PAIR or slots & {"text", "reference"}):
-            raise ValueError(
-                "prompt must have {first} and {second}, for text and reference in either order, "
-                "and neither {text} nor {reference}"
-            )
-        if not self.compares and "text" not in slots:
-            raise ValueError("prompt must have {text}, or {first} and {second} to compare")
-        object.__setattr__(self, "answers", _read_answers(self.answers, self.compares))
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name = {self.name!r} must be a string")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of `Samples` that the prompt shows."""
-        names = [COLUMN_OF[slot] for slot in self._slots if slot not in _PAIR]
-        return tuple(dict.fromkeys(["texts", *(["references"] * self.compares), *names]))
-
-    @cached_property
-    def compares(self) -> bool:
-        """Whether it compares the text with its reference."""
-        return bool(_PAIR & {*self._slots})
-
-    @cached_property
-    def _slots(self) -> list[str]:
-        """Names in braces, in the order of the prompt; doubled braces are text."""
-        return [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """Score of each answer; in a comparison of the first text."""
-        answers: Any = self.answers
-        return dict(answers)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Lowest and highest score."""
-        return min(self.scores.values()), max(self.scores.values())
-
-    @staticmethod
-    def load(path: str | PathLike[str]) -> Rubric:
-        """Read a YAML file with `prompt`, `answers` and optionally `name`.
-
-        Raises:
-            ValueError: A key is absent or unknown, or a value is wrong.
-            OSError: The file does not exist.
-        """
-        file = Path(path).expanduser()
-        if not file.is_file():
-            raise OSError(
-                f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
-            )
-        content = read_yaml(file)
-        keys = set(content) if isinstance(content, dict) else set()
-        if not {"prompt", "answers"} <= keys <= {"prompt", "answers", "name"}:
-            raise ValueError(
-                f"{path} must have the keys prompt and answers, and may have name; got "
-                f"{', '.join(map(str, sorted(keys, key=str))) or 'none'}"
-            )
-        try:
-            return Rubric(**content)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-
-def _read_answers(given: object, compares: bool) -> dict[str, float]:
-    """Return the score of each answer."""
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        given = {item: item for item in given}
-    if not isinstance(given, Mapping) or len(given) < 2:
-        raise ValueError(f"answers = {shortened(given)} must be two or more: {{yes: 1, no: 0}}")
-    answers = {}
-    for answer, worth in given.items():
-        if isinstance(answer, bool) or not str(answer).strip():
-            raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
-        if compares:
-            # A Rubric built from another already has numbers.
-            value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth
-            allowed = value in _SIDES.values()
-        else:
-            value = worth
-            allowed = isinstance(worth, int | float) and not isinstance(worth, bool)
-        if not allowed:
-            wanted = "first, second or tie" if compares else "a number"
-            raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
-        answers[str(answer).strip()] = float(value)
-    if len(set(answers.values())) < 2:
-        raise ValueError("answers all have the same score, must have at least two different scores")
-    return answers
+    size: int = 0
 
 
 def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
@@ -215,12 +103,22 @@ class Judge(ModelScorer[CausalLM]):
     - A server writes one reply, at temperature 0, which must name one of the answers. The rating is
       NaN, and counted in a warning, if it names none or several.
 
+    With criteria each is a score, and `rating` their weighted mean. A server answers all in one
+    reply, by a JSON schema; a local model gets a prompt for each. Reasons come from servers only.
+
     In a comparison of each text with its reference, in both orders:
 
     - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5. A
       choice that changes with the order is a tie, and counted in a warning.
     - `consistent`: 1 if both orders have the same winner, else 0; its mean shows how reliable
       the judge is. Both are NaN if a reply names none of the answers.
+
+    In a ranking of the texts of each of `groups`, as given and in reverse:
+
+    - `rank`: from 1 for the best of the group to 0 for the worst, evenly, the mean of both orders.
+      A local model ranks by the probability of each number as the best. NaN for a group of 1.
+    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1], for each
+      of its samples; higher is better.
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
@@ -231,8 +129,21 @@ class Judge(ModelScorer[CausalLM]):
         key_variable: Environment variable with the server's API key, so that it is not in a YAML
             file.
         concurrency: Requests to the server at the same time.
-        max_tokens: Tokens of a reply.
+        max_tokens: Tokens of a reply; None takes enough for the answers and reasons of the rubric.
+            A model that thinks first needs more.
         timeout: Seconds to wait for a reply.
+        requests_per_minute: Most requests that begin in any 60 seconds, in each process.
+        tokens_per_minute: Most tokens of these, prompts and replies.
+        prompt_cost: Price of a million tokens of prompts, for `usage`.
+        completion_cost: Price of a million tokens of replies.
+        cache: Folder in which valid replies are kept by the content of their request, and found
+            again by any process. None keeps none.
+        outage: What to do if the server does not answer, or says that it is busy: `"raise"` a
+            `ConnectionError` after four tries, `"wait"` and try again until it answers, or `"nan"`:
+            after four tries the sample is NaN and counted, also if the server rejects its text. A
+            limit of the server (429) is always waited for, by its `Retry-After`.
+        outage_budget: Seconds of an outage after which nothing is repeated: `"wait"` and `"raise"`
+            raise, and with `"nan"` the rest of the batch is NaN.
         **options: See `ModelOptions`.
 
     Raises:
@@ -240,11 +151,14 @@ class Judge(ModelScorer[CausalLM]):
         OSError: The rubric does not exist.
 
     Examples:
+        >>> from ctrlreward import Rubric
         >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
         >>> rating = Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"])
         >>> rating.shape
         (2,)
     """
+
+    _clock = Clock()  # tests simulate it
 
     def __init__(
         self,
@@ -253,8 +167,15 @@ class Judge(ModelScorer[CausalLM]):
         address: str | None = None,
         key_variable: str | None = None,
         concurrency: int = 8,
-        max_tokens: int = 16,
+        max_tokens: int | None = None,
         timeout: float = 120.0,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+        prompt_cost: float = 0.0,
+        completion_cost: float = 0.0,
+        cache: str | PathLike[str] | None = None,
+        outage: OutageChoice = "raise",
+        outage_budget: float = 600.0,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
@@ -263,27 +184,65 @@ class Judge(ModelScorer[CausalLM]):
                 f"rubric is a {type(rubric).__name__}, must be a Rubric or the path of a YAML file"
             )
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
-        if key_variable is not None and address is None:
-            raise ValueError("key_variable is for a server, but address is None")
+        self.pointwise = not self.rubric.ranks
+        for name, given in {"key_variable": key_variable, "cache": cache}.items():
+            if given is not None and address is None:
+                raise ValueError(f"{name} is for a server, but address is None")
         self.address = address and check_address(address, "http://127.0.0.1:8000/v1")
         self.key_variable = key_variable
         self.concurrency = positive("concurrency", concurrency)
-        self.max_tokens = positive("max_tokens", max_tokens)
+        self.max_tokens = positive("max_tokens", max_tokens) or self.rubric.reply_tokens
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.timeout = timeout
+        self._meter = Meter(
+            positive("requests_per_minute", requests_per_minute),
+            positive("tokens_per_minute", tokens_per_minute),
+            _not_negative("prompt_cost", prompt_cost),
+            _not_negative("completion_cost", completion_cost),
+        )
+        self._replies = None if cache is None else ReplyCache(os.fspath(cache))
+        self.outage = one_of("outage", outage, get_args(OutageChoice))
+        self.outage_budget = _not_negative("outage_budget", outage_budget)
+        self._reasons: dict[bytes, Mapping[str, str]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; a copy in another process starts without reasons."""
+        return {**super().__getstate__(), "_reasons": {}}
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the rating, or of preference and consistency."""
-        if self.rubric.compares:
-            spec = ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
-            return {"preference": spec, "consistent": spec}
-        return {self.rubric.name: ScoreSpec(higher_is_better=True, range=self.rubric.range)}
+        """Direction and range of each score."""
+        rubric, share = self.rubric, ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
+        if rubric.ranks:
+            return {RANK: share, CONSISTENT: share}
+        if rubric.compares:
+            return {PREFERENCE: share, CONSISTENT: share}
+        criteria = {name: each.range for name, each in (rubric.criteria or {}).items()}
+        ranges = {rubric.name: rubric.range, **criteria}
+        return {name: ScoreSpec(higher_is_better=True, range=each) for name, each in ranges.items()}
+
+    @property
+    def usage(self) -> JudgeUsage:
+        """Requests, tokens and cost so far, in this process."""
+        return self._meter.usage
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Requests, tokens and cost of a judge on a server, which rewards log."""
+        if self.address is None:
+            return {}
+        used = self.usage
+        return {
+            "judge/requests": used.requests,
+            "judge/tokens": used.prompt_tokens + used.completion_tokens,
+            "judge/cost": used.cost,
+        }
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the rubric shows."""
-        return {name: "Judge" for name in self.rubric.columns if name != "texts"}
+        """Columns that the rubric shows, and the groups of a ranking."""
+        columns = [*self.rubric.columns, *(["groups"] * self.rubric.ranks)]
+        return {name: "Judge" for name in columns if name != "texts"}
 
     def build_model(self, name: str) -> CausalLM:
         """Load the judge, or share it with other scorers."""
@@ -303,43 +262,122 @@ class Judge(ModelScorer[CausalLM]):
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
         """Return the scores of the rubric; NaN, with a warning, for an empty text."""
-        rubric = self.rubric
-        columns = {
-            name: samples.texts if name == "texts" else samples.require(name, "Judge")
-            for name in rubric.columns
-        }
-        read = {"texts": columns["texts"]}
-        if rubric.compares:
-            read["references"] = columns["references"]
+        columns = self._columns(samples)
+        read = {name: columns[name] for name in self._read_columns}
         score, kept = next(iter(self.specs)), []
-        prompts: list[str] = []
         for i in nonempty(score, **read):
-            cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
-            if "prompt" in cells:
-                cells["prompt"] = prompt_text(cells["prompt"])
             # Texts are checked before; only a judge reads labels and prompts as text.
             if invalid := [name for name, column in columns.items() if not is_unicode(column[i])]:
                 log.warning("%s[%d] is not valid Unicode: %s is NaN", invalid[0], i, score)
-                continue
-            kept.append(i)
-            sides = [(cells["text"], cells.get("reference", ""))]
-            for first, second in [*sides, *((b, a) for a, b in sides if rubric.compares)]:
-                prompts.append(rubric.prompt.format(**cells, first=first, second=second))
-        answered = self._read(prompts) if self.address is None else self._ask(prompts)
-        return self._scores(answered, kept, len(samples))
+            else:
+                kept.append(i)
+        if self.rubric.ranks:
+            return self._ranks(samples, kept)
+        judgements = self._judge(self._questions(samples, kept))
+        if self.rubric.compares:
+            return self._preferences(judgements, kept, len(samples))
+        found = {name: np.full(len(samples), np.nan) for name in self.specs}
+        for i, judgement in zip(kept, judgements, strict=True):
+            for name, value in judgement.scores.items():
+                found[name][i] = value
+            if self.rubric.criteria is not None:
+                found[self.rubric.name][i] = self.rubric.mean(judgement.scores)
+        return found
 
-    def _scores(self, answered: Sequence[float], kept: Sequence[int], n: int) -> dict[str, Scores]:
-        """Return the scores of n samples by the score of each answer."""
+    def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the reasons of the last samples, if the rubric asks for them; "" for others.
+
+        The reason of the weighted mean has the reasons of all criteria, a line each. In a ranking
+        the first order's reply has the reason.
+        """
+        rubric = self.rubric
+        if not rubric.reason or self.address is None:
+            return {}
+        columns = self._columns(samples)
+        shown = [columns[name] for name in self._read_columns]
+        kept = [
+            i
+            for i, row in enumerate(zip(*shown, strict=True))
+            if all(map(str.strip, row)) and all(is_unicode(c[i]) for c in columns.values())
+        ]
+        told = [dict[str, str]() for _ in range(len(samples))]
+        for rows, question in self._asked(samples, kept):
+            for i in rows:
+                told[i] = {**self._reasons.get(_digest(question.prompt), {})}
+        if rubric.criteria is not None:
+            for each in told:
+                each[rubric.name] = "\n".join(f"{name}: {why}" for name, why in each.items())
+        return {n: [each.get(n, "") for each in told] for n in names if n != CONSISTENT}
+
+    # What is asked
+
+    @property
+    def _read_columns(self) -> tuple[str, ...]:
+        """Columns without which a sample fails."""
+        return ("texts", "references") if self.rubric.compares else ("texts",)
+
+    def _columns(self, samples: Samples) -> dict[str, tuple[str, ...]]:
+        """Return the columns that the rubric shows."""
+        columns = {name: samples.require(name, "Judge") for name in self.rubric.columns}
+        if "prompts" in columns:
+            columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
+        return columns
+
+    def _questions(self, samples: Samples, kept: Sequence[int]) -> list[Question]:
+        """Return the question about each sample; in a comparison two, one for each order."""
+        columns, questions = self._columns(samples), []
+        for i in kept:
+            cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
+            sides = [(cells["text"], cells.get("reference", ""))]
+            for first, second in [*sides, *((b, a) for a, b in sides if self.rubric.compares)]:
+                prompt = self.rubric.prompt.format(**cells, first=first, second=second)
+                questions.append(Question(prompt))
+        return questions
+
+    def _groups(self, samples: Samples, kept: Sequence[int]) -> list[list[int]]:
+        """Return the rows of each group of two or more texts, which share what a prompt shows."""
+        groups: dict[str, list[int]] = {}
+        for i in kept:
+            groups.setdefault(samples.require("groups", "Judge")[i], []).append(i)
+        columns = self._columns(samples)
+        for group, rows in groups.items():
+            for name, column in columns.items():
+                for i in rows if name != "texts" else ():
+                    if column[i] != column[rows[0]]:
+                        raise ValueError(
+                            f"{name}[{i}] = {shortened(column[i])} must be the same as {name}"
+                            f"[{rows[0]}] = {shortened(column[rows[0]])} to rank group {group!r}"
+                        )
+        return [rows for rows in groups.values() if len(rows) > 1]
+
+    def _group_question(self, samples: Samples, rows: Sequence[int]) -> Question:
+        cells = {
+            JSON_KEYS[name]: column[rows[0]] for name, column in self._columns(samples).items()
+        }
+        texts = numbered([samples.texts[i] for i in rows])
+        return Question(self.rubric.prompt.format(**cells, texts=texts), len(rows))
+
+    def _asked(self, samples: Samples, kept: Sequence[int]) -> list[tuple[Sequence[int], Question]]:
+        """Return the rows of each question that has a reason, and the question."""
+        if not self.rubric.ranks:
+            return list(zip([[i] for i in kept], self._questions(samples, kept), strict=True))
+        groups = self._groups(samples, kept)
+        return [(rows, self._group_question(samples, rows)) for rows in groups]
+
+    # Scores of the answers
+
+    def _preferences(
+        self, judgements: Sequence[Judgement], kept: Sequence[int], n: int
+    ) -> dict[str, Scores]:
+        """Return the scores of n comparisons, by the answers in both orders."""
         found = {name: np.full(n, np.nan) for name in self.specs}
-        if not self.rubric.compares:
-            found[self.rubric.name][kept] = answered
-            return found
+        answered = [judgement.scores[self.rubric.name] for judgement in judgements]
         text, reference = np.reshape(answered, (len(kept), 2)).T
         reference = 1.0 - reference  # the text's score in the second position
         valid = ~np.isnan(text + reference)
         consistent = np.where(valid, text == reference, np.nan)
-        found["consistent"][kept] = consistent
-        found["preference"][kept] = np.where(valid, np.where(text == reference, text, 0.5), np.nan)
+        found[CONSISTENT][kept] = consistent
+        found[PREFERENCE][kept] = np.where(valid, np.where(text == reference, text, 0.5), np.nan)
         changed = int((consistent == 0).sum())
         if changed:
             log.warning(
@@ -348,79 +386,193 @@ class Judge(ModelScorer[CausalLM]):
             )
         return found
 
-    def _read(self, prompts: Sequence[str]) -> list[float]:
-        """Return the score that a local model gives to each prompt."""
-        worth = np.array([*self.rubric.scores.values()])
-        tokenizer = self.loaded_model.tokenizer
-        chat = tokenizer.chat_template is not None
-        tasks, scores = [], []
-        for context in prompts:
-            if chat:
-                message = {"role": "user", "content": context}
-                context = rendered_chat(tokenizer, [message], {}, add_generation_prompt=True)
-            space = "" if context[-1:].isspace() or chat else " "
-            targets = tuple(("", f"{space}{answer}") for answer in self.rubric.scores)
-            tasks.append(Continuation((context,), targets))
-        with self.locked_model() as model:
-            found = model.answer(tasks)
-        for answers in found:
-            row = closed(answers)
-            chances = np.exp(row - row.max())
-            if self.rubric.compares:
-                scores.append(float(worth[row.argmax()]))
-            else:
-                scores.append(float(chances @ worth / chances.sum()))
-        return scores
+    def _ranks(self, samples: Samples, kept: Sequence[int]) -> dict[str, Scores]:
+        """Return the scores of rankings; NaN for groups of 1, which a warning counts."""
+        found = {name: np.full(len(samples), np.nan) for name in self.specs}
+        groups = self._groups(samples, kept)
+        alone = len(kept) - sum(map(len, groups))
+        if alone:
+            log.warning("%d of %d texts are alone in their group: rank is NaN", alone, len(kept))
+        orders = [order for rows in groups for order in (rows, rows[::-1])]
+        judgements = self._judge([self._group_question(samples, rows) for rows in orders])
+        for k, rows in enumerate(groups):
+            given, reverse = (
+                np.array([*judgement.scores.values()])
+                for judgement in judgements[2 * k : 2 * k + 2]
+            )
+            reverse = reverse[::-1]
+            found[RANK][rows] = (given + reverse) / 2
+            upper = np.triu_indices(len(rows), 1)
+            signs = [np.sign(np.subtract.outer(each, each))[upper] for each in (given, reverse)]
+            valid = not np.isnan(given + reverse).any()
+            found[CONSISTENT][rows] = np.mean(signs[0] == signs[1]) if valid else np.nan
+        return found
 
-    def _ask(self, prompts: Sequence[str]) -> list[float]:
-        """Return the score of a server's reply to each prompt; NaN if it can't be parsed."""
+    def _judge(self, questions: Sequence[Question]) -> list[Judgement]:
+        """Return the judgement of each question, NaN where it failed."""
+        return self._read(questions) if self.address is None else self._ask(questions)
+
+    # A local model
+
+    def _read(self, questions: Sequence[Question]) -> list[Judgement]:
+        """Return the judgements by the probabilities of the answers after each prompt."""
+        rubric, tokenizer = self.rubric, self.loaded_model.tokenizer
+        chat = tokenizer.chat_template is not None
+        tasks = []
+        for prompt, size in questions:
+            wanted = rubric.questions(size)
+            for name, context in contexts(rubric, prompt, size).items():
+                if chat:
+                    turn = {"role": "user", "content": context}
+                    context = rendered_chat(tokenizer, [turn], {}, add_generation_prompt=True)
+                space = "" if context[-1:].isspace() or chat else " "
+                targets = tuple(("", f"{space}{answer}") for answer in wanted[name])
+                tasks.append(Continuation((context,), targets))
+        with self.locked_model() as model:
+            rows = iter([closed(answers) for answers in model.answer(tasks)])
+        return [
+            Judgement(_scores(rubric, {name: next(rows) for name in rubric.questions(size)}), {})
+            for _, size in questions
+        ]
+
+    # A server
+
+    def _ask(self, questions: Sequence[Question]) -> list[Judgement]:
+        """Return the judgements of a server's replies; NaN where one can't be parsed."""
         assert self.address is not None
-        stop = tenacity.stop_after_attempt(_TRIES)
-        with connected("the judge", self.address, self.key_variable, self.timeout, stop) as server:
-            replies: list[str] = []
-            for window in windows([len(prompt) for prompt in prompts]):
-                some = prompts[window.start : window.stop]
-                replies += in_parallel(partial(self._reply, server), some, self.concurrency)
-        scores = [read_answer(reply, self.rubric.scores) for reply in replies]
-        unread = [reply for reply, score in zip(replies, scores, strict=True) if np.isnan(score)]
-        if unread:
+        outage = Outage(self.outage, self.outage_budget, self._clock)
+        replies: list[str | None] = []
+        with connected(
+            *("the judge", self.address, self.key_variable, self.timeout),
+            *(outage.stop, self._clock.sleep),
+        ) as server:
+            for window in windows([len(question.prompt) for question in questions]):
+                some = questions[window.start : window.stop]
+                ask = partial(self._reply, server, outage)
+                replies += in_parallel(ask, some, self.concurrency)
+        judgements = [
+            read_reply(self.rubric, reply or "", question.size)
+            for question, reply in zip(questions, replies, strict=True)
+        ]
+        self._warn(judgements, replies, outage)
+        if self.rubric.reason:
+            for question, judgement in zip(questions, judgements, strict=True):
+                self._reasons[_digest(question.prompt)] = judgement.reasons
+            for key in [*self._reasons][:-_REASONS_KEPT]:
+                del self._reasons[key]
+        used = self.usage
+        log.info(
+            "requests to the judge so far: %d, and %d replies from the cache; %d and %d tokens of "
+            "prompts and replies, cost %.4f",
+            *(used.requests, used.cached, used.prompt_tokens, used.completion_tokens, used.cost),
+        )
+        return judgements
+
+    def _warn(
+        self, judgements: Sequence[Judgement], replies: Sequence[str | None], outage: Outage
+    ) -> None:
+        """Warn once of the replies that are NaN, and once of requests without a reply."""
+        rubric, count = self.rubric, sum(reply is not None for reply in replies)
+        unread = [
+            reply
+            for reply, each in zip(replies, judgements, strict=True)
+            if reply is not None and not each.whole
+        ]
+        if unread and rubric.structured:
+            lacking = Counter(
+                name
+                for reply, each in zip(replies, judgements, strict=True)
+                if reply is not None and not each.whole
+                for name in ([RANK] if rubric.ranks else each.scores)
+                if rubric.ranks or math.isnan(each.scores[name])
+            )
+            log.warning(
+                "%d of %d replies of the judge lack a valid score, and are NaN there (%s): %s. A "
+                "reply that is cut off needs more than max_tokens = %d.",
+                *(len(unread), count),
+                ", ".join(f"{name} {n}" for name, n in lacking.items()),
+                *(shortened(unread[0], 200), self.max_tokens),
+            )
+        elif unread:
             log.warning(
                 "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
-                *(len(unread), len(replies), ", ".join(self.rubric.scores), shortened(unread[0])),
+                *(len(unread), count, ", ".join(rubric.scores), shortened(unread[0])),
             )
-        return scores
+        failed = len(replies) - count
+        if failed:
+            log.warning(
+                "%d of %d requests to the judge have no reply, and are NaN: %s",
+                *(failed, len(replies), outage.errors[0]),
+            )
 
-    def _reply(self, server: ModelServer, prompt: str) -> str:
-        """Return the text of one reply."""
+    def _reply(self, server: ModelServer, outage: Outage, question: Question) -> str | None:
+        """Return the text of one reply; None without one, if outages are NaN."""
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
+            "messages": [
+                {"role": "user", "content": message(self.rubric, question.prompt, question.size)}
+            ],
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
-        reply = server.post("/chat/completions", body)
+        wanted = response_format(self.rubric, question.size)
+        if wanted is not None:
+            body["response_format"] = wanted
+        key = ReplyCache.key(body)
+        stored = None if self._replies is None else self._replies.get(key)
+        if stored is not None:
+            self._meter.count(cached=1)
+            return stored
+        try:
+            if outage.over_budget and outage.errors:
+                raise Busy(str(outage.errors[-1]))
+            reply = server.retrying(self._send, server, body)
+        except (Busy, Rejected) as error:
+            if self.outage != "nan":
+                raise
+            outage.errors.append(error)
+            self._meter.count(failed=1)
+            return None
+        outage.answered()
         try:
             content = reply["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
             raise ConnectionError(
                 f"{server.address} is not an OpenAI-compatible server: {shortened(reply)}"
             ) from None
-        return content if isinstance(content, str) else ""
+        content = content if isinstance(content, str) else ""
+        if self._replies is not None and read_reply(self.rubric, content, question.size).whole:
+            self._replies.put(key, content)
+        return content
+
+    def _send(self, server: ModelServer, body: Mapping[str, Any]) -> Any:
+        """Return the JSON of the reply to one request, within the limits."""
+        sent = self._meter.begin(body, self._clock)
+        reply = server.post_once("/chat/completions", body)
+        self._meter.end(sent, reply)
+        return reply
 
 
-def read_answer(reply: str, scores: Mapping[str, float]) -> float:
-    """Return the score of the only answer in a reply, as a word; NaN for none or several.
+def _scores(rubric: Rubric, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+    """Return the scores by the log-probabilities of the answers to each question."""
+    if rubric.ranks:
+        (row,) = rows.values()
+        order = (np.argsort(-row, kind="stable") + 1).tolist()
+        return places(order, len(order))
+    scores, questions = {}, rubric.questions()
+    for name, row in rows.items():
+        worth = np.array([*questions[name].values()])
+        chances = np.exp(row - row.max())
+        mean = chances @ worth / chances.sum()
+        scores[name] = float(worth[row.argmax()] if rubric.compares else mean)
+    return scores
 
-    Case counts only if answers differ by it.
 
-    Examples:
-        >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})
-        (1.0, nan)
-    """
-    folded = {answer.casefold(): score for answer, score in scores.items()}
-    if len(folded) == len(scores):
-        reply, scores = reply.casefold(), folded
-    # Longer answers first: "very good" is not "good".
-    words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
-    named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", reply))
-    return float(scores[named.pop()]) if len(named) == 1 else float("nan")
+def _digest(prompt: str) -> bytes:
+    return hashlib.sha256(prompt.encode(errors="surrogatepass")).digest()
+
+
+def _not_negative(name: str, given: float) -> float:
+    if not 0 <= given < math.inf:
+        raise ValueError(f"{name} must be 0 or more, got {given}")
+    return float(given)

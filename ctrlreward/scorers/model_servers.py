@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -16,7 +19,10 @@ Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-_BUSY = (429, 500, 502, 503, 504)
+_LIMITED = 429
+_BUSY = (_LIMITED, 500, 502, 503, 504)
+_REJECTED = (400, 413, 422)
+_BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10)
 
 
 def check_address(address: str, example: str) -> str:
@@ -28,7 +34,24 @@ def check_address(address: str, example: str) -> str:
 
 
 class Busy(ConnectionError):
-    """A request that may be repeated."""
+    """A request that may be repeated, after `retry_after` seconds if the server says so.
+
+    `limited` says that the server answers, but that the client has sent too much.
+    """
+
+    retry_after: float = 0.0
+    limited: bool = False
+
+
+class Rejected(ConnectionError):
+    """A request that the server does not accept, such as a text beyond the model's context."""
+
+
+class Clock(NamedTuple):
+    """Time in seconds, and how to wait; tests simulate both."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
 
 class ModelServer:
@@ -39,16 +62,29 @@ class ModelServer:
         address: URL, without a slash at the end.
         client: Sends the requests.
         stop: When to stop repeating a request that the server rejects temporarily.
+        sleep: Waits between two of them: twice as long each time, up to 10 seconds, and at least
+            as long as the server's `Retry-After`.
+
+    Attributes:
+        retrying: Calls a function again while it raises `Busy`.
     """
 
-    def __init__(self, name: str, address: str, client: httpx2.Client, stop: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        client: httpx2.Client,
+        stop: Any,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.name = name
         self.address = address
         self._client = client
-        self._retrying = tenacity.Retrying(
+        self.retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Busy),
             stop=stop,
-            wait=tenacity.wait_exponential(multiplier=0.2, max=10),
+            wait=_pause,
+            sleep=sleep,
             reraise=True,
         )
 
@@ -58,11 +94,12 @@ class ModelServer:
         Raises:
             ConnectionError: The server does not answer, or answers with an error or without JSON.
         """
-        return self._retrying(self._post, f"{self.address}{route}", body)
+        return self.retrying(self.post_once, route, body)
 
-    def _post(self, url: str, body: Mapping[str, Any]) -> Any:
+    def post_once(self, route: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON of the reply to one request; `Busy` if it may be repeated."""
         try:
-            response = self._client.post(url, json=body)
+            response = self._client.post(f"{self.address}{route}", json=body)
         except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
             raise Busy(f"{self.name} does not answer: {type(error).__name__}: {error}") from error
         except httpx2.HTTPError as error:
@@ -70,8 +107,13 @@ class ModelServer:
                 f"{self.name} does not answer: {type(error).__name__}: {error}"
             ) from error
         if not response.is_success:
-            kind = Busy if response.status_code in _BUSY else ConnectionError
-            raise kind(f"{self.name}: {response.status_code}, {response.text[:200]}")
+            words = f"{self.name}: {response.status_code}, {response.text[:200]}"
+            if response.status_code in _BUSY:
+                busy = Busy(words)
+                busy.retry_after = _seconds(response.headers.get("Retry-After", ""))
+                busy.limited = response.status_code == _LIMITED
+                raise busy
+            raise (Rejected if response.status_code in _REJECTED else ConnectionError)(words)
         try:
             return response.json()
         except ValueError:
@@ -80,9 +122,34 @@ class ModelServer:
             ) from None
 
 
+def _pause(state: tenacity.RetryCallState) -> float:
+    """Return the seconds to wait before the next try."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    return max(_BACKOFF(state), error.retry_after if isinstance(error, Busy) else 0.0)
+
+
+def _seconds(given: str) -> float:
+    """Return the seconds of a `Retry-After`, a number or a date; 0 if it is neither."""
+    try:
+        return max(0.0, float(given))
+    except ValueError:
+        pass
+    try:
+        until = parsedate_to_datetime(given)
+    except ValueError:
+        return 0.0
+    until = until if until.tzinfo else until.replace(tzinfo=UTC)
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())
+
+
 @contextmanager
 def connected(
-    name: str, address: str, key_variable: str | None, timeout: float, stop: Any
+    name: str,
+    address: str,
+    key_variable: str | None,
+    timeout: float,
+    stop: Any,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[ModelServer]:
     """Yield a connection; a key is read from an environment variable.
 
@@ -98,7 +165,7 @@ def connected(
         # A proxy of the environment can't reach a server of this machine.
         trust_env=urlsplit(address).hostname not in _LOOPBACK,
     ) as client:
-        yield ModelServer(f"{name} at {address}", address, client, stop)
+        yield ModelServer(f"{name} at {address}", address, client, stop, sleep)
 
 
 def in_parallel(

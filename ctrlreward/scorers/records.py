@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -23,6 +23,7 @@ def write_scored_samples(
     scores: Mapping[str, Scores],
     by_prompt: Mapping[str, Scores] | None = None,
     explanations: Mapping[int, Any] | None = None,
+    reasons: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
@@ -30,7 +31,8 @@ def write_scored_samples(
     (n,). `Samples.from_jsonl` can read the file. `by_prompt` has values of the prompts that are
     not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
     the first record of each prompt gets them as `"by_prompt"`. `explanations`, row → result of
-    `explain_some`, are the `"explanation"` of these records.
+    `explain_some`, are the `"explanation"` of these records. `reasons`, score → n texts, are the
+    `"reasons"` of each record, by score.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
@@ -43,6 +45,8 @@ def write_scored_samples(
             record["by_prompt"] = {k: finite_or_none(row[int(places[k])]) for k, row in rows}
         if explanations and i in explanations:
             record["explanation"] = explanations[i]
+        if reasons:
+            record["reasons"] = {name: texts[i] for name, texts in reasons.items()}
         lines.append(json_line(record))
     write_whole(Path(path), "".join(lines))
 
@@ -81,6 +85,13 @@ def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, S
     return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")), scores
 
 
+def read_reasons(path: str | PathLike[str]) -> dict[str, list[str]]:
+    """Return the reasons of a file of `write_scored_samples` by score, n texts of each."""
+    records = read_jsonl(Path(path)) if b'"reasons"' in Path(path).read_bytes() else []
+    names = dict.fromkeys(name for each in records for name in each.get("reasons", ()))
+    return {name: [each.get("reasons", {}).get(name, "") for each in records] for name in names}
+
+
 def read_by_prompt(path: str | PathLike[str]) -> dict[str, Scores]:
     """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
     found = [row for each in read_jsonl(Path(path)) if (row := each.get("by_prompt")) is not None]
@@ -94,18 +105,28 @@ def evenly_spaced(n: int, count: int) -> list[int]:
 
 
 def sample_table(
-    samples: Samples, scores: Mapping[str, Scores], rows: int
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    rows: int,
+    reasons: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and rows of a table with prompt, label, text and scores.
+    """Return the header and rows of a table with prompt, label, text, scores and their reasons.
 
     The rows are evenly spaced over the n samples and depend only on n, so tables of different steps
     show the same prompts; if there are fewer samples than `rows`, all are shown. Prompt and label
-    are left out if the samples have none. Each of `scores` has shape (n,).
+    are left out if the samples have none. Each of `scores` has shape (n,); `reasons`, score → n
+    texts, are the columns `<score>_reason`.
     """
+    told = reasons or {}
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]
     body: list[list[Cell]] = [
-        [*(columns[name][i] for name in names), *(finite_or_none(v[i]) for v in scores.values())]
+        [
+            *(columns[name][i] for name in names),
+            *(finite_or_none(values[i]) for values in scores.values()),
+            *(texts[i] for texts in told.values()),
+        ]
         for i in evenly_spaced(len(samples), rows)
     ]
-    return [*(JSON_KEYS[name] for name in names), *scores], body
+    header = [*(JSON_KEYS[name] for name in names), *scores, *(f"{n}_reason" for n in told)]
+    return header, body

@@ -211,7 +211,8 @@ class RemoteRewardModel(Scorer):
         if not kept:
             return {name: np.full(n, np.nan) for name in self.specs}
         batches = self._batches([answers[i] for i in kept])
-        stop = tenacity.stop_after_delay(self.patience)
+        # Before it, since a server may ask for a longer wait than there is patience.
+        stop = tenacity.stop_before_delay(self.patience)
         with connected(
             "the reward model", self.address, self.key_variable, self.timeout, stop
         ) as server:

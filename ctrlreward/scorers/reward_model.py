@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import Unpack
+from typing import Unpack, get_args
 
 import numpy as np
 
@@ -16,13 +16,18 @@ from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
 from ctrlreward.samples import Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
+from ctrlreward.weights.quantization import Quantization
 
 log = item_logger(__name__)
 
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
 
-@checked_keywords(**NEIGHBOURS, chat_template="template")
+@checked_keywords(
+    **NEIGHBOURS,
+    chat_template="template",
+    quantization_config="quantization='nf4' or 'int8'",
+)
 class RewardModel(ModelScorer[RewardHead]):
     """Output of a reward model for each text, such as one that TRL's `RewardTrainer` trained.
 
@@ -46,6 +51,8 @@ class RewardModel(ModelScorer[RewardHead]):
         weights: Output → weight, for a model with several outputs.
         truncation_side: Side at which a text longer than the model's context is cut, `"left"` or
             `"right"`, with a warning. None takes the tokenizer's side, mostly `"right"`.
+        quantization: `"int8"` or `"nf4"` (4 bits) quantizes the linear layers, but the head, with
+            bitsandbytes while loading; None does not. Not for an adapter.
         **options: See `ModelOptions`.
 
     Raises:
@@ -65,6 +72,7 @@ class RewardModel(ModelScorer[RewardHead]):
         template: str | None = None,
         weights: Mapping[str, float] | None = None,
         truncation_side: Side | None = None,
+        quantization: Quantization | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         check_loaded(model, RewardHead, "outputs", "ratings")
@@ -78,6 +86,9 @@ class RewardModel(ModelScorer[RewardHead]):
         if truncation_side is not None:
             one_of("truncation_side", truncation_side, ("left", "right"))
         self.truncation_side: Side | None = truncation_side
+        if quantization is not None:
+            one_of("quantization", quantization, get_args(Quantization))
+        self.quantization: Quantization | None = quantization
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -104,7 +115,8 @@ class RewardModel(ModelScorer[RewardHead]):
 
     def build_model(self, name: str) -> RewardHead:
         """Load the reward model, or share it with other scorers."""
-        return shared_model(RewardHead, name, self.device, self.dtype, self.batch_tokens)
+        options = (self.device, self.dtype, self.batch_tokens, self.quantization)
+        return shared_model(RewardHead, name, *options)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty completion."""

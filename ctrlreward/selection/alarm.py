@@ -276,8 +276,7 @@ class AlarmRule:
     def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
         """Return the new state, the p-value for the run, and a reason."""
         comparable = all(
-            key in state.references
-            and len(state.references[key].evidence[key]) == len(now.evidence[key])
+            key in state.references and state.references[key].has_prompts_of(now, key)
             for key in self.modes
         )
         if not comparable:
@@ -304,11 +303,11 @@ class AlarmRule:
     def _rise(self, before: Validation, now: Validation) -> float:
         """Return the p-value of a rise of the proxy."""
         sign, key = sign_of(self.proxy_mode), self.proxy
-        pair = before.evidence.get(key), now.evidence.get(key)
         # Without scores by prompt, its mean decides.
-        if pair[0] is None or pair[1] is None or len(pair[0]) != len(pair[1]):
+        if not before.has_prompts_of(now, key):
             return 0.0 if sign * now.metrics[key] > sign * before.metrics[key] else 1.0
-        return rise_p_value(sign * np.array(pair[0]), sign * np.array(pair[1]))
+        first, second = (sign * np.array(each.evidence[key]) for each in (before, now))
+        return rise_p_value(first, second)
 
     def _decline(self, reference: Validation, now: Validation, key: str) -> float:
         """Return the p-value of a decline of a held-out metric by more than its margin."""

@@ -260,6 +260,14 @@ class BestRule:
             what += f" ({refused} of {state.validations} validations violate a constraint)"
         if not others:
             return f"{what}, the only candidate"
+        unpaired = [each for each in others if not chosen.has_prompts_of(each, self.monitor)]
+        if unpaired:
+            what += (
+                f" (compared by means, not by prompt, with {len(unpaired)} of {len(others)} other "
+                "candidates)"
+            )
+            if len(unpaired) == len(others):
+                return what
         tied = [
             f"{other.metrics[self.monitor]:.4f} at step {other.step} ({describe(difference)})"
             for other in others
@@ -267,7 +275,8 @@ class BestRule:
             and not difference.distinguishable
         ]
         if not tied:
-            return f"{what}, distinguishable from all other candidates"
+            which = "the others" if unpaired else "all other candidates"
+            return f"{what}, distinguishable from {which}"
         return f"{what}, not distinguishable from {'; '.join(tied)}"
 
     def optimism(self, state: BestState) -> float | None:
@@ -279,11 +288,11 @@ class BestRule:
         failed; NaN if fewer than two are left. None without scores by prompt, or with fewer than
         two candidates.
         """
-        rows = [seen.evidence.get(self.monitor) for seen in state.candidates.values()]
-        known = [row for row in rows if row is not None]
-        if len(known) < max(2, len(rows)) or len({len(row) for row in known}) > 1:
+        seen = list(state.candidates.values())
+        if len(seen) < 2 or not all(seen[0].has_prompts_of(e, self.monitor) for e in seen[1:]):
             return None
-        return selection_optimism(sign_of(self.mode) * np.array(known))
+        rows = [each.evidence[self.monitor] for each in seen]
+        return selection_optimism(sign_of(self.mode) * np.array(rows))
 
     def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
         step, score = now.step, now.metrics[self.monitor]

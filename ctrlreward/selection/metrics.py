@@ -59,6 +59,8 @@ _adapter: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 class Validation(State):
     """Validation kept by a rule, to compare later ones with it: a value by key, and by prompt.
 
+    `prompts` maps a key to the digest of its prompts, where they are known (`PromptScores`).
+
     Examples:
         >>> seen = Validation(100, {"score/sim": 0.5}, {"score/sim": (0.4, 0.6)})
         >>> Validation.from_dict(seen.to_dict()) == seen
@@ -68,6 +70,7 @@ class Validation(State):
     step: int
     metrics: Mapping[str, float]
     evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -77,14 +80,21 @@ class Validation(State):
         names = list(keys)
         given = evidence or {}
         values = {key: tuple(map(float, given[key])) for key in names if key in given}
-        return cls(step, {key: read(metrics, key) for key in names}, values)
+        known = {key: digest for key in values if (digest := getattr(given[key], "prompts", ""))}
+        return cls(step, {key: read(metrics, key) for key in names}, values, known)
+
+    def has_prompts_of(self, other: Validation, key: str) -> bool:
+        """Return whether both have evidence, of the same prompts as far as these are known."""
+        before, after = self.evidence.get(key), other.evidence.get(key)
+        if before is None or after is None or len(before) != len(after):
+            return False
+        return len({each.prompts[key] for each in (self, other) if key in each.prompts}) < 2
 
     def differs(self, other: Validation, key: str, level: float) -> PairedDifference | None:
         """Return other - self with its interval; None without evidence of the same prompts."""
-        before, after = self.evidence.get(key), other.evidence.get(key)
-        if before is None or after is None or len(before) != len(after):
+        if not self.has_prompts_of(other, key):
             return None
-        return paired_difference(before, after, level)
+        return paired_difference(self.evidence[key], other.evidence[key], level)
 
 
 def check_key(argument: str, given: object) -> None:

@@ -24,8 +24,9 @@ from ctrlreward.weights.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES,
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
-# Settings of speed and device, which change a score by rounding at most.
-_IGNORED = {"batch_tokens", "device"}
+# Settings of speed and device, which change a score by rounding at most, and of a server's client.
+_IGNORED = {"batch_tokens", "device", "batch_texts", "concurrency", "patience", "timeout"}
+_IGNORED |= {"outage", "outage_budget"}
 # Attributes that name weights; other strings do if they are an existing path.
 _NAMES = {"model", "name", "encoder"}
 # Suffixes of files that decide what a model computes.

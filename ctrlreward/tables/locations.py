@@ -61,6 +61,12 @@ class Location:
         entries = self._system.ls(self._inner, detail=True)
         return sorted(PurePosixPath(e["name"]).name for e in entries if e["type"] == "file")
 
+    def files(self, depth: int) -> list[str]:
+        """Return the sorted paths of the files below a folder, relative to it."""
+        self._system.invalidate_cache(self._inner)
+        found = self._system.find(self._inner, maxdepth=depth)
+        return sorted(str(PurePosixPath(each).relative_to(self._inner)) for each in found)
+
     def open(self) -> BinaryIO:
         """Open a file for reading."""
         if not self.exists():

@@ -111,7 +111,7 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Ro
     """Yield line and cells of each row of a file; the values of a CSV file are strings."""
     rows: Iterator[tuple[int, Row]]
     if suffix == ".parquet":
-        rows = enumerate(_parquet_rows(file, path), 1)
+        rows = enumerate(parquet_rows(file, path), 1)
     elif suffix == ".csv":
         rows = read_csv(_decoded_lines(file, path, newline=""), path)[1]
     else:
@@ -158,7 +158,8 @@ def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
         yield number, row
 
 
-def _parquet_rows(file: BinaryIO, path: str) -> Iterator[Row]:
+def parquet_rows(file: BinaryIO, path: str) -> Iterator[Row]:
+    """Yield the rows of a Parquet file; a ValueError names a damaged one."""
     pyarrow = import_extra("pyarrow", path)
     parquet = import_extra("pyarrow.parquet", path)
     try:

@@ -58,3 +58,8 @@ def as_prompt(chat: str | Sequence[Mapping[str, Any]]) -> str:
 def prompt_text(prompt: str) -> str:
     """Return a prompt of `Samples` as a text: the contents of a conversation by lines."""
     return plain_text(parse_conversation(prompt) or prompt)
+
+
+def prompt_messages(prompt: str) -> list[dict[str, str]]:
+    """Return a prompt of `Samples` as messages: a text is one of the user."""
+    return parse_conversation(prompt) or [{"role": "user", "content": prompt}]

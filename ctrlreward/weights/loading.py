@@ -38,6 +38,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.processor.onednn import adapt
 from ctrlreward.weights.completeness import check_complete, check_finite, damage_named
 from ctrlreward.weights.dtypes import pick_dtype
+from ctrlreward.weights.quantization import Quantization, quantization_config
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
 
@@ -124,17 +125,27 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def load_frozen(
-    auto_class: AutoClass, model: str, device: str = "cpu", dtype: str | None = None
+    auto_class: AutoClass,
+    model: str,
+    device: str = "cpu",
+    dtype: str | None = None,
+    quantization: Quantization | None = None,
 ) -> PreTrainedModel:
     """Load a pretrained model for inference on its device: safetensors, no remote code."""
     torch_dtype = pick_dtype(dtype, device)
-    loaded = load_weights(auto_class, model, load_config(model), torch_dtype)
+    quantized = quantization_config(quantization, torch_dtype, "quantization")
+    # Quantized weights cannot be moved to another kind of device later.
+    placement = None if quantized is None else {"": device}
+    plain = load_config(model)
+    loaded = load_weights(auto_class, model, plain, torch_dtype, quantized, placement)
     return freeze(loaded, device)
 
 
 def freeze(model: PreTrainedModel, device: str) -> PreTrainedModel:
     """Prepare a loaded model for inference on a device."""
-    frozen = model.eval().requires_grad_(False).to(torch.device(device))
+    frozen = model.eval().requires_grad_(False)
+    if getattr(frozen, "hf_quantizer", None) is None:
+        frozen = frozen.to(torch.device(device))
     adapt(frozen)
     return frozen
 

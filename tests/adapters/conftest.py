@@ -77,7 +77,11 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
     from transformers import AutoTokenizer
 
     def run(
-        reward_funcs: list[Any], chat: bool = False, algorithm: str = "GRPO", **changes: Any
+        reward_funcs: list[Any],
+        chat: bool = False,
+        algorithm: str = "GRPO",
+        callbacks: list[Any] | None = None,
+        **changes: Any,
     ) -> Any:
         folder = tiny_llama("abcdef")
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -98,16 +102,17 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
             num_generations=4,
             per_device_train_batch_size=8,
             report_to="none",
-            save_strategy="no",
+            **{"save_strategy": "no", **changes},
             use_cpu=True,
-            **changes,
         )
         trainer = getattr(trl, f"{algorithm}Trainer")(
             folder,
             reward_funcs=reward_funcs,
             args=config,
             train_dataset=Dataset.from_list(rows),
+            eval_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
+            callbacks=callbacks,
         )
         trainer.train()
         return trainer

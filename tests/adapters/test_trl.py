@@ -14,8 +14,11 @@ import torch
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.huggingface import RewardCheckpoint
+from ctrlreward.runs import read_stored_run
 from ctrlreward.samples import parse_conversation
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.text.chats import plain_text
 
 
 def total_of(text: str) -> float:
@@ -56,6 +59,27 @@ def test_training_uses_the_total_and_leaves_out_failed_samples(
         p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
     ]
     check_last_step(trainer, [total_of(text) for text in texts], texts, "letters")
+    columns = trainer._logs["extra"]  # of TRL's table of completions
+    assert list(columns["letters/length"]) == [len(text) for text in texts]
+    assert [value is None for value in columns["letters/share"]] == ["f" in t for t in texts]
+
+
+def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters) -> None:
+    """Without another generation: the keys are TRL's means over the completions that it scored."""
+    best = RewardCheckpoint(
+        "eval_letters/share", "max", constraints={"eval_letters/length": (0, 9)}
+    )
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    functions = as_reward_funcs(reward, {"prefixes": "prompt"}, name="letters")
+    trainer = train(functions, callbacks=[best], per_device_eval_batch_size=8, **every)
+    log = trainer.state.log_history
+    shares = {row["step"]: row["eval_letters/share"] for row in log if "eval_letters/share" in row}
+    assert list(shares) == [1, 2, 3]
+    assert best.selected_step == max(shares, key=lambda step: shares[step])
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best.selected_step}")
+    texts = [[t for t in samples.texts if "f" not in t] for samples in letters.scored[1::2]]
+    expected = [np.mean([t.count("a") / len(t) for t in each]) for each in texts]
+    assert list(shares.values()) == pytest.approx(expected)
 
 
 def test_grpo_with_chats(train, reward, letters) -> None:
@@ -214,3 +238,27 @@ def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
 def test_weights_of_a_reward(letters) -> None:
     given = Reward({"share": letters["share"], "length": (letters["length"], -3.0)})
     assert given.weights == {"share": 1.0, "length": -3.0}
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_texts_that_trl_stores_are_a_run(train, tmp_path, chat: bool) -> None:
+    """Rewards of None are failed; both steps have the same two prompts, in any order."""
+
+    def letters(completions: list[Any], **_: Any) -> list[float | None]:
+        texts = [plain_text(each) for each in completions]
+        return [None if "f" in text else float(text.count("a")) for text in texts]
+
+    trainer = train([letters], chat=chat, log_completions=True)
+    run = read_stored_run(tmp_path)
+    assert run.source == "texts of TRL, 3 steps"
+    logged = {row["step"]: row for row in trainer.state.log_history if "reward" in row}
+    for step in run.steps:
+        samples, scores = run.texts["completions"][step.step].read()
+        assert np.nanmean(scores["letters"]) == pytest.approx(logged[step.step]["reward"])
+        assert samples.prompts in ((*["ab"] * 4, *["cd"] * 4), (*["cd"] * 4, *["ab"] * 4))
+        assert step.evidence["completions/letters"].shape == (2,)
+        failed = np.isnan(scores["letters"])
+        assert failed.tolist() == ["f" in text for text in samples.texts]
+        assert step.metrics["completions/fail_rate"] == failed.mean()
+    last = [plain_text(each) for each in trainer._logs["completion"]]
+    assert sorted(samples.texts) == sorted(last)

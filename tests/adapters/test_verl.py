@@ -73,9 +73,46 @@ def test_results_equal_the_rewards_and_share_keys(reward, way: Callable[[Reward]
     assert {tuple(result) for result in results} == {("score", "failed", "share", "length")}
     stacked = {key: np.array([result[key] for result in results]) for key in results[0]}
     assert stacked["length"].tolist() == [2.0, 1.0, 3.0, 4.0, 1.0]
-    # verl's validation averages over the values that are not None.
-    shares = [value for value in stacked["share"] if value is not None]
-    assert shares == pytest.approx([0.5, 2 / 3, 0.0])
+    # The worst one so far, which a batch has from its own samples.
+    worst = 0.5 if way is by_single_calls else 0.0
+    assert stacked["share"].tolist() == pytest.approx([0.5, worst, 2 / 3, worst, 0.0])
+
+
+@pytest.mark.parametrize("failing", [0, 63])
+def test_a_failed_component_leaves_verls_gdpo_finite(reward, failing: int) -> None:
+    """`compute_gdpo_outcome_advantage` of verl 0.9.1 by hand: two keys, eight groups of eight."""
+    texts = ["ab" * (i % 5) + "b" * (i % 3 + 1) for i in range(64)]
+    texts[failing] = "f"
+    columns = [["d"] * 64, texts, [None] * 64, [None] * 64]
+    found = as_batch_compute_score(reward, -9.0)(*columns)
+    weights = {"share": 1.0, "length": -0.5}
+
+    def advantages(results: list[dict[str, float | None]]) -> torch.Tensor:
+        total = torch.zeros(64)
+        for key, weight in weights.items():
+            values = np.asarray([result[key] for result in results], dtype=np.float32)
+            groups = torch.from_numpy(values).reshape(8, 8)
+            normal = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+            total += weight * normal.flatten()
+        return (total - total.mean()) / torch.sqrt(total.var() + 1e-8)
+
+    assert advantages(found).isfinite().all()
+    as_none = as_batch_compute_score(reward, -9.0, failed_components="none")(*columns)
+    assert as_none[failing]["share"] is None
+    assert not advantages(as_none).isfinite().any()  # what verl would train on
+    assert found[failing]["share"] == min(r["share"] for r in as_none if r["share"] is not None)
+
+
+def test_before_any_value_a_failed_component_has_the_worst_end_of_its_range(reward) -> None:
+    first = as_compute_score(reward, -9.0)("d", "f", None)
+    assert (first["share"], first["length"]) == (0.0, 1.0)
+    unbounded = Reward({"length": lambda texts: [None if "f" in t else len(t) for t in texts]})
+    compute_score = as_batch_compute_score(unbounded, -9.0)
+    assert compute_score(["d"], ["f"], [None], [None])[0]["length"] == -9.0
+    both = compute_score(["d"] * 2, ["ab", "f"], [None] * 2, [None] * 2)
+    assert [row["length"] for row in both] == [2.0, 2.0]
+    with pytest.raises(ValueError, match="failed_components must be one of worst"):
+        as_compute_score(reward, -9.0, failed_components="best")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))

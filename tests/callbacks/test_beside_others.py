@@ -17,6 +17,7 @@ from lightning_choice import (
     RewardEarlyStopping,
     pl,
 )
+from thinned import thinned
 
 from ctrlreward import Samples
 
@@ -134,8 +135,7 @@ def facts(trainer: Any, others: list[Any], module: Any, folder: Path) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize(("name", "place"), thinned(THEIRS, ("before", "after")))
 def test_callbacks_of_lightning_do_the_same(name: str, place: str, tmp_path: Path) -> None:
     expected, found = (
         facts(*run(folder, THEIRS[name], kind), folder)

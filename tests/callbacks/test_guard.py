@@ -16,7 +16,7 @@ from lightning_choice import (
     pl,
 )
 
-from ctrlreward import Samples
+from ctrlreward import RewardModel, Samples
 from ctrlreward.functional.sequential import level_of_test, rise_p_value
 from ctrlreward.functional.trend import rising_p_value
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -112,6 +112,28 @@ def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) ->
         expected = min(1.0, max(rise, fall) / level_of_test(1.0, k))
         assert row["guard/p_value"] == pytest.approx(expected)
         assert (row["guard/alarm"] == 1) == (expected <= 0.05)
+
+
+def test_a_reward_model_is_watched_by_one_that_disagrees(
+    fit: Any, counter: Any, tiny_reward_model: str
+) -> None:
+    """Both declare that higher is better; prompts get better texts at each step, by the first."""
+    rater = RewardModel(tiny_reward_model, "{completion}")
+    other = RewardModel(tiny_reward_model, "{completion}", weights={"reward": -1.0})
+    texts = [f" {a} {b}" for a in ("soup", "tea", "a", "no", "Go") for b in "abcdefghij"]
+    ranked = [texts[i] for i in np.argsort(rater.score(texts)["reward"])]
+
+    class Writer(counter):
+        def complete(self, prompts: Sequence[str]) -> list[str]:
+            step = round(self.weight.item())
+            return [ranked[3 * step + i] for i in range(len(prompts))]
+
+    scores = {"rm": rater["reward"], "other": other["reward"]}
+    scorer = GenerationScorer(scores, [f"Say {i}:" for i in range(20)])
+    watcher = ProxyGuard("score/rm", "score/other", stop=True)
+    with pytest.warns(UserWarning, match="score/rm improved .* while score/other since step 1: "):
+        fit(Writer(), [scorer, watcher], max_steps=9)
+    assert 1 < watcher.alarm_step < 9
 
 
 def test_without_stop_training_continues_with_one_warning_per_alarm(fit, writer, prompts) -> None:
@@ -224,8 +246,7 @@ def test_two_guards_have_separate_states() -> None:
     assert guard().state_key != guard(held_out="score/padding").state_key
 
 
-@pytest.mark.parametrize("mode", [None, "min"])
-@pytest.mark.parametrize("key", ["reward/total", "reward/shaped"])
+@pytest.mark.parametrize(("key", "mode"), [("reward/total", None), ("reward/shaped", "min")])
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
 def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, mode) -> None:
     """Better when higher, as of `PolicyTuner`, unless the guard says otherwise."""

@@ -9,7 +9,7 @@ import torch
 from lightning_choice import MisconfigurationException, RolloutSamples, pl
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.scorers.records import read_scored_samples
+from ctrlreward.scorers.records import read_reasons, read_scored_samples
 
 
 @pytest.fixture
@@ -26,7 +26,8 @@ def writer(counter: type) -> type[pl.LightningModule]:
             if batch_idx > 0:
                 total = np.array([float(batch_idx), np.nan, 0.5])
                 samples = Samples([f"text {i} of {batch_idx}" for i in range(3)])
-                rewards = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0)
+                reasons = {"v": [f"why {i}" for i in range(3)]}
+                rewards = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0, reasons)
                 self.last_rollout = (samples, rewards)
             return super().training_step(batch, batch_idx)
 
@@ -45,6 +46,7 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
     assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
     np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
+    assert read_reasons(folder / "step=000007.jsonl") == {"v": ["why 0", "why 1", "why 2"]}
 
 
 def test_fast_dev_run_writes_nothing(fit, writer, tmp_path: Path) -> None:

@@ -560,6 +560,7 @@ def test_multipliers_and_rewards_are_those_of_a_loop(tuner, share, fit) -> None:
         assert max(log[f"shaping/multiplier/{side}"] for log in watch.logged) > 0.3
 
 
+@pytest.mark.soak
 def test_a_range_holds_where_the_reward_alone_leaves_it(tuner, share, fit) -> None:
     """The reward wants nothing but a; the range keeps the share of b."""
     last = {}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import yaml
+from thinned import every
 
 from ctrlreward.command_line.config_files import (
     check_names,
@@ -159,7 +160,7 @@ EXTENDING = [
 ]
 
 
-@pytest.mark.parametrize("path", EXTENDING, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", every(4, EXTENDING), ids=lambda path: path.stem)
 def test_the_reward_of_a_recipe_that_extends_another_is_the_jobs(path: Path) -> None:
     """`probe` and `serve` read it without the job's parser, which is asked here."""
     parser = CommandParser(exit_on_error=False)

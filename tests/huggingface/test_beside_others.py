@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from scripted_scores import Scripted
+from thinned import thinned
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import HPSearchBackend
 
@@ -172,8 +173,10 @@ def our_callbacks(trainer: Trainer, place: str, settings: dict[str, Any]) -> lis
     ]
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    thinned(SITUATIONS, ("before", "after"), ("EarlyStoppingCallback", "plateau scheduler")),
+)
 def test_the_trainer_does_as_without_our_callbacks(
     name: str, place: str, run: Callable[..., Any]
 ) -> None:
@@ -240,8 +243,7 @@ class Trial:
         return False
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize(("named", "place"), [(False, "before"), (True, "after")])
 def test_a_hyperparameter_search(
     place: str,
     named: bool,

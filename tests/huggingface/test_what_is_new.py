@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from thinned import thinned
 from trainer_runs import resumed
 from transformers import Trainer, TrainerCallback
 
@@ -187,8 +188,9 @@ def ready() -> Callable[..., dict[str, Any]]:
     return add
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before others", "after others"])
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize(
+    ("name", "first"), thinned(SITUATIONS, (True, False), ("nested", "nested in an evaluation"))
+)
 def test_decisions(
     name: str,
     first: bool,

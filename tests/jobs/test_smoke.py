@@ -19,7 +19,7 @@ from ctrlreward.plots.curves import curve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"
-ON_TOP = ("small", "literature", "as_printed")
+ON_TOP = ("small", "literature", "as_printed", "official")
 JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))
@@ -71,7 +71,7 @@ def test_every_configuration_has_a_smoke_run(
 @pytest.mark.parametrize(
     ("recipe", "texts", "logged"),
     [
-        ("sentiment", 4, {"score/judge"}),
+        pytest.param("sentiment", 4, {"score/judge"}, marks=pytest.mark.soak),
         ("multi_attribute", 16, {"score/topic_relevance", "score/corpus/accuracy_deviation"}),
     ],
 )

@@ -12,9 +12,10 @@ from lightning_choice import LoRA, PolicyTuner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ctrlreward import Samples
-from ctrlreward.policy.model import _quantization_config, load_policy
+from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
+from ctrlreward.weights.quantization import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,12 +62,13 @@ def test_without_the_package_the_error_has_the_command(
 
 
 def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrlreward.policy.model.import_extra", lambda *_: None)
-    config = _quantization_config("nf4", torch.bfloat16)
+    monkeypatch.setattr("ctrlreward.weights.quantization.import_extra", lambda *_: None)
+    config = quantization_config("nf4", torch.bfloat16, "quantization")
     assert config.quantization_method() == "nf4"
     assert config.bnb_4bit_use_double_quant
     assert config.bnb_4bit_compute_dtype == torch.bfloat16
-    assert _quantization_config("int8", torch.float32).quantization_method() == "llm_int8"
+    config = quantization_config("int8", torch.float32, "quantization")
+    assert config.quantization_method() == "llm_int8"
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("nf4", 4), ("int8", 8)])
@@ -93,7 +95,7 @@ def test_a_quantised_policy_samples_learns_and_exports(
 
     module.export_adapter(tmp_path / "adapter")
     # The same rounded weights as plain numbers, and the adapter on top.
-    config = _quantization_config(quantization, torch.float32)
+    config = quantization_config(quantization, torch.float32, "quantization")
     base = AutoModelForCausalLM.from_pretrained(wide, quantization_config=config).dequantize()
     plain = peft.PeftModel.from_pretrained(base.float(), tmp_path / "adapter").eval()
     ids = torch.tensor([[2, 3, 4, 5, 6]])

@@ -91,16 +91,19 @@ def test_each_update_has_the_rate_of_its_schedule(schedule: Any, warmup: int) ->
     assert all(value > 0 for value in rates)
 
 
+SPLIT = {"num_iterations": 2, "minibatches": 3}
+
+
 @pytest.mark.lightning
 @pytest.mark.parametrize(
     ("options", "limits", "updates"),
     [
         ({}, {"max_steps": 7}, 7),
-        ({}, {"max_epochs": 1, "max_steps": 100}, 5),
+        pytest.param({}, {"max_epochs": 1, "max_steps": 100}, 5, marks=pytest.mark.soak),
         ({}, {"max_epochs": 2, "limit_train_batches": 3}, 6),
         ({}, {"max_epochs": 1, "accumulate_grad_batches": 2}, 3),
-        ({"num_iterations": 2, "minibatches": 3}, {"max_epochs": 1}, 30),
-        ({"num_iterations": 2, "minibatches": 3}, {"max_steps": 8}, 12),  # of whole rollouts
+        pytest.param(SPLIT, {"max_epochs": 1}, 30, marks=pytest.mark.soak),
+        (SPLIT, {"max_steps": 8}, 12),  # of whole rollouts
     ],
 )
 def test_the_rate_falls_until_the_last_update(

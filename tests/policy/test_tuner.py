@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning_choice import Generation, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
+from thinned import every
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -331,7 +332,7 @@ def test_reinforce_needs_no_group(tuner) -> None:
 
 
 # With a baseline of the group, and of a greedy completion; `test_objectives.py` compares all.
-@pytest.mark.parametrize("algorithm", ["grpo", "self_critical"])
+@pytest.mark.parametrize("algorithm", every(2, ["grpo", "self_critical"]))
 def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
     module = tuner(algorithm=algorithm, learning_rate=0.03, num_generations=8, beta=0.0)
     pl.seed_everything(1, verbose=False)

@@ -185,6 +185,7 @@ def test_learns_to_say_a(tuner: Callable[..., PolicyTuner], fit: Callable[..., p
     assert max(log["policy/clip_fraction"] for log in logs) > 0
 
 
+@pytest.mark.soak
 def test_learns_to_predict_the_returns_of_a_frozen_policy(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]
 ) -> None:

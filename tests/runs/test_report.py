@@ -455,11 +455,13 @@ def test_an_explanation_is_shown_on_click(visit: Any, tmp_path: Path) -> None:
         "relevance": {"score": 0.75, "evaluators": [evaluator]},
         "preservation": {"score": 0.5, "text": rows[0]["text"], "tokens": tokens},
     }
+    rows[0]["reasons"] = {"sentiment": "Warm <b>words</b>."}  # of a judge
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = visit(run)
     page.get_by_role("button", name="Explain").click()
     explained = page.locator(".explained")
     assert "It was good." in explained.inner_text()
+    assert "Warm <b>words</b>." in explained.inner_text()
     assert explained.locator(".a1").inner_text() == "The"
     explained.locator(".a1").hover()
     assert page.locator("#tip").inner_text() == "alignment 0.25"

@@ -390,7 +390,7 @@ def test_rollouts_are_not_rescored_unless_named(
     for path in rollouts.iterdir():
         path.unlink()
     rollouts.rmdir()
-    assert "prompts of 'rollout' differ between validations" in caplog.text
+    assert "rollout has other prompts at each step: compared by means" in caplog.text
     assert found["decisions"][0]["rescored"]["reason"].endswith("(no scores by prompt)")
 
 

@@ -289,7 +289,7 @@ def test_scores_of_a_sample_are_its_own(
     # Samples differ in each score, else no company could change it.
     assert all(np.unique(values[~np.isnan(values)]).size > 1 for values in expected.values())
 
-    @settings(max_examples=8)
+    @settings(max_examples=5)
     @given(budget=st.sampled_from(BUDGETS), **COMPANIES)
     def in_company(places: list[int], window: int, budget: int | None) -> None:
         scorer = built(name, dtype=dtype, batch_tokens=budget)

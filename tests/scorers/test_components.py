@@ -4,9 +4,12 @@ import functools
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
+from trl.rewards import accuracy_reward, think_format_reward
 
-from ctrlreward import FunctionScorer, Reward, Samples
+from ctrlreward import Component, FunctionScorer, Reward, Samples
+from ctrlreward.adapters.trl import as_reward_funcs
 from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.components import as_component
 
@@ -116,7 +119,10 @@ async def later(texts: list[str]) -> list[float]:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda completions, solution: [], "reward needs the argument 'solution', which is not a"),
+        (
+            lambda completions, completion_ids: [],
+            "reward needs the argument .completion_ids., which",
+        ),
         (lambda texts, lable: [], r"'lable', which is .* \(did you mean 'label'\?\)"),
         (later, "later is a coroutine function, must be a plain one"),
         (FunctionScorer, "function = .* is not a function"),
@@ -125,3 +131,50 @@ async def later(texts: list[str]) -> list[float]:
 def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         FunctionScorer(function)
+
+
+def test_trls_functions_get_messages_and_solutions() -> None:
+    """The functions of TRL beside a plain one, with a gain that only right answers earn."""
+    rewards = {
+        "accuracy": accuracy_reward,
+        "format": (think_format_reward, 0.5),
+        "length": (Component(FunctionScorer(words), "words", given="accuracy", at_least=1.0), 0.1),
+    }
+    texts = [
+        r"<think>Half.</think> It is \boxed{\frac{1}{2}}.",
+        r"\boxed{\frac{2}{4}} it is",
+        r"<think>No.</think> \boxed{3}",
+    ]
+    chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Half of 1?"}]
+    samples = Samples(texts, prompts=[chat] * 3, references=[r"$\frac{1}{2}$"] * 3)
+    batch = Reward(rewards)(samples)
+    np.testing.assert_array_equal(batch.components["accuracy"], [1, 1, 0])
+    np.testing.assert_array_equal(batch.components["format"], [1, 0, 1])
+    np.testing.assert_array_equal(batch.components["length"], [4, 3, 0])
+    np.testing.assert_allclose(batch.total, [1 + 0.5 + 0.4, 1 + 0.3, 0.5])
+
+    (function,) = as_reward_funcs(rewards, {"references": "solution"})
+    answers = [[{"role": "assistant", "content": text}] for text in texts]
+    found = function(prompts=[chat] * 3, completions=answers, solution=[r"$\frac{1}{2}$"] * 3)
+    np.testing.assert_allclose(found, batch.total)
+
+
+@pytest.mark.parametrize("kind", [list[list[dict[str, str]]], "Sequence[list[dict[str, Any]]]"])
+def test_annotated_messages_have_prompts_as_messages(kind: Any) -> None:
+    seen: dict[str, Any] = {}
+
+    def look(prompts, completions, ground_truth):
+        seen.update(prompts=prompts, completions=completions, ground_truth=ground_truth)
+        return [1.0] * len(prompts)
+
+    look.__annotations__["completions"] = kind
+    FunctionScorer(look).score(["Yes."], prompts=["Is it?"], references=["Yes"])
+    assert seen == {
+        "prompts": [[{"role": "user", "content": "Is it?"}]],
+        "completions": [[{"role": "assistant", "content": "Yes."}]],
+        "ground_truth": ["Yes"],
+    }
+
+
+def words(texts: list[str]) -> list[int]:
+    return [len(text.split()) for text in texts]

@@ -50,10 +50,10 @@ CORPUS: Mapping[str, str] = {
     "code": '{"text": [1, null], "label": "\\ud800"}\n<script>alert(1)</script> =1+1',
     "one letter": "a",
     "one full stop": ".",
-    "sentences of one mark": ". " * 200,
+    "sentences of one mark": ". " * 60,
     "a long word": "a" * 3_000,
-    "many words": "the soup was warm and we ate it all " * 300,
-    "many sentences": "Soup. " * 60,
+    "many words": "the soup was warm and we ate it all " * 100,
+    "many sentences": "Soup. " * 30,
 }
 LONG = {
     "a word of 50,000 letters": "a" * 50_000,

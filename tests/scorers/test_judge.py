@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from judge_server import Refusal, Server, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctrlreward import Judge, Reward, Rubric, Samples
+from ctrlreward import Criterion, Judge, Reward, Rubric, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.models.tasks import TokenScores
-from ctrlreward.scorers.judge import closed, read_answer
+from ctrlreward.scorers.judge import closed
+from ctrlreward.scorers.rubric import read_answer
 
 NAN = float("nan")
 RATE = Rubric("How warm is this, 1 to 3? {text}\nAnswer:", [1, 2, 3], name="warmth")
@@ -32,60 +33,10 @@ TEXTS = ["The soup was warm.", "A cold lake.", "Tea."]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Server(ThreadingHTTPServer):
-    """A server whose replies are a function of the prompt."""
-
-    daemon_threads = True
-
-    def __init__(self, reply: Callable[[str], Any]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.reply = reply
-        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.busy = 0  # requests to refuse first
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, dict(self.headers), body))
-        status, content = 200, b""
-        if self.server.busy > 0:
-            self.server.busy -= 1
-            status = 503
-        else:
-            answer = self.server.reply(body["messages"][0]["content"])
-            if isinstance(answer, bytes):
-                content = answer
-            else:
-                content = json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[[Callable[[str], Any]], Server]]:
-    servers: list[Server] = []
-
-    def start(reply: Callable[[str], Any]) -> Server:
-        servers.append(Server(reply))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield lambda reply: servers.enter_context(serving(reply))
 
 
 # A local model
@@ -196,6 +147,37 @@ def test_a_comparison_is_made_in_both_orders(folder: str) -> None:
         assert found["preference"][i] == (worth[0] if same else 0.5)
 
 
+def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
+    criteria = {"warm": Criterion("Is it warm:", [1, 2, 3], 3), "cold": Criterion("Cold:", [3, 1])}
+    judge = Judge(folder, Rubric("Rate: {text}", criteria=criteria, reason=True))
+    found = judge.score(TEXTS)
+    for i, text in enumerate(TEXTS):
+        warm, cold = "Is it warm:\nAnswer with one of 1, 2, 3:", "Cold:\nAnswer with one of 3, 1:"
+        chances = plain_chances(folder, f"Rate: {text}\n\n{warm}", [" 1", " 2", " 3"])
+        assert found["warm"][i] == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
+        chances = plain_chances(folder, f"Rate: {text}\n\n{cold}", [" 3", " 1"])
+        assert found["cold"][i] == pytest.approx(chances @ [3, 1], abs=1e-4)
+    np.testing.assert_allclose(found["rating"], (3 * found["warm"] + found["cold"]) / 4)
+    assert judge.reasons(Samples(TEXTS), ["warm"]) == {}
+    assert judge.counters == {}
+
+
+def test_a_local_model_ranks_by_the_number_of_the_best(folder: str) -> None:
+    judge = Judge(folder, Rubric("Warmest?\n{texts}"))
+    found = judge.score([*TEXTS, "alone"], groups=[*"aaab"])
+    ranks = []
+    for texts in (TEXTS, TEXTS[::-1]):
+        shown = "\n\n".join(f"[{i}]\n{text}" for i, text in enumerate(texts, 1))
+        context = f"Warmest?\n{shown}\n\nNumber of the best, 1 to 3:"
+        chances = plain_chances(folder, context, [" 1", " 2", " 3"])
+        ranks.append(dict(zip(texts, chances.argsort().argsort() / 2, strict=True)))
+    np.testing.assert_allclose(found["rank"][:3], [(ranks[0][t] + ranks[1][t]) / 2 for t in TEXTS])
+    assert np.isnan(found["rank"][3])
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    alike = [len({r[TEXTS[i]] > r[TEXTS[j]] for r in ranks}) == 1 for i, j in pairs]
+    np.testing.assert_allclose(found["consistent"], [*[np.mean(alike)] * 3, NAN])
+
+
 def test_empty_texts_fail(folder: str) -> None:
     assert np.isnan(Judge(folder, RATE).score(["", "Tea."])["warmth"]).tolist() == [True, False]
     found = Judge(folder, COMPARE).score(["Tea.", "Tea."], references=["", "Soup."])
@@ -253,8 +235,8 @@ def test_a_choice_that_changes_with_the_order_is_a_tie(
 
 
 def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
-    server = serve(lambda prompt: "2")
-    server.busy = 2
+    replies = iter([Refusal(503), Refusal(503), "2"])
+    server = serve(lambda prompt: next(replies))
     assert Judge("m", RATE, server.address, concurrency=1).score(["Tea."])["warmth"] == [2.0]
     assert len(server.requests) == 3
 
@@ -406,6 +388,8 @@ def test_meta_eval_and_a_reward_in_yaml(
             *("meta-eval", "rated", str(rated), "--ratings", "overall", "--scorers", "Judge"),
             *("--scorers.model=m", f"--scorers.rubric={rubric}"),
             *(f"--scorers.address={server.address}", f"--output={output}", "--resamples=20"),
+            *("--scorers.requests_per_minute=1000", "--scorers.outage=nan"),
+            f"--scorers.cache={tmp_path / 'replies'}",
         ]
     )
     (row,) = (r for r in json.loads(output.read_text())["correlations"] if r["level"] == "sample")

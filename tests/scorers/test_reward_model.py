@@ -21,11 +21,15 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
 )
 from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import Accuracy, Reward, RewardModel, Samples, fit_scales
+from ctrlreward.callbacks import ReferenceReward
 from ctrlreward.cli import main
+from ctrlreward.weights.quantization import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -273,6 +277,48 @@ def test_bfloat16_stays_near(chat_model: str, adapter: str, record_property: Any
         assert largest(near, exact, record_property, "bfloat16") < 0.05 * size
 
 
+@pytest.mark.parametrize(("quantization", "rounding"), [("int8", 0.01), ("nf4", 0.1)])
+def test_quantized_layers_give_the_reward_of_their_dequantized_weights(
+    tmp_path: Path, base: str, quantization: Any, rounding: float
+) -> None:
+    """Int8 rounds the activations as well; the head is left as it is."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_labels=1,
+        initializer_range=0.2,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    scorer = RewardModel(str(tmp_path), quantization=quantization, template="{completion}")
+    found = scorer.score(ANSWERS)["reward"]
+    settings = quantization_config(quantization, torch.float32, "quantization")
+    plain: Any = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, quantization_config=settings
+    ).dequantize()
+    rows = [tokenizer(text).input_ids for text in ANSWERS]
+    expected = own_rewards(plain.float().eval(), rows)
+    assert np.abs(found - expected).max() < rounding * np.ptp(expected)
+    layers = scorer.loaded_model.model
+    assert layers.score.weight.dtype == torch.float32
+    weight: Any = layers.model.layers[0].mlp.up_proj.weight
+    bits = {"int8": 8, "nf4": 4}[quantization]
+    assert weight.numel() * weight.element_size() * 8 == bits * 64 * 128
+
+
+def test_an_adapter_is_not_quantized(adapter: str) -> None:
+    with pytest.raises(ValueError, match="quantization must be None for an adapter, got 'int8'"):
+        RewardModel(adapter, quantization="int8").load()
+    with pytest.raises(ValueError, match="quantization must be"):
+        RewardModel(adapter, quantization="int4")  # type: ignore[arg-type]
+
+
 def test_equal_answers_to_different_prompts_differ(chat_model: str) -> None:
     scorer = RewardModel(chat_model)
     message = say("user", PROMPTS[0])
@@ -391,6 +437,21 @@ def test_reward_models_compose(chat_model: str, plain_model: str) -> None:
     cautious = Reward(both, aggregate="mean_minus_deviation", scales=scales)(samples)
     assert (cautious.total <= np.mean(scaled, axis=0)).all()
     assert cautious.components["disagreement"].max() > 0
+
+
+def test_a_preference_over_references_has_no_constant(plain_model: str) -> None:
+    """PAR: σ of the difference of two rewards of one prompt."""
+    reward = Reward({"rm": RewardModel(plain_model, template="plain")["reward"]})
+    references = ANSWERS[::-1]
+    samples = Samples(ANSWERS, prompts=PROMPTS, references=references)
+    totals = reward(samples).total
+    term = ReferenceReward("references")
+    shaped, scored = term.preferences(totals, samples, lambda each: reward(each).total)
+    expected = reward(Samples(references, prompts=PROMPTS)).total
+    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    np.testing.assert_allclose(shaped, 1 / (1 + np.exp(expected - totals)), atol=1e-6)
+    shifted, _ = term.preferences(totals + 5, samples, lambda each: reward(each).total + 5)
+    np.testing.assert_allclose(shifted, shaped)
 
 
 def test_commands_take_a_reward_model(

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctrlreward.functional.sequential import level_of_test, paired_difference, rise_p_value
+from ctrlreward.functional.sequential import (
+    PromptScores,
+    level_of_test,
+    paired_difference,
+    rise_p_value,
+)
 from ctrlreward.selection import AlarmRule, BestRule, StopDecision, StopRule
 
 Rule = AlarmRule | BestRule | StopRule
@@ -142,6 +147,34 @@ def test_other_prompts_are_a_new_reference() -> None:
     assert decisions[-1].p_value == 1.0
     assert decisions[-1].reason.startswith("other held-out prompts: later validations are compared")
     assert state.references["y"].step == 30
+
+
+@pytest.mark.parametrize("kind", [AlarmRule, BestRule, StopRule])
+def test_as_many_other_prompts_are_not_pairs(kind: Any) -> None:
+    """Values of 16 prompts, each a little higher at step 20, of which the prompts are known."""
+    first = np.random.default_rng(0).normal(size=16)
+
+    def decided(before: str, after: str) -> tuple[Any, str]:
+        rule = kind("proxy", "y") if kind is AlarmRule else kind("y")
+        state = rule.start()
+        for step, change, prompts in [(10, 0.0, before), (20, 0.01, after)]:
+            row = PromptScores(first + change, prompts)
+            metrics = {"proxy": float(step), "y": float(row.mean())}
+            state = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
+            state, decision = rule.update(state, step, metrics, evidence={"y": row})
+        return state, rule.explain(state) if kind is BestRule else decision.reason
+
+    _, same = decided("a", "a")
+    state, other = decided("a", "b")
+    assert decided("", "a")[1] == decided("a", "")[1] == decided("", "")[1] == same
+    if kind is AlarmRule:
+        assert other == "other held-out prompts: later validations are compared with step 20"
+    if kind is BestRule:
+        assert same.endswith("at step 20, distinguishable from all other candidates")
+        assert other.endswith("(compared by means, not by prompt, with 1 of 1 other candidates)")
+        assert BestRule("y").optimism(state) is None
+    if kind is StopRule:
+        assert "improved" in other
 
 
 def test_failed_prompts_are_left_out() -> None:

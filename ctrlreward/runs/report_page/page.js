@@ -194,6 +194,7 @@ function explanation(stored) {
   const box = h("div", { class: "explained" });
   for (const [name, each] of Array.isArray(stored) ? stored.map((e) => [e.aspect, e]) : Object.entries(stored)) {
     box.append(h("h5", {}, `${name} ${number(each.score)}`));
+    if (each.reason) box.append(h("p", { class: "text", dir: "auto" }, visible(each.reason)));
     if (each.evaluators) box.append(h("table", {}, h("thead", {}, h("tr", {}, ...["evaluator", "score", "weight"].map((c) => h("th", { scope: "col" }, c)))), h("tbody", {}, ...each.evaluators.map((e) =>
       h("tr", {}, h("td", { dir: "auto" }, visible(e.left), h("mark", {}, visible(e.target)), visible(e.right)), h("td", {}, number(e.score)), h("td", {}, number(e.weight)))))));
     if (each.tokens) {

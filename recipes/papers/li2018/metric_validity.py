@@ -12,8 +12,8 @@ from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores
 
-# The paper's figures on Yelp: Acc as a share, Sim and -PP as Spearman's ρ.
-_PUBLISHED = {"accuracy": 0.94, "similarity": 0.79, "perplexity": 0.81}
+# The paper's figures on Yelp and Literature: Acc as a share, Sim and -PP as Spearman's ρ.
+_PUBLISHED = {"accuracy": (0.94, 0.84), "similarity": (0.79, 0.75), "perplexity": (0.81, 0.67)}
 _MIDDLE = 3.0
 
 
@@ -64,7 +64,10 @@ def validity_record(
         )
         value = found["spearman"]["value"]
         rows[score] = {"value": None if value is None else sign * value, "n": found["n"]}
-    return {name: {**row, "published": _PUBLISHED[name]} for name, row in rows.items()}
+    keys = ("published", "published_literature")
+    return {
+        name: row | dict(zip(keys, _PUBLISHED[name], strict=True)) for name, row in rows.items()
+    }
 
 
 def print_validity(record: Mapping[str, Any]) -> None:
@@ -73,7 +76,7 @@ def print_validity(record: Mapping[str, Any]) -> None:
     Args:
         record: Result of `validity_record`.
     """
-    title = "Table 5 of Pang & Gimpel (2019), Yelp: agreement of each metric with human ratings"
+    title = "Table 5 of Pang & Gimpel (2019): agreement of each metric with human ratings"
     names = {
         "accuracy": "Acc matches the style (rating above or below 3)",
         "similarity": "Sim with content (topic), Spearman ρ",
@@ -82,7 +85,9 @@ def print_validity(record: Mapping[str, Any]) -> None:
     cells = []
     for key, name in names.items():
         row = record[key]
-        values = [np.nan if row[of] is None else row[of] for of in ("value", "published")]
+        shown = ("value", "published", "published_literature")
+        values = [np.nan if row[of] is None else row[of] for of in shown]
         form = percent if key == "accuracy" else "{:.3f}".format
         cells.append([name, str(row["n"]), *(form(value) for value in values)])
-    print_rows(title, ("metric and judgement", "outputs", "here", "in the paper"), cells)
+    headings = ("metric and judgement", "outputs", "here", "in the paper, Yelp", "Literature")
+    print_rows(title, headings, cells)

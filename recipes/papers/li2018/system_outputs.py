@@ -37,7 +37,7 @@ def of_all(name: str, test: Samples, texts: Sequence[str]) -> SystemOutputs:
     return SystemOutputs(name, tuple(range(len(test))), test.replace(texts=texts))
 
 
-def named_files(systems: Sequence[str]) -> list[tuple[str, Path]]:
+def named_files(systems: Sequence[str], option: str = "--system") -> list[tuple[str, Path]]:
     """Return name and file of each `NAME=FILE` of a command line.
 
     Raises:
@@ -47,7 +47,7 @@ def named_files(systems: Sequence[str]) -> list[tuple[str, Path]]:
     for given in systems:
         name, has_file, file = given.partition("=")
         if not (name and has_file and file):
-            raise ValueError(f"--system must be NAME=FILE, got {given!r}")
+            raise ValueError(f"{option} must be NAME=FILE, got {given!r}")
         found.append((name, Path(file)))
     return found
 

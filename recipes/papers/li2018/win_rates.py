@@ -15,22 +15,25 @@ from typing import NamedTuple
 import numpy as np
 from jsonargparse import ArgumentParser
 
-from ctrlreward.files import write_whole
+from ctrlreward.files import parse_json, write_whole
 from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, cluster_numbers
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
+from ctrlreward.recipes.papers.li2018.system_outputs import named_files
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, parse_csv, read_bytes
 
-# Table 4 of the paper: corpus, A and B → A better, B better and tie in %, by question.
-TABLE_4 = {
-    ("Yelp", "M0", "M2"): ((9.0, 6.0, 85.1), (1.5, 25.4, 73.1), (10.4, 23.9, 65.7)),
-    ("Yelp", "M0", "M7"): ((9.6, 14.7, 75.8), (2.5, 54.5, 42.9), (4.6, 39.4, 56.1)),
-    ("Yelp", "M6", "M7"): ((13.7, 11.6, 74.7), (16.0, 16.7, 67.4), (10.3, 20.0, 69.7)),
-    ("Yelp", "M2", "M7"): ((5.8, 9.3, 84.9), (8.1, 25.6, 66.3), (14.0, 26.7, 59.3)),
-    ("Lit.", "M2", "M6"): ((4.2, 6.7, 89.2), (16.7, 20.8, 62.5), (40.8, 13.3, 45.8)),
-    ("Lit.", "M6", "M7"): ((15.8, 13.3, 70.8), (25.0, 9.2, 65.8), (14.2, 20.8, 65.0)),
+# Table 4 of the paper: corpus, A and B → A better, B better and tie in %, by question, and the
+# difference A - B of the question's metric.
+TABLE_4: dict[tuple[str, str, str], tuple[tuple[float, ...], ...]] = {
+    ("Yelp", "M0", "M2"): ((9.0, 6.0, 85.1), (1.5, 25.4, 73.1, -0.05), (10.4, 23.9, 65.7, 0.9)),
+    ("Yelp", "M0", "M7"): ((9.6, 14.7, 75.8), (2.5, 54.5, 42.9, -0.09), (4.6, 39.4, 56.1, 8.3)),
+    ("Yelp", "M6", "M7"): ((13.7, 11.6, 74.7), (16.0, 16.7, 67.4, 0.01), (10.3, 20.0, 69.7, 14.3)),
+    ("Yelp", "M2", "M7"): ((5.8, 9.3, 84.9), (8.1, 25.6, 66.3, -0.04), (14.0, 26.7, 59.3, 7.4)),
+    ("Lit.", "M2", "M6"): ((4.2, 6.7, 89.2), (16.7, 20.8, 62.5, 0.01), (40.8, 13.3, 45.8, -13.3)),
+    ("Lit.", "M6", "M7"): ((15.8, 13.3, 70.8), (25.0, 9.2, 65.8, 0.03), (14.2, 20.8, 65.0, 14.2)),
 }
+_METRICS = {"semantics": ("ΔSim", "similarity", 2), "fluency": ("ΔPP", "perplexity", 1)}
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
 
 
@@ -107,12 +110,23 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("sheets", metavar="SHEET", nargs="+", help="filled sheet, one per person")
     parser.add_argument("--key", metavar="FILE", required=True, help="key.csv of the sheet")
     parser.add_argument("--output", metavar="FOLDER", required=True)
+    parser.add_argument(
+        "--test",
+        metavar="NAME=FILE",
+        action="append",
+        default=[],
+        help="test.json of a system's run, for the differences of Sim and PP",
+    )
     options = parser.parse_args(arguments)
     try:
         found = win_rates(Path(options.key), [Path(sheet) for sheet in options.sheets])
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    text = _table(found)
+        tests = {
+            name: parse_json(decode_utf8(read_bytes(file), file), file)["systems"]["best_gm"]
+            for name, file in named_files(options.test, "--test")
+        }
+    except (ValueError, OSError, KeyError) as error:
+        parser.error(f"{error} is absent" if isinstance(error, KeyError) else str(error))
+    text = _table(found, tests)
     folder = Path(options.output)
     content = json.dumps([_plain(each) for each in found], indent=2, ensure_ascii=False)
     write_whole(folder / "win_rates.md", text + "\n")
@@ -166,15 +180,16 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> lis
     return list(bootstrap(shares, cluster_numbers(items), 0.95, resamples, seed).values())
 
 
-def _table(found: Sequence[WinRates]) -> str:
+def _table(found: Sequence[WinRates], tests: Mapping[str, Mapping[str, float | None]]) -> str:
     shares = ["first better", "second better", "tie"]
-    header = ["first, second", "question", "n", *shares, "difference", "in the paper"]
+    header = ["first, second", "question", "n", *shares, "difference", "ΔSim, ΔPP", "in the paper"]
     body = [
         [
             f"{each.first}, {each.second}",
             each.question,
             str(each.judgements),
             *(_percent(rate) for rate in each[4:]),
+            _measured(each, tests),
             _published(each),
         ]
         for each in found
@@ -186,11 +201,24 @@ def _published(rates: WinRates) -> str:
     models = [_MODEL.search(name) for name in (rates.first, rates.second)]
     names = tuple(model.group().upper() for model in models if model)
     place = list(QUESTIONS).index(rates.question)
-    return "; ".join(
-        f"{corpus} {' / '.join(map(str, rows[place]))}"
-        for (corpus, *pair), rows in TABLE_4.items()
-        if tuple(pair) == names
-    )
+    metric = _METRICS[rates.question][0] if rates.question in _METRICS else ""
+    found = []
+    for (corpus, *pair), rows in TABLE_4.items():
+        if tuple(pair) == names:
+            *shares, last = rows[place] if metric else (*rows[place], "")
+            shown = f"{corpus} {' / '.join(map(str, shares))}"
+            found.append(f"{shown}, {metric} {last}" if metric else shown)
+    return "; ".join(found)
+
+
+def _measured(rates: WinRates, tests: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Return the difference of the question's metric between two runs, "" without both."""
+    if rates.question not in _METRICS:
+        return ""
+    _, metric, digits = _METRICS[rates.question]
+    values = [tests.get(name, {}).get(metric) for name in (rates.first, rates.second)]
+    first, second = (np.nan if value is None else value for value in values)
+    return "" if np.isnan(first - second) else f"{first - second:+.{digits}f}"
 
 
 def _percent(rate: Estimate) -> str:

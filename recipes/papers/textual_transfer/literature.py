@@ -63,8 +63,8 @@ def write_literature(
         test: Sentences of each style for the report.
         names: Tagger that replaces names by -PERSON- and -LOCATION-: `"capitals"` (see
             `running_text.replace_names`), or a function from all sentences, in their own capitals,
-            to the same sentences with names replaced, such as a recognizer of named entities; on
-            the command line its import path. None keeps the names.
+            to the same sentences with names replaced; in YAML its import path, or the `class_path`
+            of `name_recognizer.NameRecognizer`. None keeps the names.
         sentence_splitter: `"rules"`, `"sentencex"` or `"nltk"`; see
             `ctrlreward.text.sentences.find_splitter`.
         seed: Seed of the split.
@@ -99,7 +99,7 @@ def write_literature(
         "words": list(words),
         "dev": dev,
         "test": test,
-        "names": getattr(names, "__qualname__", names),
+        "names": getattr(names, "__qualname__", names if isinstance(names, str) else repr(names)),
         "sentence_splitter": sentence_splitter,
         "seed": seed,
     }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ctrlreward.extras import import_extra
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores
 from ctrlreward.text.words import separate_words
 
 
@@ -90,23 +94,27 @@ def reference_bleu(samples: Samples) -> Bleu:
 def reference_meteor(samples: Samples) -> float:
     """Return the mean METEOR of texts against one reference each, 0 to 100; higher is better.
 
-    By NLTK, with the weights of Banerjee and Lavie (2005): α = 0.9, β = 3, γ = 0.5. Words match
-    exactly or by their Porter stems. Synonyms don't count: they are in WordNet, which is a separate
-    download of NLTK's, and nothing is downloaded here. METEOR 1.5, with synonyms, paraphrases and
-    other weights, has other values. Both sides are tokenized like the corpus; see
-    `reference_bleu`.
-
     Args:
-        samples: n texts with `references`, 1 or more; an empty text has 0.
+        samples: n texts with `references`, 1 or more; see `meteor`.
 
     Raises:
         MissingColumn: The samples do not have references.
         ImportError: nltk is not installed.
     """
     references = samples.require("references", "reference_meteor")
-    meteor = import_extra("nltk.translate.meteor_score", "METEOR").single_meteor_score
-    scores = [
-        meteor(*(separate_words(side).split() for side in pair), wordnet=_NoSynonyms())
-        for pair in zip(references, samples.texts, strict=True)
-    ]
-    return 100 * sum(scores) / len(scores)
+    return 100 * float(np.mean(meteor(samples.texts, references)))
+
+
+def meteor(texts: Sequence[str], targets: Sequence[Any]) -> Scores:
+    """Return the METEOR of n texts against a sentence each, in [0, 1]; higher is better, (n,).
+
+    By NLTK, with the weights of Banerjee and Lavie (2005): α = 0.9, β = 3, γ = 0.5. Words match
+    exactly or by their Porter stems. Synonyms don't count: they are in WordNet, which is a separate
+    download of NLTK's, and nothing is downloaded here. METEOR 1.5, with synonyms, paraphrases and
+    other weights, has other values. Both sides are tokenized like the corpus; see
+    `reference_bleu`. An empty text has 0.
+    """
+    score = import_extra("nltk.translate.meteor_score", "METEOR").single_meteor_score
+    words = (tuple(separate_words(each).split() for each in pair) for pair in zip(
+        targets, texts, strict=True))  # fmt: skip
+    return np.array([score(*pair, wordnet=_NoSynonyms()) for pair in words], float)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from scipy.stats import spearmanr
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
@@ -34,6 +36,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     sentence_scores,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
+    meteor,
     read_references,
     reference_bleu,
     reference_meteor,
@@ -65,6 +68,8 @@ class TransferReport(pl.Callback):
     - `differences`: best_gm - last and best_gm - best_accuracy in each figure, with 95 % intervals
       by `paired_transfer_bootstrap`;
     - `early_stopping`; see `replay_stop`;
+    - `meteor_of_source`: mean METEOR of each checkpoint's outputs against their sources, which the
+      paper has beside Sim, and `spearman`, their rank correlation with Sim over all outputs;
     - `bleu_signature`.
 
     With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
@@ -157,6 +162,7 @@ class TransferReport(pl.Callback):
             for name, each in {**translations, "copying": copies(self.references)}.items():
                 figures[name]["bleu"], report["bleu_signature"] = reference_bleu(each)
                 figures[name]["meteor"] = reference_meteor(each)
+            report["meteor_of_source"] = _meteor_of_source(systems, scores, translations)
             lines = _translation_lines(self.references, translations)
             write_whole(self.folder / "translations.jsonl", lines)
         write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))
@@ -279,6 +285,19 @@ def replay_stop(
         "best": finite_or_none(best),
         "lost": finite_or_none(best - kept) if math.isfinite(best) else None,
     }
+
+
+def _meteor_of_source(
+    systems: Mapping[str, Samples], scores: Mapping[str, SentenceScores], names: Iterable[str]
+) -> dict[str, float | None]:
+    found = {
+        name: meteor(systems[name].texts, systems[name].require("sources", "METEOR"))
+        for name in names
+    }
+    sim = np.concatenate([scores[name].similarity for name in found])
+    rho = spearmanr(np.concatenate([*found.values()]), sim, nan_policy="omit").statistic
+    means = {name: 100 * float(values.mean()) for name, values in found.items()}
+    return {**means, "spearman": finite_or_none(float(rho))}
 
 
 def _training_sentences(trainer: pl.Trainer) -> Mapping[str, Sequence[str]]:

@@ -293,6 +293,7 @@ def test_a_width_that_does_not_fit_the_heads(tmp_path: Path) -> None:
         LanguageModelTrainer(str(tmp_path), width=20, heads=4)
 
 
+@pytest.mark.soak
 def test_a_thousand_sentences_teach_the_order_of_words(data_dir: Path, tmp_path: Path) -> None:
     """Perplexity is below that of the best model without order, fitted to the test text itself."""
     source = data_dir / "yelp_shen" / "sentiment.test.1"

@@ -198,6 +198,7 @@ def built(settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
     return build(["--config", str(folder / "config.yaml")])
 
 
+@pytest.mark.soak
 def test_training_selection_and_report_have_sentences_of_their_own(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,16 +158,22 @@ def test_the_command_prints_rates_beside_the_papers(
     capsys.readouterr()
     out = tmp_path / "out"
     files = [str(tmp_path / name) for name in ("filled.csv", "key.csv")]
-    main(["papers", "win-rates", files[0], "--key", files[1], "--output", str(out)])
+    runs = {"m0": (0.5, 30.0), "m2": (0.38, 37.5)}
+    for name, (similarity, perplexity) in runs.items():
+        figures = {"best_gm": {"similarity": similarity, "perplexity": perplexity}}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"systems": figures}))
+    tests = [part for name in runs for part in ("--test", f"{name}={tmp_path / name}.json")]
+    main(["papers", "win-rates", files[0], "--key", files[1], "--output", str(out), *tests])
     text = capsys.readouterr().out
     assert text == (out / "win_rates.md").read_text()
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     none, all_of_it = "0.0 (0.0 to 0.0)", "100.0 (100.0 to 100.0)"
     lost = "-100.0 (-100.0 to -100.0)"
-    paper = ["Yelp 9.0 / 6.0 / 85.1", "Yelp 1.5 / 25.4 / 73.1", "Yelp 10.4 / 23.9 / 65.7"]
-    assert ["m0, m2", "transfer", "4", none, all_of_it, none, lost, paper[0]] in lines
-    assert ["m0, m2", "semantics", "4", none, none, all_of_it, none, paper[1]] in lines
-    assert ["m0, m2", "fluency", "0", "", "", "", "", paper[2]] in lines
+    paper = ["Yelp 9.0 / 6.0 / 85.1", "Yelp 1.5 / 25.4 / 73.1, ΔSim -0.05"]
+    paper.append("Yelp 10.4 / 23.9 / 65.7, ΔPP 0.9")
+    assert ["m0, m2", "transfer", "4", none, all_of_it, none, lost, "", paper[0]] in lines
+    assert ["m0, m2", "semantics", "4", none, none, all_of_it, none, "+0.12", paper[1]] in lines
+    assert ["m0, m2", "fluency", "0", "", "", "", "", "-7.5", paper[2]] in lines
     transfer, _, fluency = json.loads((out / "win_rates.json").read_text())
     assert transfer["difference"] == {"value": -1.0, "low": -1.0, "high": -1.0}
     assert fluency["tie"] == {"value": None, "low": None, "high": None}
@@ -177,8 +183,9 @@ def test_the_papers_rates_are_the_facts(papers_dir: Path) -> None:
     facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
     for (corpus, first, second), rows in TABLE_4.items():
         (row,) = re.findall(rf"^\| {corpus} {first}, {second} \|(.*)\|$", facts, re.MULTILINE)
-        shown = [cell.split(",")[0].strip() for cell in row.split("|")]
-        assert shown == [" / ".join(map(str, rates)) for rates in rows]
+        shown = [cell.strip().replace("−", "-") for cell in row.split("|")]
+        rates = [[" / ".join(map(str, each[:3])), *map(str, each[3:])] for each in rows]
+        assert shown == [", ".join(each) for each in rates]
     assert len(TABLE_4) == len(re.findall(r"^\| (?:Yelp|Lit\.) M", facts, re.MULTILINE))
 
 

@@ -92,6 +92,7 @@ def test_scale_one_is_the_papers_loss() -> None:
     assert fit.loss <= total_loss(pairs, PLANTED, 1.0)
 
 
+@pytest.mark.soak
 def test_high_perplexities_make_the_papers_loss_prefer_nothing() -> None:
     # The reason for fitting the scale: the paper's loss is smallest if every GM is 0.
     better, worse = planted(80, seed=8, noise=60.0)

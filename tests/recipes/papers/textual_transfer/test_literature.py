@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_models import save_bert
+from transformers import BertForTokenClassification, pipeline
 
 from ctrlreward.cli import main
 from ctrlreward.data import local_file
 from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
+from ctrlreward.recipes.papers.textual_transfer.name_recognizer import NameRecognizer
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
 
@@ -78,6 +81,44 @@ def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
     assert "sir john" in (tmp_path / "b" / "train.0").read_text()
     with pytest.raises(ValueError, match="0 sentences for 26, must return one for each"):
         write_literature(files, str(tmp_path / "c"), dev=1, test=1, names=lambda _: [])
+
+
+KINDS = {"B-PER": "-PERSON-", "I-PER": "-PERSON-", "B-LOC": "-LOCATION-"}
+
+
+def test_a_recognizer_of_named_entities(tmp_path: Path, files, capsys) -> None:
+    """Against the pipeline of transformers, which names the label of each token."""
+    labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "B-MISC"}
+    folder = tmp_path / "ner"
+    save_bert(folder, BertForTokenClassification, id2label=labels, initializer_range=0.6)
+    sentences = ["Sir John went to Rome, again.", "", "It rained on Mr. Dick; in York!", "Yes."]
+    tagged = pipeline("token-classification", str(folder))
+    expected = []
+    for sentence in sentences:
+        text = sentence
+        tokens = tagged(sentence) if sentence else []
+        for word in reversed([*re.finditer(r"\w+|[^\w\s]", sentence)]):
+            inside = [t for t in tokens if t["start"] < word.end() and t["end"] > word.start()]
+            kinds = [KINDS[t["entity"]] for t in inside if t["entity"] in KINDS]
+            text = text[: word.start()] + (kinds or [word.group()])[0] + text[word.end() :]
+        expected.append(re.sub(r"(-PERSON-|-LOCATION-)(\s*\1)+", r"\1", text))
+    assert {"-PERSON-", "-LOCATION-"} <= {*re.findall("-PERSON-|-LOCATION-", " ".join(expected))}
+    assert NameRecognizer(str(folder))(sentences) == expected
+
+    data = tmp_path / "data"
+    names = f"{NameRecognizer.__module__}.NameRecognizer"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({
+        "files": files, "folder": str(data), "dev": 1, "test": 1, "words": [1, 25],
+        "names": {"class_path": names, "init_args": {"model": str(folder)}},
+    }))  # fmt: skip
+    main(["papers", "literature", "--config", str(tmp_path / "job.yaml")])
+    report = json.loads((data / "report.json").read_text())
+    assert report["settings"]["names"] == f"NameRecognizer({folder})"
+    assert sum(style["-PERSON-"] for style in report["styles"].values()) > 0
+
+    save_bert(tmp_path / "other", BertForTokenClassification, id2label={0: "O", 1: "B-MISC"})
+    with pytest.raises(ValueError, match="must have labels such as B-PER and B-LOC, got O, B-MISC"):
+        NameRecognizer(str(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,36 @@ def test_as_printed_changes_what_the_paper_prints_and_nothing_else() -> None:
         defaults = inspect.signature(cls).parameters
         for name, value in content[part]["init_args"].items():
             assert defaults[name].default != value
+
+
+def test_the_official_setting_has_the_papers_split_and_metrics(papers_dir: Path) -> None:
+    """All else is yelp.yaml's, which trains on the test split and centres vectors of 50 numbers."""
+    content, base = read("official.yaml"), read("yelp.yaml")
+    thresholds = re.search(r"GM thresholds t = \(([^)]+)\)", papers_dir.joinpath(
+        "textual_transfer.md").read_text("utf-8"))  # fmt: skip
+    assert thresholds is not None
+    printed = [float(t.replace("−", "-")) for t in thresholds[1].split(", ")]
+    pairs = zip(content["trainer"]["callbacks"], base["trainer"]["callbacks"], strict=True)
+    for callback, expected in map(deepcopy, pairs):  # anchors are one object
+        found, wanted = callback["init_args"], expected["init_args"]
+        if "scoring_models" in wanted:
+            models = found["scoring_models"]
+            assert models["thresholds"] == printed
+            encoder = models["encoder"]["init_args"]
+            assert (encoder.pop("centred"), encoder.pop("vectors")) == (False, "runs/glove_300d")
+            models["thresholds"] = wanted["scoring_models"]["thresholds"]
+            for name, folder in (("classifier", "text_cnn"), ("language_model",) * 2):
+                assert models[name] == f"runs/official_{folder}/model"
+                models[name] = wanted["scoring_models"][name]
+        if callback["class_path"].endswith("TransferReport"):
+            assert found["sentences"]["files"] == base["data"]["init_args"]["files"]
+            found["sentences"]["files"] = wanted["sentences"]["files"]
+        assert yaml.safe_dump(callback).replace("train.", "test.") == yaml.safe_dump(expected)
+    for name in ("official_text_cnn", "official_language_model"):
+        files = str(read(f"{name}.yaml")["data"]["init_args"]["train"])
+        assert files.count("yelp-shen/sentiment.train.") == 2
+    # 268,000 and 179,000 sentences in batches of 64 + 64, the smaller corpus repeated.
+    assert pytest.approx(83_760, rel=0.001) == 20 * (268_000 // 64)
 
 
 def test_selection_and_report_never_see_training_sentences() -> None:

@@ -16,6 +16,7 @@ import torch
 from lightning_choice import quiet_trainer
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from scipy import stats
 
 from ctrlreward import Samples, Similarity, TransferQuality, WordVectors
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
@@ -170,6 +171,21 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
     assert "tok:none" in test["bleu_signature"]
     assert test["systems"]["copying"]["meteor"] != test["systems"]["best_gm"]["meteor"]
+    names = ("best_gm", "best_accuracy", "last")
+    against = {
+        name: [
+            reference_meteor(Samples([line["outputs"][name]], references=[line["source"]]))
+            for line in lines
+        ]
+        for name in names
+    }
+    sims = [line["scores"][name]["similarity"] for name in names for line in lines]
+    found = test["meteor_of_source"]
+    assert {name: found[name] for name in names} == pytest.approx(
+        {name: np.mean(values) for name, values in against.items()}
+    )
+    rho = stats.spearmanr(np.concatenate([*against.values()]), sims).statistic
+    assert found["spearman"] == pytest.approx(rho)
 
     # The references' sentences, in the order of their files, beside each checkpoint's output.
     pairs = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]

@@ -1,0 +1,475 @@
+"""What a judge is asked, and how its replies are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from string import Formatter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ctrlreward.files import read_yaml
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, shortened
+
+# Answer of a comparison → score of the first text.
+_SIDES = {"first": 1.0, "second": 0.0, "tie": 0.5}
+_PAIR = {"first", "second"}
+_ALL = "texts"  # the slot of a ranking
+
+RANK, CONSISTENT, PREFERENCE = "rank", "consistent", "preference"
+
+_KEYS = {"prompt", "answers", "name", "criteria", "reason"}
+
+# Tokens of a reply: of one answer, of a key with its score, of a reason.
+_ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One question of a rubric that has several.
+
+    Args:
+        question: The question, "Is the reply polite?"; braces in it are text.
+        answers: Answer → score, higher is better; a list of numbers maps each to itself.
+        weight: Weight in the mean of all criteria, positive.
+
+    Raises:
+        ValueError: The question is empty, an answer is invalid, or the weight is not positive.
+
+    Examples:
+        >>> Criterion("Is the reply polite?", [1, 2, 3], weight=2.0).range
+        (1.0, 3.0)
+    """
+
+    question: str
+    answers: Mapping[str, float] | Sequence[float]
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.question, str) or not self.question.strip():
+            raise ValueError(f"question = {shortened(self.question)} must be a string with text")
+        object.__setattr__(self, "answers", _read_answers(self.answers, False))
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not number or not 0 < self.weight < math.inf:
+            raise ValueError(f"weight must be a positive number, got {self.weight!r}")
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Score of each answer."""
+        answers: Any = self.answers
+        return dict(answers)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest score."""
+        return min(self.scores.values()), max(self.scores.values())
+
+
+class Judgement(NamedTuple):
+    """Scores of one reply by name, NaN where it has none, and their reasons.
+
+    The scores of a ranking are named "1", "2", … by the places of the texts in the prompt.
+    """
+
+    scores: Mapping[str, float]
+    reasons: Mapping[str, str]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every score is valid."""
+        return not any(math.isnan(score) for score in self.scores.values())
+
+
+@dataclass(frozen=True)
+class Rubric:
+    r"""The question for a judge, and the scores of its answers.
+
+    Args:
+        prompt: The question, with columns of the sample in braces: `{text}`, `{source}`, `{label}`,
+            …. With `{first}` and `{second}` it compares the text with its reference. With `{texts}`
+            it ranks all texts of a group, which must be alike in the other columns.
+        answers: Answer → score, higher is better; a list of numbers maps each to itself. In a
+            comparison answer → `first`, `second` or `tie`. A ranking has none.
+        name: Name of the score, with criteria of their weighted mean. A comparison has `preference`
+            and a ranking `rank` instead.
+        criteria: Name → `Criterion`, in place of `answers`: several questions about each text,
+            which a server answers in one reply. Each is a score. They are added to the prompt.
+        reason: Ask a server for a reason before each score, which is stored with the sample.
+
+    Raises:
+        ValueError: The prompt, an answer or a criterion is invalid.
+
+    Examples:
+        >>> Rubric("Is this polite? {text}\nAnswer yes or no.", {"yes": 1, "no": 0}).range
+        (0.0, 1.0)
+        >>> prompt = "Which is more polite?\nA: {first}\nB: {second}"
+        >>> Rubric(prompt, {"A": "first", "B": "second"}).compares
+        True
+        >>> polite, short = Criterion("Is it polite?", [1, 2], 3.0), Criterion("Short?", [0, 1])
+        >>> rubric = Rubric("Rate this reply: {text}", criteria={"polite": polite, "short": short})
+        >>> rubric.range  # of the weighted mean
+        (0.75, 1.75)
+        >>> Rubric("Rank these replies to {prompt}:\n{texts}", reason=True).ranks
+        True
+    """
+
+    prompt: str
+    answers: Mapping[str, float | str] | Sequence[float] = ()
+    name: str = "rating"
+    criteria: Mapping[str, Criterion] | None = None
+    reason: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):
+            raise ValueError(f"prompt = {shortened(self.prompt)} must be a string")
+        try:
+            slots = set(self._slots)
+        except ValueError as error:
+            raise ValueError(f"prompt: {error}. Write {{{{ and }}}} for braces.") from None
+        known = _PAIR | {_ALL} | {key for key in JSON_KEYS.values() if key != "group"}
+        for slot in slots:
+            if slot not in known:
+                raise ValueError(
+                    f"prompt has {{{slot}}}, must be one of {', '.join(sorted(known))}. Write "
+                    "{{ and }} for braces."
+                )
+        if self.compares and (not slots >= _PAIR or slots & {"text", "reference", _ALL}):
+            raise ValueError(
+                "prompt must have {first} and {second}, for text and reference in either order, "
+                "and neither {text} nor {reference} nor {texts}"
+            )
+        if self.ranks and "text" in slots:
+            raise ValueError("prompt must have {text}, or {texts} to rank, not both")
+        if not (self.compares or self.ranks) and "text" not in slots:
+            raise ValueError(
+                "prompt must have {text}, or {first} and {second} to compare, or {texts} to rank"
+            )
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name = {self.name!r} must be a string")
+        if not isinstance(self.reason, bool):
+            raise ValueError(f"reason must be true or false, got {self.reason!r}")
+        if self.reason and self.compares:
+            raise ValueError(
+                "reason = True needs a prompt with {text} or {texts}, not a comparison"
+            )
+        if self.criteria is not None and (self.compares or self.ranks or self.answers):
+            raise ValueError("criteria need a prompt with {text}, and have the answers themselves")
+        if self.ranks:
+            if self.answers:
+                raise ValueError("answers must be left out to rank {texts}")
+        elif self.criteria is not None:
+            object.__setattr__(self, "criteria", _read_criteria(self.criteria, self.name))
+        else:
+            object.__setattr__(self, "answers", _read_answers(self.answers, self.compares))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of `Samples` that the prompt shows."""
+        names = [COLUMN_OF[slot] for slot in self._slots if slot not in _PAIR]
+        return tuple(dict.fromkeys(["texts", *(["references"] * self.compares), *names]))
+
+    @cached_property
+    def compares(self) -> bool:
+        """Whether it compares the text with its reference."""
+        return bool(_PAIR & {*self._slots})
+
+    @cached_property
+    def ranks(self) -> bool:
+        """Whether it ranks the texts of a group."""
+        return _ALL in self._slots
+
+    @cached_property
+    def _slots(self) -> list[str]:
+        """Names in braces, in the order of the prompt; doubled braces are text."""
+        return [name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Score of each answer; in a comparison of the first text."""
+        answers: Any = self.answers
+        return dict(answers)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest score; with criteria of their weighted mean."""
+        if self.ranks:
+            return 0.0, 1.0
+        if self.criteria is None:
+            return min(self.scores.values()), max(self.scores.values())
+        ends = [criterion.range for criterion in self.criteria.values()]
+        low, high = (
+            self.mean(dict(zip(self.criteria, end, strict=True))) for end in zip(*ends, strict=True)
+        )
+        return low, high
+
+    def mean(self, scores: Mapping[str, float]) -> float:
+        """Return the weighted mean of the scores of all criteria; NaN if one is."""
+        weights = {name: each.weight for name, each in (self.criteria or {}).items()}
+        total = sum(weight * scores[name] for name, weight in weights.items())
+        return total / sum(weights.values())
+
+    def questions(self, size: int = 0) -> dict[str, dict[str, float]]:
+        """Return the score of each answer to each question, by its name.
+
+        The answers of a ranking are the places 1 to `size`, and its scores depend on all.
+        """
+        if self.ranks:
+            return {RANK: dict.fromkeys(map(str, range(1, size + 1)), math.nan)}
+        if self.criteria is None:
+            return {self.name: self.scores}
+        return {name: criterion.scores for name, criterion in self.criteria.items()}
+
+    @property
+    def structured(self) -> bool:
+        """Whether a server replies in JSON."""
+        return self.ranks or self.reason or self.criteria is not None
+
+    @property
+    def reply_tokens(self) -> int:
+        """Tokens that are enough for a reply without thinking."""
+        if not self.structured:
+            # A token is a byte or more.
+            return max(_ANSWER_TOKENS, *(len(answer.encode()) + 4 for answer in self.scores))
+        return 4 * _KEY_TOKENS + len(self.questions()) * (
+            _KEY_TOKENS + _REASON_TOKENS * self.reason
+        )
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Rubric:
+        """Read a YAML file with the arguments of a rubric; each of `criteria` is a mapping.
+
+        Raises:
+            ValueError: A key is absent or unknown, or a value is wrong.
+            OSError: The file does not exist.
+        """
+        file = Path(path).expanduser()
+        if not file.is_file():
+            raise OSError(
+                f"the rubric {path} does not exist. Pass the path of a YAML file, or a Rubric."
+            )
+        content = read_yaml(file)
+        keys = set(content) if isinstance(content, dict) else set()
+        if not {"prompt"} <= keys <= _KEYS:
+            raise ValueError(
+                f"{path} must have the keys prompt and answers, or prompt and criteria, and may "
+                f"have name and reason; got {', '.join(map(str, sorted(keys, key=str))) or 'none'}"
+            )
+        try:
+            return Rubric(**content)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _read_criteria(given: object, mean: str) -> dict[str, Criterion]:
+    """Return the criteria by name; a mapping of arguments is one."""
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(f"criteria = {shortened(given)} must be a mapping, name → Criterion")
+    criteria = {}
+    for name, each in given.items():
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"criteria: {name!r} is not text. Write it in quotes.")
+        if name == mean:
+            raise ValueError(f"criteria has {name!r}, the name of their mean. Rename it, or name=.")
+        if isinstance(each, Mapping):
+            keys = {"question", "answers", "weight"}
+            if not {"question", "answers"} <= set(each) <= keys:
+                raise ValueError(
+                    f"criteria[{name!r}] must have the keys question and answers, and may have "
+                    f"weight; got {', '.join(map(str, each)) or 'none'}"
+                )
+        elif not isinstance(each, Criterion):
+            raise ValueError(f"criteria[{name!r}] = {shortened(each)} must be a Criterion")
+        try:
+            criteria[name] = Criterion(**each) if isinstance(each, Mapping) else each
+        except ValueError as error:
+            raise ValueError(f"criteria[{name!r}]: {error}") from None
+    return criteria
+
+
+def _read_answers(given: object, compares: bool) -> dict[str, float]:
+    """Return the score of each answer."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        given = {item: item for item in given}
+    if not isinstance(given, Mapping) or len(given) < 2:
+        raise ValueError(f"answers = {shortened(given)} must be two or more: {{yes: 1, no: 0}}")
+    answers = {}
+    for answer, worth in given.items():
+        if isinstance(answer, bool) or not str(answer).strip():
+            raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
+        if compares:
+            # A Rubric built from another already has numbers.
+            value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth
+            allowed = value in _SIDES.values()
+        else:
+            value = worth
+            allowed = isinstance(worth, int | float) and not isinstance(worth, bool)
+        if not allowed:
+            wanted = "first, second or tie" if compares else "a number"
+            raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
+        answers[str(answer).strip()] = float(value)
+    if len(set(answers.values())) < 2:
+        raise ValueError("answers all have the same score, must have at least two different scores")
+    return answers
+
+
+# What is asked
+
+
+def numbered(texts: Sequence[str]) -> str:
+    """Return the texts of a ranking, each under its number."""
+    return "\n\n".join(f"[{number}]\n{text}" for number, text in enumerate(texts, 1))
+
+
+def contexts(rubric: Rubric, shown: str, size: int = 0) -> dict[str, str]:
+    """Return what a local judge continues with an answer, by question.
+
+    `shown` is the prompt with the columns of a sample, or with a group of `size` texts.
+    """
+    if rubric.ranks:
+        return {RANK: f"{shown}\n\nNumber of the best, 1 to {size}:"}
+    if rubric.criteria is None:
+        return {rubric.name: shown}
+    return {
+        name: f"{shown}\n\n{each.question}\nAnswer with one of {', '.join(each.scores)}:"
+        for name, each in rubric.criteria.items()
+    }
+
+
+def message(rubric: Rubric, shown: str, size: int = 0) -> str:
+    """Return the message to a server; `shown` and `size` as in `contexts`."""
+    if not rubric.structured:
+        return shown
+    lines = [shown, ""]
+    if rubric.criteria is not None:
+        lines.append("Criteria:")
+        for name, each in rubric.criteria.items():
+            lines.append(f"- {name}: {each.question} One of {', '.join(each.scores)}.")
+        lines.append("")
+    why = '"reason": "…", ' if rubric.reason else ""
+    if rubric.ranks:
+        example = f'{{{why}"order": […]}}'
+        what = f"order has the numbers 1 to {size}, each once, the best first"
+    else:
+        parts = [f'{json.dumps(name)}: {{{why}"score": …}}' for name in rubric.questions()]
+        example = f"{{{', '.join(parts)}}}"
+        answers = "" if rubric.criteria else f", one of {', '.join(rubric.scores)}"
+        what = f"score is your answer{answers}"
+    lines.append(f"Reply with a JSON object alone, {example}: {what}.")
+    if rubric.reason:
+        lines.append("First write the reason, in one or two sentences.")
+    return "\n".join(lines)
+
+
+def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any] | None:
+    """Return OpenAI's `response_format` with the JSON schema of a reply; None for plain text."""
+    if not rubric.structured:
+        return None
+    why = {"reason": {"type": "string"}} if rubric.reason else {}
+    if rubric.ranks:
+        place = {"type": "integer", "enum": [*range(1, size + 1)]}
+        schema = _object({**why, "order": {"type": "array", "items": place}})
+    else:
+        schema = _object(
+            {name: _object({**why, "score": _enum([*a])}) for name, a in rubric.questions().items()}
+        )
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "judgement", "strict": True, "schema": schema},
+    }
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def _enum(answers: Sequence[str]) -> dict[str, Any]:
+    """Return the schema of an answer: integers if all are."""
+    if all(re.fullmatch(r"-?\d+", answer) for answer in answers):
+        return {"type": "integer", "enum": [int(answer) for answer in answers]}
+    return {"type": "string", "enum": [*answers]}
+
+
+# What is replied
+
+
+def read_reply(rubric: Rubric, reply: str, size: int = 0) -> Judgement:
+    """Return the scores of a server's reply, NaN for those that are absent or not an answer."""
+    if not rubric.structured:
+        return Judgement({rubric.name: read_answer(reply, rubric.scores)}, {})
+    content = _parsed(reply)
+    if rubric.ranks:
+        scores = places(content.get("order"), size)
+        reasons = {RANK: content.get("reason")}
+    else:
+        questions = rubric.questions()
+        parts = {name: content.get(name) for name in questions}
+        found = {name: part if isinstance(part, dict) else {} for name, part in parts.items()}
+        scores = {name: _score(part.get("score"), questions[name]) for name, part in found.items()}
+        reasons = {name: part.get("reason") for name, part in found.items()}
+    told = {name: why.strip() for name, why in reasons.items() if isinstance(why, str)}
+    return Judgement(scores, told)
+
+
+def _parsed(reply: str) -> dict[str, Any]:
+    """Return the JSON object in a reply, also in a code block; empty if there is none."""
+    try:
+        content = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _score(answer: object, scores: Mapping[str, float]) -> float:
+    """Return the score of an answer in JSON, a word or a number; NaN if it is not one of them."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        return math.nan
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    return read_answer(str(answer), scores)
+
+
+def places(order: object, size: int) -> dict[str, float]:
+    """Return the score of each place in a prompt by an order, the best first: 1 to 0, evenly.
+
+    NaN for all if the order does not have each of the numbers 1 to `size` once.
+
+    Examples:
+        >>> places([3, 1, 2], 3)
+        {'1': 0.5, '2': 0.0, '3': 1.0}
+    """
+    numbers = [str(number) for number in range(1, size + 1)]
+    given = [str(number) for number in order] if isinstance(order, list) else []
+    if sorted(given) != sorted(numbers):
+        return dict.fromkeys(numbers, math.nan)
+    worth = dict(zip(given, np.linspace(1, 0, size).tolist(), strict=True))
+    return {number: worth[number] for number in numbers}
+
+
+def read_answer(reply: str, scores: Mapping[str, float]) -> float:
+    """Return the score of the only answer in a reply, as a word; NaN for none or several.
+
+    Case counts only if answers differ by it.
+
+    Examples:
+        >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})
+        (1.0, nan)
+    """
+    folded = {answer.casefold(): score for answer, score in scores.items()}
+    if len(folded) == len(scores):
+        reply, scores = reply.casefold(), folded
+    # Longer answers first: "very good" is not "good".
+    words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
+    named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", reply))
+    return float(scores[named.pop()]) if len(named) == 1 else float("nan")

@@ -1,0 +1,226 @@
+"""Two reward models by TRL's `RewardTrainer`: one to train against, one that a guard watches.
+
+    python -m ctrlreward.recipes.scoring_models.reward_model
+    ctrlreward train --config configs/controlled_generation/reward_model_smollm2.yaml
+
+Each has one half of the recipe's training prompts. The recipe's model completes them, the reward of
+a teacher chooses pairs as `ctrlreward pairs` does, and TRL trains a LoRA adapter, which
+`RewardModel(folder, template="plain")` loads. Each model then judges the pairs of the other half.
+`--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
+`trl.RewardConfig` is one, with the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file
+to change more.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig
+from transformers import set_seed
+
+from ctrlreward.command_line.config_files import extended_files, merged
+from ctrlreward.evaluation.texts import TextLog, build_prompts, find_model, read_prefixes
+from ctrlreward.extras import import_extra
+from ctrlreward.files import json_text, read_json, whole_folder, write_whole
+from ctrlreward.jobs.recipes import recipe_file
+from ctrlreward.policy.rollouts import Generation
+from ctrlreward.preferences.accuracy import preferences
+from ctrlreward.preferences.pairs import write_pairs
+from ctrlreward.scorers import LexiconSentiment, RewardModel
+from ctrlreward.scorers.records import write_scored_samples
+from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.weights.loading import load_tokenizer
+from ctrlreward.weights.sources import resolve
+
+# Folders of the two models; the first has the even prefixes of the recipe.
+NAMES = ("reward", "held_out")
+
+# Options of `trl.RewardConfig` that differ from TRL's: for a small model, an adapter and few pairs.
+DEFAULTS: dict[str, Any] = {
+    "output_dir": "runs/reward_models",
+    "seed": 0,
+    "learning_rate": 1e-3,
+    "warmup_steps": 3,
+    "num_train_epochs": 3,
+    "per_device_train_batch_size": 8,
+    "max_length": 128,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+
+
+@dataclass
+class RewardModelArguments:
+    """Prompts, teacher and adapter.
+
+    Attributes:
+        recipe: YAML file or name of a recipe: its model is the generator and the base model, its
+            data have `prefixes`, `labels` and `template`, and `generation` is as in training, at
+            temperature 1.
+        teacher: The reward that chooses, as for `ctrlreward pairs`.
+        completions: Completions of each prompt.
+        pairs_per_prompt: Most pairs of each prompt.
+        margin: Pairs whose rewards differ by at most this are left out.
+        lora_r: Rank of the adapter.
+        lora_alpha: Its scale.
+        smoke: Run two steps with a few texts.
+    """
+
+    recipe: str = field(default="reward_model_smollm2", metadata={"help": "YAML file or name"})
+    teacher: str = field(
+        default="ctrlreward.recipes.scoring_models.reward_model:word_list",
+        metadata={"help": "reward that chooses: a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION"},
+    )
+    completions: int = field(default=8, metadata={"help": "completions of each prompt"})
+    pairs_per_prompt: int = field(default=4, metadata={"help": "most pairs of each prompt"})
+    margin: float = field(default=0.1, metadata={"help": "largest difference that is left out"})
+    lora_r: int = field(default=16, metadata={"help": "rank of the adapter"})
+    lora_alpha: int = field(default=32, metadata={"help": "scale of the adapter"})
+    smoke: bool = field(default=False, metadata={"help": "two steps with a few texts"})
+
+
+def word_list(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    """Return VADER's polarity in the direction of the label, -1 to 1."""
+    polarity = LexiconSentiment("polarity").score(list(texts))["polarity"]
+    signs = {"negative": -1.0, "positive": 1.0}
+    return [float(signs[label] * value) for label, value in zip(labels, polarity, strict=True)]
+
+
+def words(completions: Sequence[str]) -> list[int]:
+    """Return the number of words of each completion."""
+    return [len(completion.split()) for completion in completions]
+
+
+def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) -> str:
+    """Write completions for `ctrlreward pairs` of every other prefix, return the base model."""
+    file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
+    recipe = merged(extended_files(str(file)))
+    policy, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
+    prefixes = data["prefixes"]
+    prefixes = read_prefixes(prefixes) if isinstance(prefixes, str) else prefixes
+    prefixes = prefixes[: 8 if ours.smoke else None][half::2]
+    log = TextLog(
+        path.with_name("generations.jsonl"),
+        build_prompts(prefixes, {"label": data["labels"]}, data["template"]),
+        4 if ours.smoke else ours.completions,
+        Generation(**{**policy["generation"], "eval_temperature": 1.0}),
+        *(seed, {}),
+        continues=True,
+        drop=False,
+    )
+    completions, ended = log.complete(find_model(policy["model"]), "cpu", None, 64)
+    samples = log.samples(completions, ended)
+    labels = [prompt.targets["label"] for prompt in log.prompts]
+    write_scored_samples(path, samples.replace(labels=labels), {})
+    return str(policy["model"])
+
+
+def train_reward_model(
+    folder: Path, ours: RewardModelArguments, config: Any, half: int
+) -> dict[str, Any]:
+    """Write texts, pairs and the adapter of one half to a folder.
+
+    Returns:
+        `pairs`, their number; `steps`; `loss`, TRL's, the mean over the training.
+
+    Raises:
+        ValueError: There are no pairs.
+    """
+    trl, datasets = import_extra("trl", "RewardTrainer"), import_extra("datasets", "RewardTrainer")
+    folder.mkdir()
+    texts, pairs = folder / "texts.jsonl", folder / "pairs.jsonl"
+    seed = 2 * config.seed + half  # other completions, and another head
+    model = write_texts(texts, ours, half, seed)
+    said = write_pairs(
+        *(str(texts), str(pairs)),
+        reward=ours.teacher,
+        margin=ours.margin,
+        per_prompt=ours.pairs_per_prompt,
+    )
+    print(f"{folder.name}: {said.partition(': ')[2]}")
+    columns = ("prompt", "chosen", "rejected")
+    rows = [{name: row[name] for name in columns} for row in read_rows(pairs)]
+    tokenizer = load_tokenizer(model)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    config = copy.copy(config)
+    config.seed, config.output_dir = seed, str(folder)
+    config.model_init_kwargs = {"dtype": "float32", **(config.model_init_kwargs or {})}
+    if ours.smoke:
+        config.max_steps = 2
+    set_seed(seed)  # of the head, which is new
+    trainer = trl.RewardTrainer(
+        resolve(model),
+        args=config,
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            r=ours.lora_r,
+            lora_alpha=ours.lora_alpha,
+            target_modules="all-linear",
+            task_type="SEQ_CLS",
+        ),
+    )
+    result = trainer.train()
+    trainer.save_model(str(folder))
+    return {"pairs": len(rows), "steps": result.global_step, "loss": result.training_loss}
+
+
+def train_reward_models(ours: RewardModelArguments, config: Any) -> dict[str, dict[str, Any]]:
+    """Write both models and `summary.json` to the output folder, return the summary.
+
+    Returns:
+        Name of the model → what `train_reward_model` returns, and `accuracy`: `value`, the share of
+        the other half's pairs whose chosen text it rates higher, with `low` and `high`, its 95 %
+        interval by prompt.
+
+    Raises:
+        ValueError: The folder exists, or a half has no pairs.
+    """
+    output = Path(config.output_dir).expanduser()
+    if output.exists():
+        raise ValueError(f"{output} exists. Delete it, or use another --output_dir.")
+    with whole_folder(output) as folder:
+        summary = {
+            name: train_reward_model(folder / name, ours, config, half)
+            for half, name in enumerate(NAMES)
+        }
+        for name, other in zip(NAMES, NAMES[::-1], strict=True):
+            scorer = RewardModel(str(folder / name), template="plain")
+            file = folder / name / "preferences.json"
+            preferences(folder / other / "pairs.jsonl", scorers=[scorer], output=file)
+            scorer.release()
+            summary[name]["accuracy"] = read_json(file)["reward"]["subsets"]["all"]["higher"]
+        write_whole(folder / "summary.json", json_text(summary))
+    return summary
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train by the options of a command line, and print the accuracy on the other half."""
+    trl = import_extra("trl", "RewardTrainer")
+    parser = trl.TrlParser(dataclass_types=[RewardModelArguments, trl.RewardConfig])
+    parser.set_defaults(**DEFAULTS)
+    ours, config = parser.parse_args_and_config(list(arguments))
+    try:
+        summary = train_reward_models(ours, config)
+    except (ValueError, OSError, KeyError) as error:
+        parser.error(f"no key {error}" if isinstance(error, KeyError) else str(error))
+    for name, found in summary.items():
+        print(
+            f"{name}: {found['pairs']} pairs, {found['steps']} steps, accuracy on the other half's"
+            " pairs {value:.3f} ({low:.3f} to {high:.3f})".format(**found["accuracy"])
+        )
+    print(f"adapters in {', '.join(str(Path(config.output_dir) / name) for name in NAMES)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
