@@ -72,7 +72,7 @@ def write_csv(name: str, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def write_jsonl(name: str, rows: list[dict[str, Any]]) -> None:
+def write_jsonl(name: str, rows: list[Any]) -> None:
     Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -154,7 +154,7 @@ def files(
     )
     senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
     monkeypatch.setenv("CTRLREWARD_DATA", "data")
-    for data_set in ("ctrleval", "ctc", "li2018", "yelp_shen"):
+    for data_set in ("ctrleval", "ctc", "li2018", "multicontrol", "yelp_shen"):
         Path("data", data_set).mkdir(parents=True)
     Path("data/yelp_shen/sentiment.test.0").write_text("the tea was cold .\n")
     Path("data/ctrleval/data_senti.txt").write_text(
@@ -172,6 +172,14 @@ def files(
         for i, text in enumerate(texts)
     ]  # fmt: skip
     write_csv("data/li2018/human_ratings_yelp.csv", transfers)
+    people = ("anna", "ben", "carla")
+    labels = [dict(zip(people, row.split(), strict=True)) for row in ("yes no no", "no no no")]
+    write_csv("rated.csv", labels)
+    released = [[[0, -1, -1], "In summary, tea."], [[-1, 2, -1], "In summary, hot tea."]]
+    write_jsonl("data/multicontrol/generate_prior.txt", released)
+    Path("openai-community").mkdir()
+    for name in ("gpt2", "gpt2-large"):
+        Path("openai-community", name).symlink_to(folders["smollm2-135m"])
 
 
 def helped(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
