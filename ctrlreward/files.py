@@ -287,3 +287,29 @@ def _named(path: Path) -> Iterator[None]:
 
 def _beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}")
+
+
+# Files in which trainers name the checkpoint to resume from: verl's number, DeepSpeed's tag.
+_POINTERS = ("latest_checkpointed_iteration.txt", "latest")
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder without following links."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def pointed_to(root: Path) -> Iterator[Path]:
+    """Yield the targets of all links below a folder, and of a trainer's pointers."""
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        for name in (*folders, *files):
+            path = here / name
+            if path.is_symlink():
+                yield path.resolve()
+            elif name in _POINTERS:
+                named = path.read_text(encoding="utf-8", errors="replace").strip()
+                yield (here / named).resolve()
+                yield (here / f"global_step_{named}").resolve()

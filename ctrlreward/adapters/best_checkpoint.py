@@ -29,12 +29,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
+from ctrlreward.arguments import positive
+from ctrlreward.files import (
+    JsonLog,
+    finite_or_none,
+    json_text,
+    pointed_to,
+    remove,
+    write_whole,
+)
 from ctrlreward.selection import Decided, RunRules
 from ctrlreward.selection.metrics import Evidence
 
@@ -50,20 +59,26 @@ class BestCheckpoint:
     `<folder>/metrics.jsonl` has the metrics of all validations, for `ctrlreward select`. A resumed
     run continues it: rows of the same and later steps are replaced.
 
-    Save as often as you validate, since only a saved checkpoint can be kept.
+    Save as often as you validate, since only a saved checkpoint can be kept. With `keep` the file
+    names only checkpoints that are on disk: if the trainer saves after it validates, `pending` is
+    the step of a better one until the next validation, or `refresh` after the last.
 
     Args:
         folder: Folder of the run, for example verl's `trainer.default_local_dir`.
         rules: The rules.
         checkpoint: Path of a checkpoint in the folder: `"global_step_{step}"` is verl's,
             `"_actor/global_step{step}"` OpenRLHF's.
+        keep: Number of best checkpoints to keep; the others are removed at each validation, but the
+            last one, the ones that a file or link of the trainer names, and checkpoints of steps
+            without a validation. None removes nothing.
 
     Attributes:
         decided: The decisions at each validation so far.
 
     Raises:
-        ValueError: `checkpoint` does not contain `{step}`. When called: a key of a rule is not in
-            the metrics of any validation.
+        ValueError: `checkpoint` does not contain `{step}`, `keep` is not positive, or there is no
+            best rule to keep by. When called: a key of a rule is not in the metrics of any
+            validation.
 
     Examples:
         >>> import json
@@ -82,10 +97,17 @@ class BestCheckpoint:
     """
 
     def __init__(
-        self, folder: str | Path, rules: RunRules, checkpoint: str = "global_step_{step}"
+        self,
+        folder: str | Path,
+        rules: RunRules,
+        checkpoint: str = "global_step_{step}",
+        keep: int | None = None,
     ) -> None:
         if "{step}" not in checkpoint:
             raise ValueError(f"checkpoint must have {{step}}, got {checkpoint!r}")
+        self.keep = positive("keep", keep)
+        if keep is not None and rules.best is None:
+            raise ValueError("keep needs rules with best, the rule to keep checkpoints by")
         self.folder = Path(folder)
         self.rules = rules
         self.checkpoint = checkpoint
@@ -127,11 +149,48 @@ class BestCheckpoint:
             raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
         steps = [(row["step"], _numbers(row), self._evidence.get(row["step"], {})) for row in rows]
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
-        best = self.decided[-1].best
-        path = None if best is None else str(self.folder / self.checkpoint.format(step=best))
-        content = self.rules.choice(self.decided, self.decided[-1], path)
-        write_whole(self.folder / FILE, json_text(content))
+        self._write(pending=True)
         return self.decided[-1]
+
+    def refresh(self) -> None:
+        """Name the best checkpoint that is on disk now; call it after the last one was saved."""
+        if self.decided:
+            self._write(pending=False)
+
+    def _write(self, pending: bool) -> None:
+        """Write the file, and remove what is not kept; a pending checkpoint is saved later."""
+        last = self.decided[-1]
+        if self.keep is None or self.rules.best is None:
+            self._name(last)
+            return
+        rules = RunRules(replace(self.rules.best, top_k=self.keep))
+        seen = [each.validation for each in self.decided]  # with alarms, which are metrics
+        saved = {each.step for each in seen if self._path(each.step).exists()}
+        found = list(rules.replay(each for each in seen if each.step in saved))
+        is_better = last.best == seen[-1].step and seen[-1].step not in saved
+        self._name(
+            found[-1] if found else None, pending=seen[-1].step if is_better and pending else None
+        )
+        kept = {found[-1].best} if found else set()
+        for each in found:
+            if each.keep is not None:
+                kept |= {each.validation.step} if each.keep.keep else set()
+                kept -= {*each.keep.dropped} - {found[-1].best}
+        pointed, root = set(pointed_to(self.folder)), self.folder.resolve()
+        for step in sorted(saved)[:-1]:  # the last one is to resume from
+            path = self._path(step)
+            own = not path.is_symlink() and path.resolve().is_relative_to(root)
+            if step not in kept and own and path.resolve() not in pointed:
+                remove(path)
+
+    def _name(self, chosen: Decided | None, **more: int | None) -> None:
+        best = None if chosen is None else chosen.best
+        checkpoint = None if best is None else str(self._path(best))
+        content = self.rules.choice(self.decided, chosen, checkpoint)
+        write_whole(self.folder / FILE, json_text({**content, **more}))
+
+    def _path(self, step: int) -> Path:
+        return self.folder / self.checkpoint.format(step=step)
 
 
 def _numbers(row: Mapping[str, float | None]) -> dict[str, float]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
-from ctrlreward.files import hold
+from ctrlreward.files import hold, pointed_to
 from ctrlreward.runs.folder import LOCK, StoredRun
-
-# Files in which trainers name the checkpoint to resume from: verl's number, DeepSpeed's tag.
-_POINTERS = ("latest_checkpointed_iteration.txt", "latest")
 
 
 def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
@@ -38,7 +34,7 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
                 pass
     root = (run.checkpoint_folder or run.folder).resolve()
     needed = {*keep, max(run.checkpoints)}
-    pointed = set(_pointed_to(root))
+    pointed = set(pointed_to(root))
     return [
         path
         for step, paths in run.checkpoints.items()
@@ -57,27 +53,6 @@ def size_of(path: Path) -> int:
         for folder, _, names in os.walk(path)
         for name in names
     )
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder without following links."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _pointed_to(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        here = Path(folder)
-        for name in (*folders, *files):
-            path = here / name
-            if path.is_symlink():
-                yield path.resolve()
-            elif name in _POINTERS:
-                named = path.read_text(encoding="utf-8", errors="replace").strip()
-                yield (here / named).resolve()
-                yield (here / f"global_step_{named}").resolve()
 
 
 def _refuse_several_folders(run: StoredRun) -> None:

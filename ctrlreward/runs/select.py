@@ -19,9 +19,9 @@ from rich.table import Table
 from ctrlreward.arguments import Mode, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import plain_console, user_errors
-from ctrlreward.files import json_text, write_whole
+from ctrlreward.files import json_text, remove, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
-from ctrlreward.runs.checkpoint_removal import removable, remove, size_of
+from ctrlreward.runs.checkpoint_removal import removable, size_of
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.runs.stored_texts import TEXT_FORMATS
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
