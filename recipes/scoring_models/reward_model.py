@@ -44,9 +44,9 @@ NAMES = ("reward", "held_out")
 DEFAULTS: dict[str, Any] = {
     "output_dir": "runs/reward_models",
     "seed": 0,
-    "learning_rate": 1e-3,
+    "learning_rate": 5e-4,
     "warmup_steps": 3,
-    "num_train_epochs": 3,
+    "num_train_epochs": 2,
     "per_device_train_batch_size": 8,
     "max_length": 128,
     "gradient_checkpointing": False,
@@ -80,8 +80,8 @@ class RewardModelArguments:
         default="ctrlreward.recipes.scoring_models.reward_model:word_list",
         metadata={"help": "reward that chooses: a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION"},
     )
-    completions: int = field(default=8, metadata={"help": "completions of each prompt"})
-    pairs_per_prompt: int = field(default=4, metadata={"help": "most pairs of each prompt"})
+    completions: int = field(default=24, metadata={"help": "completions of each prompt"})
+    pairs_per_prompt: int = field(default=12, metadata={"help": "most pairs of each prompt"})
     margin: float = field(default=0.1, metadata={"help": "largest difference that is left out"})
     lora_r: int = field(default=16, metadata={"help": "rank of the adapter"})
     lora_alpha: int = field(default=32, metadata={"help": "scale of the adapter"})

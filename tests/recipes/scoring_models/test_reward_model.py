@@ -23,7 +23,7 @@ RECIPE = "configs/controlled_generation/reward_model_smollm2.yaml"
 
 def letters(texts: Sequence[str], labels: Sequence[str]) -> list[float]:
     """Reward lowercase letters."""
-    assert {*labels} == {"negative"}
+    assert {*labels} == {"positive"}
     return [float(sum(map(str.islower, text))) for text in texts]
 
 
