@@ -90,6 +90,7 @@ def test_a_copy_names_files_that_were_copied(
     assert shown == (str(tmp_path / "copy" / f"{name}.yaml") if alone else "")
 
 
+@pytest.mark.soak
 def test_a_copy_trains_from_another_folder(
     workplace: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_policies_have_the_prompts_and_the_reward_of_the_recipe_that_they_extend
     assert merged["data"] == base["data"]
 
 
+@pytest.mark.soak
 def test_a_policy_trains(workplace: dict[str, str], tmp_path: Path) -> None:
     folder = save(tmp_path / "qwen2", "qwen2", AutoModelForCausalLM)
     merged = yaml.safe_load(recipe_text("sentiment_qwen", resolve=True))

@@ -107,6 +107,7 @@ def test_bad_arguments() -> None:
         CorruptedTexts(["short.txt"], ["test.txt"]).setup("fit")
 
 
+@pytest.mark.soak
 def test_the_config_trains_a_judge_that_needs_no_labels(tmp_path: Path) -> None:
     """Lost sentences are what a tiny model with random weights learns to notice in seconds."""
     (tmp_path / "bert").mkdir()

@@ -238,6 +238,7 @@ def test_systems_must_take_turns(
     )
 
 
+@pytest.mark.soak
 def test_levels_are_biased_samples_of_the_rows(pegasus: str) -> None:
     found = report(pegasus, "--quality-levels=q.png", "--draws=100")["quality_levels"]
     scores = CTRLEval(pegasus, "task.yaml", "coherence").score(SAMPLES)["coherence"]

@@ -386,6 +386,7 @@ def test_nothing_of_a_held_out_item_is_learned(rated: list[dict[str, Any]], fitt
     assert run("--fit-gm")["learned"]["weights"] == fitted.record["learned"]["weights"]
 
 
+@pytest.mark.soak
 def test_degenerate_fits_are_named_and_a_margin_leaves_out_small_differences(
     rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
