@@ -20,6 +20,7 @@ from ctrlreward.engine.batching import (
 from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_unknown
 from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
+from ctrlreward.weights.quantization import Quantization
 
 Row = TypeVar("Row", bound=Any)
 
@@ -32,6 +33,7 @@ class FrozenModel:
         device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        quantization: Quantization of the linear layers; None for none.
     """
 
     auto_class: ClassVar[AutoClass]
@@ -43,8 +45,10 @@ class FrozenModel:
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         self.name = model
+        self.quantization = quantization
         self.model = self._load(model, device, dtype)
         self.tokenizer = self._load_tokenizer(model)
         check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
@@ -60,7 +64,7 @@ class FrozenModel:
         self._prepare()
 
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
-        return load_frozen(self.auto_class, model, device, dtype)
+        return load_frozen(self.auto_class, model, device, dtype, self.quantization)
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
         return load_tokenizer(model)

@@ -18,8 +18,7 @@ from ctrlreward.engine.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, encode, render
 from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
-from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer, remote_code
-from ctrlreward.weights.quantization import Quantization
+from ctrlreward.weights.loading import load_config, load_tokenizer, remote_code
 
 Ratings = npt.NDArray[np.float64]
 
@@ -40,22 +39,11 @@ class RewardHead(FrozenModel):
 
     auto_class = AutoModelForSequenceClassification
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-        quantization: Quantization | None = None,
-    ) -> None:
-        self.quantization = quantization
-        super().__init__(model, device, dtype, batch_tokens)
-
     def _load(self, model: str, device: str, dtype: str | None) -> PreTrainedModel:
         self.outputs = output_names(model)
         self.base = base_of(model)
         if self.base is None:
-            loaded = load_frozen(self.auto_class, model, device, dtype, self.quantization)
+            loaded = super()._load(model, device, dtype)
         elif self.quantization is not None:
             raise ValueError(
                 f"quantization must be None for an adapter, got {self.quantization!r}: merge it "

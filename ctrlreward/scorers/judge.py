@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple, Unpack, get_args
+from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,9 @@ from ctrlreward.text.chats import prompt_text
 log = item_logger(__name__)
 
 _REASONS_KEPT = 20_000  # of the last samples, until they are stored
+
+
+Columns: TypeAlias = Mapping[str, tuple[str, ...]]  # that a rubric shows, with prompts as texts
 
 
 class Question(NamedTuple):
@@ -272,8 +275,8 @@ class Judge(ModelScorer[CausalLM]):
             else:
                 kept.append(i)
         if self.rubric.ranks:
-            return self._ranks(samples, kept)
-        judgements = self._judge(self._questions(samples, kept))
+            return self._ranks(samples, columns, kept)
+        judgements = self._judge(self._questions(columns, kept))
         if self.rubric.compares:
             return self._preferences(judgements, kept, len(samples))
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
@@ -301,7 +304,7 @@ class Judge(ModelScorer[CausalLM]):
             if all(map(str.strip, row)) and all(is_unicode(c[i]) for c in columns.values())
         ]
         told = [dict[str, str]() for _ in range(len(samples))]
-        for rows, question in self._asked(samples, kept):
+        for rows, question in self._asked(samples, columns, kept):
             for i in rows:
                 told[i] = {**self._reasons.get(_digest(question.prompt), {})}
         if rubric.criteria is not None:
@@ -316,16 +319,16 @@ class Judge(ModelScorer[CausalLM]):
         """Columns without which a sample fails."""
         return ("texts", "references") if self.rubric.compares else ("texts",)
 
-    def _columns(self, samples: Samples) -> dict[str, tuple[str, ...]]:
+    def _columns(self, samples: Samples) -> Columns:
         """Return the columns that the rubric shows."""
         columns = {name: samples.require(name, "Judge") for name in self.rubric.columns}
         if "prompts" in columns:
             columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
         return columns
 
-    def _questions(self, samples: Samples, kept: Sequence[int]) -> list[Question]:
+    def _questions(self, columns: Columns, kept: Sequence[int]) -> list[Question]:
         """Return the question about each sample; in a comparison two, one for each order."""
-        columns, questions = self._columns(samples), []
+        questions = []
         for i in kept:
             cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
             sides = [(cells["text"], cells.get("reference", ""))]
@@ -334,12 +337,12 @@ class Judge(ModelScorer[CausalLM]):
                 questions.append(Question(prompt))
         return questions
 
-    def _groups(self, samples: Samples, kept: Sequence[int]) -> list[list[int]]:
+    def _groups(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[list[int]]:
         """Return the rows of each group of two or more texts, which share what a prompt shows."""
+        names = samples.require("groups", "Judge")
         groups: dict[str, list[int]] = {}
         for i in kept:
-            groups.setdefault(samples.require("groups", "Judge")[i], []).append(i)
-        columns = self._columns(samples)
+            groups.setdefault(names[i], []).append(i)
         for group, rows in groups.items():
             for name, column in columns.items():
                 for i in rows if name != "texts" else ():
@@ -350,19 +353,19 @@ class Judge(ModelScorer[CausalLM]):
                         )
         return [rows for rows in groups.values() if len(rows) > 1]
 
-    def _group_question(self, samples: Samples, rows: Sequence[int]) -> Question:
-        cells = {
-            JSON_KEYS[name]: column[rows[0]] for name, column in self._columns(samples).items()
-        }
-        texts = numbered([samples.texts[i] for i in rows])
+    def _group_question(self, columns: Columns, rows: Sequence[int]) -> Question:
+        cells = {JSON_KEYS[name]: column[rows[0]] for name, column in columns.items()}
+        texts = numbered([columns["texts"][i] for i in rows])
         return Question(self.rubric.prompt.format(**cells, texts=texts), len(rows))
 
-    def _asked(self, samples: Samples, kept: Sequence[int]) -> list[tuple[Sequence[int], Question]]:
+    def _asked(
+        self, samples: Samples, columns: Columns, kept: Sequence[int]
+    ) -> list[tuple[Sequence[int], Question]]:
         """Return the rows of each question that has a reason, and the question."""
         if not self.rubric.ranks:
-            return list(zip([[i] for i in kept], self._questions(samples, kept), strict=True))
-        groups = self._groups(samples, kept)
-        return [(rows, self._group_question(samples, rows)) for rows in groups]
+            return list(zip([[i] for i in kept], self._questions(columns, kept), strict=True))
+        groups = self._groups(samples, columns, kept)
+        return [(rows, self._group_question(columns, rows)) for rows in groups]
 
     # Scores of the answers
 
@@ -386,15 +389,15 @@ class Judge(ModelScorer[CausalLM]):
             )
         return found
 
-    def _ranks(self, samples: Samples, kept: Sequence[int]) -> dict[str, Scores]:
+    def _ranks(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> dict[str, Scores]:
         """Return the scores of rankings; NaN for groups of 1, which a warning counts."""
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
-        groups = self._groups(samples, kept)
+        groups = self._groups(samples, columns, kept)
         alone = len(kept) - sum(map(len, groups))
         if alone:
             log.warning("%d of %d texts are alone in their group: rank is NaN", alone, len(kept))
         orders = [order for rows in groups for order in (rows, rows[::-1])]
-        judgements = self._judge([self._group_question(samples, rows) for rows in orders])
+        judgements = self._judge([self._group_question(columns, rows) for rows in orders])
         for k, rows in enumerate(groups):
             given, reverse = (
                 np.array([*judgement.scores.values()])
