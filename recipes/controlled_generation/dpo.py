@@ -18,13 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig
-
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
-from ctrlreward.tables.row_streams import Row, read_rows
-from ctrlreward.weights.loading import load_tokenizer
-from ctrlreward.weights.sources import resolve
+from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
+from ctrlreward.tables.row_streams import Row
 
 # Options of `trl.DPOConfig` that differ from TRL's: for a small model, an adapter and few pairs.
 DEFAULTS: dict[str, Any] = {
@@ -99,31 +96,13 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
         and the rejected completion of held-out pairs, and `accuracy`, the share in which it is
         above 0; `history`, the margin of each logged step; the number of pairs.
     """
-    trl, datasets = import_extra("trl", "DPO"), import_extra("datasets", "DPO")
-    rows = [
-        {name: row[name] for name in ("prompt", "chosen", "rejected")}
-        for row in read_rows(Path(arguments.pairs))
-    ]
+    rows = read_pairs(Path(arguments.pairs))
     training, held_out = split_pairs(rows, arguments.validation_share, config.seed)
     if arguments.smoke:
         training, held_out, config.max_steps = training[:8], held_out[:8], 2
-    tokenizer = load_tokenizer(arguments.model)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    config.model_init_kwargs = {"dtype": "float32", **(config.model_init_kwargs or {})}
-    trainer = trl.DPOTrainer(
-        resolve(arguments.model),
-        args=config,
-        train_dataset=datasets.Dataset.from_list(training),
-        eval_dataset=datasets.Dataset.from_list(held_out),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(
-            r=arguments.lora_r,
-            lora_alpha=arguments.lora_alpha,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        ),
-    )
+    pairs = {"train_dataset": training, "eval_dataset": held_out}
+    lora = (arguments.lora_r, arguments.lora_alpha)
+    trainer = adapter_trainer("DPOTrainer", arguments.model, config, pairs, "CAUSAL_LM", *lora)
 
     def judged() -> dict[str, float]:
         found = trainer.evaluate()
@@ -138,8 +117,8 @@ def train_dpo(arguments: DPOArguments, config: Any) -> dict[str, Any]:
         for row in trainer.state.log_history
         if "rewards/margins" in row
     ]
-    pairs = {"training": len(training), "held_out": len(held_out)}
-    summary = {"before": before, "after": after, "pairs": pairs, "history": history}
+    counts = {"training": len(training), "held_out": len(held_out)}
+    summary = {"before": before, "after": after, "pairs": counts, "history": history}
     write_whole(Path(config.output_dir) / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig
 from transformers import set_seed
 
 from ctrlreward.command_line.config_files import extended_files, merged
@@ -31,11 +30,9 @@ from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.preferences.pairs import write_pairs
+from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
 from ctrlreward.scorers import LexiconSentiment, RewardModel
 from ctrlreward.scorers.records import write_scored_samples
-from ctrlreward.tables.row_streams import read_rows
-from ctrlreward.weights.loading import load_tokenizer
-from ctrlreward.weights.sources import resolve
 
 # Folders of the two models; the first has the even prefixes of the recipe.
 NAMES = ("reward", "held_out")
@@ -135,7 +132,6 @@ def train_reward_model(
     Raises:
         ValueError: There are no pairs.
     """
-    trl, datasets = import_extra("trl", "RewardTrainer"), import_extra("datasets", "RewardTrainer")
     folder.mkdir()
     texts, pairs = folder / "texts.jsonl", folder / "pairs.jsonl"
     seed = 2 * config.seed + half  # other completions, and another head
@@ -147,28 +143,15 @@ def train_reward_model(
         per_prompt=ours.pairs_per_prompt,
     )
     print(f"{folder.name}: {said.partition(': ')[2]}")
-    columns = ("prompt", "chosen", "rejected")
-    rows = [{name: row[name] for name in columns} for row in read_rows(pairs)]
-    tokenizer = load_tokenizer(model)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    rows = read_pairs(pairs)
     config = copy.copy(config)
     config.seed, config.output_dir = seed, str(folder)
-    config.model_init_kwargs = {"dtype": "float32", **(config.model_init_kwargs or {})}
     if ours.smoke:
         config.max_steps = 2
     set_seed(seed)  # of the head, which is new
-    trainer = trl.RewardTrainer(
-        resolve(model),
-        args=config,
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer,
-        peft_config=LoraConfig(
-            r=ours.lora_r,
-            lora_alpha=ours.lora_alpha,
-            target_modules="all-linear",
-            task_type="SEQ_CLS",
-        ),
+    lora = (ours.lora_r, ours.lora_alpha)
+    trainer = adapter_trainer(
+        "RewardTrainer", model, config, {"train_dataset": rows}, "SEQ_CLS", *lora
     )
     result = trainer.train()
     trainer.save_model(str(folder))
