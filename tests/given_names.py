@@ -34,6 +34,11 @@ ctrleval = CTRLEval("smollm2-135m", task="sentiment")
 reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
 held_out = held_out_prompts = Samples(["The hotel"], prefixes=["The"], labels=["positive"])
 """
+REWARD = """
+components:
+  relevance: {scorer: CTRLEval, score: attribute_relevance, task: sentiment}
+  fluency: {scorer: Perplexity, score: log_likelihood, weight: 0.1}
+"""
 ROWS = """
 from datasets import Dataset
 rows = Dataset.from_list([{"prompt": "The food was", "sentiment": "positive"}] * 2)
@@ -253,7 +258,7 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
     if page == "scorers.md":
         Path("politeness.yaml").write_text(yaml_block(page, "answers"))
     if page == "serving.md":
-        Path("reward.yaml").write_text(yaml_block("quickstart.md", "components"))
+        Path("reward.yaml").write_text(REWARD)
         patch.setattr("ctrlreward.serving.RewardServer", HereServed)
     if page in ("style_transfer_metrics.md", "word_vectors.md"):
         tiny_data(patch, small)
