@@ -11,13 +11,12 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import trl
-import wandb
 from judge_server import serving
 from peft import LoraConfig, get_peft_model
 from tiny_models import save_judges
@@ -83,20 +82,10 @@ samples = Samples(["The food was good."], prefixes=["The food"], labels=["positi
 scores = {"relevance": [0.5]}
 write_scored_samples("runs/demo/samples/score/step=000002.jsonl", samples, scores)
 """,
-    "reward_shaping.md": SCORERS
-    + """
-from types import SimpleNamespace
-samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
-""",
     "stopping_and_selection.md": SCORERS
     + """
 from ctrlreward.callbacks import GenerationScorer
 scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
-""",
-    "training.md": SCORERS
-    + """
-from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.policy import LoRA, PolicyTuner
 """,
     "other_trainers.md": ROWS
     + """
@@ -266,9 +255,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         folders = save_judges(Path("judges"), ("food", "good"))
         link("runs/text_cnn_yelp/model", str(Path(folders["text_cnn"]).resolve()))
     if page == "training.md":
-        adapter = save_adapter(small, "downloaded")
-        artifact = SimpleNamespace(download=lambda: adapter)
-        patch.setattr(wandb, "Api", lambda: SimpleNamespace(artifact=lambda name: artifact))
         Path("runs/own").mkdir(parents=True)
         rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
         log = "".join(json.dumps(row) + "\n" for row in rows)
