@@ -87,19 +87,15 @@ write_scored_samples("runs/demo/samples/score/step=000002.jsonl", samples, score
 from ctrlreward.callbacks import GenerationScorer
 scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
 """,
-    "other_trainers.md": ROWS
-    + """
+    "other_trainers.md": """
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from ctrlreward import Samples
 from ctrlreward.weights.sources import resolve
 folder = resolve("smollm2-135m")
 model, tokenizer = (c.from_pretrained(folder) for c in (AutoModelForCausalLM, AutoTokenizer))
 tokenizer.pad_token = tokenizer.eos_token
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 batches = [dict.fromkeys(("input_ids", "labels"), torch.tensor([[2, 3, 4]]))] * 8
-train = validation = rows
-prompts = Samples(["The hotel"] * 2, labels=["positive"] * 2)
 """,
 }
 
