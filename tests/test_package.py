@@ -62,7 +62,7 @@ def wheel(wheel_file: Path) -> ZipFile:
     return ZipFile(wheel_file)
 
 
-SUFFIXES = {".py", ".pyi", ".yaml", ".json", ".csv", ".tsv", ".txt", ".html", ".css", ".js"}
+SUFFIXES = {".py", ".pyi", ".yaml", ".json", ".csv", ".tsv", ".txt", ".html", ".css", ".js", ".md"}
 
 
 def names_in_the_tree() -> set[str]:
@@ -81,6 +81,7 @@ def test_wheel_contains_exactly_the_package(wheel: ZipFile) -> None:
     assert names == names_in_the_tree()
     assert {name.split("/")[0] for name in names} == {"ctrlreward"}
     assert "ctrlreward/py.typed" in names
+    assert "ctrlreward/.agents/skills/ctrlreward/SKILL.md" in names
     assert "ctrlreward/scorers/prompts/sentiment.yaml" in names
 
 

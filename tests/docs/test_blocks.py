@@ -1,4 +1,4 @@
-"""Every code block of README.md, CONTRIBUTING.md and docs/ runs, or says why not.
+"""Every code block of README.md, CONTRIBUTING.md, the skill and docs/ runs, or says why not.
 
 - ```python: the blocks of a page run in one namespace, in order, with tiny models in place of those
   with a short name. `given_names.py` has the names and files that a page takes from other pages, or
@@ -37,7 +37,13 @@ from ctrlreward.recipes.papers.textual_transfer.literature import write_literatu
 from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+SKILL = ROOT / "ctrlreward" / ".agents" / "skills" / "ctrlreward" / "SKILL.md"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    SKILL,
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
 SHELL = {"console", "bash", "sh", "shell"}
 TEXT = {"", "text", "diff", "bibtex"}  # the diff is applied by test_write_your_own_scorer.py
 
