@@ -83,11 +83,6 @@ write_scored_samples("runs/demo/samples/score/step=000002.jsonl", samples, score
 from types import SimpleNamespace
 samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
 """,
-    "stopping_and_selection.md": SCORERS
-    + """
-from ctrlreward.callbacks import GenerationScorer
-scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
-""",
     "training.md": SCORERS
     + """
 from ctrlreward.callbacks import GenerationScorer
