@@ -71,13 +71,6 @@ trainer = pl.Trainer(max_steps=1, callbacks=[scorer, keeper], logger=False, acce
 data = DataLoader([held_out], batch_size=None)
 trainer.fit(tuner, data, data)
 """,
-    "report.md": """
-from ctrlreward import CTRLEval, Samples
-from ctrlreward.scorers.records import write_scored_samples
-samples = Samples(["The food was good."], prefixes=["The food"], labels=["positive"])
-scores = {"relevance": [0.5]}
-write_scored_samples("runs/demo/samples/score/step=000002.jsonl", samples, scores)
-""",
     "reward_shaping.md": SCORERS
     + """
 from types import SimpleNamespace
