@@ -56,21 +56,6 @@ module = Writer()
 train_loader, validation_loader = module.train_dataloader(), module.val_dataloader()
 train = validation = rows
 """,
-    "policy_tuner.md": SCORERS
-    + """
-samples = held_out
-from torch.utils.data import DataLoader
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
-from ctrlreward.policy import Generation, PolicyTuner
-keeper = RewardCheckpoint("score/relevance", dirpath="runs/kept")
-scorer = GenerationScorer({"relevance": ctrleval["attribute_relevance"]}, held_out)
-tuner = PolicyTuner(
-    "smollm2-135m", reward, generation=Generation(num_generations=2, max_completion_length=2)
-)
-trainer = pl.Trainer(max_steps=1, callbacks=[scorer, keeper], logger=False, accelerator="cpu")
-data = DataLoader([held_out], batch_size=None)
-trainer.fit(tuner, data, data)
-""",
     "reward_shaping.md": SCORERS
     + """
 from types import SimpleNamespace
