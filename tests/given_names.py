@@ -26,13 +26,6 @@ from ctrlreward import WordVectors
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving import RewardServer
 
-SCORERS = """
-import pytorch_lightning as pl
-from ctrlreward import CTRLEval, Perplexity, Reward, Samples
-ctrleval = CTRLEval("smollm2-135m", task="sentiment")
-reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
-held_out = held_out_prompts = Samples(["The hotel"], prefixes=["The"], labels=["positive"])
-"""
 REWARD = """
 components:
   relevance: {scorer: CTRLEval, score: attribute_relevance, task: sentiment}
@@ -59,33 +52,6 @@ class Writer(Counting):
 module = Writer()
 train_loader, validation_loader = module.train_dataloader(), module.val_dataloader()
 train = validation = rows
-""",
-    "policy_tuner.md": SCORERS
-    + """
-samples = held_out
-from torch.utils.data import DataLoader
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
-from ctrlreward.policy import Generation, PolicyTuner
-keeper = RewardCheckpoint("score/relevance", dirpath="runs/kept")
-scorer = GenerationScorer({"relevance": ctrleval["attribute_relevance"]}, held_out)
-tuner = PolicyTuner(
-    "smollm2-135m", reward, generation=Generation(num_generations=2, max_completion_length=2)
-)
-trainer = pl.Trainer(max_steps=1, callbacks=[scorer, keeper], logger=False, accelerator="cpu")
-data = DataLoader([held_out], batch_size=None)
-trainer.fit(tuner, data, data)
-""",
-    "report.md": """
-from ctrlreward import CTRLEval, Samples
-from ctrlreward.scorers.records import write_scored_samples
-samples = Samples(["The food was good."], prefixes=["The food"], labels=["positive"])
-scores = {"relevance": [0.5]}
-write_scored_samples("runs/demo/samples/score/step=000002.jsonl", samples, scores)
-""",
-    "stopping_and_selection.md": SCORERS
-    + """
-from ctrlreward.callbacks import GenerationScorer
-scorer = GenerationScorer({"sim": ctrleval["coherence"], "pp": ctrleval["consistency"]}, held_out)
 """,
     "other_trainers.md": """
 import torch

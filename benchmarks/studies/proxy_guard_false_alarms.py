@@ -5,7 +5,7 @@
 
 A run counts if any of its validations raises an alarm. The last column is the usual Mann-Kendall
 test (null hypothesis: values in random order) with the same level and window. The results are in
-docs/stopping_and_selection.md.
+docs/decisions.md.
 """
 
 from __future__ import annotations

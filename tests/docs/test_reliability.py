@@ -1,4 +1,4 @@
-"""Each row of docs/reliability.md has a test that exists."""
+"""Each fault that docs/troubleshooting.md describes has tests that cause it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,102 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reliability.md").read_text()
-COMMANDS = sorted(set(re.findall(r"`(tests/\S+\.py)(?: -k \"?([^`\"]+)\"?)?`", PAGE)))
+
+# Row of the page → addresses of tests, some of which are soak tests.
+FAULTS: dict[str, tuple[str, ...]] = {
+    # in a run
+    "SIGKILL": (
+        "tests/test_killed_demo.py",
+        "tests/callbacks/test_interruptions.py",
+        "tests/huggingface/test_killed.py",
+        "tests/callbacks/test_wandb.py -k offline",
+    ),
+    "SIGTERM": ("tests/callbacks/test_interruptions.py",),
+    "SIGTERM while a scorer hangs": (
+        "tests/callbacks/test_faults.py -k sigterm",
+        "tests/serving/test_serve.py -k hangs",
+    ),
+    "full disk, damaged file": (
+        "tests/test_files.py -k disk or cut_anywhere",
+        "tests/callbacks/test_faults.py -k disk or cut_off",
+        "tests/corpus/test_score.py -k full_disk or cut_off or another_version",
+    ),
+    "a rank dies, or its scorer raises": (
+        "tests/callbacks/test_faults.py -k rank_ends",
+        "tests/callbacks/test_distributed.py -k failing_scorer",
+    ),
+    "W&B without a key or connection": (  # the connection by hand: WANDB_BASE_URL=http://127.0.0.1:9
+        "tests/callbacks/test_faults.py -k biases",
+        "tests/test_cli.py -k one_line",
+    ),
+    # in a model or scorer
+    "damaged or missing weights": (
+        "tests/weights/test_damage.py -k several_files or gguf or finite or larger or padding",
+        "tests/weights/test_completeness.py",
+        "tests/weights/test_sources.py -k wheel or index",
+        "tests/weights/test_sources.py -k two_processes or killed or failed_build",
+        "tests/data/test_download.py",
+    ),
+    "NaN for a sample": (
+        "tests/scorers/test_base.py -k failed_samples",
+        "tests/policy/test_faults.py -k extreme or size or constant",
+    ),
+    "NaN for all samples": (
+        "tests/selection/test_stopping.py -k nan",
+        "tests/callbacks/test_generation.py -k valid_score",
+        "tests/callbacks/test_pareto.py -k nan",
+        "tests/policy/test_tuner.py -k fail",
+    ),
+    "wrong shape, type or range": ("tests/scorers/test_base.py -k is_checked",),
+    "an exception": ("tests/scorers/test_base.py -k exception_of_a_scorer",),
+    "a call that hangs": ("tests/test_placement.py -k hangs",),
+    "a loss that is NaN": ("tests/policy/test_faults.py -k finite",),
+    # bad texts and files
+    "any characters, any length": (
+        "tests/scorers/test_hostile_input.py -k corpus or any_text or length",
+        "tests/scorers/test_hostile_input.py -k empty or label or braces",
+        "tests/test_items.py",
+        "tests/serving/test_faults.py -k unknown_label",
+    ),
+    "malformed or deeply nested JSON, YAML": (
+        "tests/test_strangers_files.py -k parser or readers or unfinished or infinity or configs",
+    ),
+    "pickles, code of a model, Python in YAML": (
+        "tests/test_strangers_files.py -k checkpoint or model or pickled or tags",
+        "tests/test_strangers_files.py -k members or names",
+    ),
+    "formulas in CSV, HTML in a report": (
+        "tests/test_strangers_files.py -k cell",
+        "tests/runs/test_report.py -k hostile",
+    ),
+    # at the server
+    "no token, for other machines": ("tests/serving/test_serve.py -k token",),
+    "slow, huge or malformed requests": (
+        "tests/serving/test_faults.py -k never_end or echoes",
+        "tests/serving/test_fuzzed.py -k fuzzer or json",
+    ),
+    "more requests than fit": (
+        "tests/serving/test_faults.py -k full_queue",
+        "tests/serving/test_bursts.py -k burst or turns or bodies",
+    ),
+    "a client hangs up": ("tests/serving/test_faults.py -k hangs_up",),
+    "a sample that makes a scorer raise": ("tests/serving/test_faults.py -k alone",),
+    "a scorer that hangs": ("tests/serving/test_faults.py -k scorer_that_hangs",),
+}
 
 
-@pytest.mark.parametrize(("file", "words"), COMMANDS)
-def test_the_test_of_a_row_exists(file: str, words: str) -> None:
-    names = re.findall(r"^def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)
+@pytest.mark.parametrize("address", sorted({test for tests in FAULTS.values() for test in tests}))
+def test_the_test_of_a_row_exists(address: str) -> None:
+    file, _, words = address.partition(" -k ")
+    names = re.findall(r"^def (test_\w+)", (ROOT / file).read_text("utf-8"), re.MULTILINE)
     assert names
     for word in words.split(" or ") if words else ():
         assert any(word in name for name in names), (word, names)
 
 
 def test_each_row_has_a_test() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
-    rows = [row for row in rows if not re.match(r"\| (fault|a scorer|input) \|", row)]
-    assert len(rows) > 40
-    for row in rows:
-        assert "`tests/" in row or "by hand" in row, row
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    faults = page.partition("## What a fault costs\n")[2]
+    rows = re.findall(r"^\| (.+?) \|", faults, re.MULTILINE)
+    heads = {"fault in a run", "fault in a model or scorer", "bad text or file"}
+    assert sorted({*rows} - heads - {"fault at the server"}) == sorted(FAULTS)
