@@ -46,7 +46,7 @@ from ctrlreward.serving.contract import records
 
 BATCH = 64  # of the reward in-process
 WIRE_BATCH = 32
-LARGEST_DIFFERENCE = 1e-6  # in float32; bfloat16 rounds (docs/batch_invariance.md)
+LARGEST_DIFFERENCE = 1e-6  # in float32; bfloat16 rounds (docs/concepts.md)
 
 SOAK_CLIENTS, SOAK_TEXTS = 8, 64
 SOAK_SECONDS = 600.0

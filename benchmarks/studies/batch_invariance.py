@@ -10,7 +10,7 @@ difference of a text alone between the two ("of dtype").
 
 The texts are CTRLEval's rated ones and human transfers of Yelp sentences. A classifier
 takes part if the text_cnn recipe has trained one (`--classifier`). The table is in
-docs/batch_invariance.md.
+docs/performance.md.
 """
 
 from __future__ import annotations
