@@ -194,10 +194,12 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         verl(patch)
     if page == "ctrleval.md":
         link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
-    if page == "demo.md":
+    if page == "recipes.md":
         the_demos_result(small)
     if page == "textual_transfer.md":
         Path("glove.6B.300d.txt").write_text("soup 0.5 1.0\nwarm 1.0 0.25\n")
+        folders = save_judges(Path("judges"), ("food", "good"))
+        link("runs/text_cnn_yelp/model", str(Path(folders["text_cnn"]).resolve()))
     if page == "reward_models.md":
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_reward_model(patch)
@@ -213,9 +215,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         patch.setattr("ctrlreward.serving.RewardServer", HereServed)
     if page in ("style_transfer_metrics.md", "word_vectors.md"):
         tiny_data(patch, small)
-    if page == "style_transfer.md":
-        folders = save_judges(Path("judges"), ("food", "good"))
-        link("runs/text_cnn_yelp/model", str(Path(folders["text_cnn"]).resolve()))
     if page == "training.md":
         Path("runs/own").mkdir(parents=True)
         rows = [{"step": step, "score/coherence": step / 4} for step in (1, 2)]
