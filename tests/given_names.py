@@ -245,13 +245,12 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
     if page == "reward_models.md":
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_reward_model(patch)
+        Path("politeness.yaml").write_text(yaml_block(page, "answers"))
         Path("tone.yaml").write_text(yaml_block(page, "criteria"))
         server = serving(judged)
         address = server.__enter__().address
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
-    if page == "scorers.md":
-        Path("politeness.yaml").write_text(yaml_block(page, "answers"))
     if page == "serving.md":
         Path("reward.yaml").write_text(yaml_block("quickstart.md", "components"))
         patch.setattr("ctrlreward.serving.RewardServer", HereServed)
