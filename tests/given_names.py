@@ -236,8 +236,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         small_grpo(patch)
     if page == "other_trainers.md":
         verl(patch)
-    if page == "ctrleval.md":
-        link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
     if page == "demo.md":
         the_demos_result(small)
     if page == "textual_transfer.md":
