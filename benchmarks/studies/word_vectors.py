@@ -2,9 +2,9 @@
 
     python benchmarks/studies/word_vectors.py
 
-Prints a row per model: the mean cosine with the source of the 3,200 outputs of eight systems, of the
-human references, of the sources in another order, and of one constant sentence; and Spearman's ρ of
-the outputs' cosines with the rated content (Li et al. 2018, Yelp).
+Prints a row per model: the mean cosine with the source of the 3,200 outputs of eight systems, of
+the human references, of the sources in another order, and of one constant sentence; and Spearman's
+ρ of the outputs' cosines with the rated content (Li et al. 2018, Yelp).
 """
 
 from __future__ import annotations
