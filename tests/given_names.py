@@ -244,7 +244,7 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
     if page == "serving.md":
-        Path("reward.yaml").write_text(yaml_block("quickstart.md", "components"))
+        Path("reward.yaml").write_text(yaml_block(page, "components"))
         patch.setattr("ctrlreward.serving.RewardServer", HereServed)
     if page == "style_transfer_metrics.md":
         tiny_data(patch, small)
