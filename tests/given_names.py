@@ -26,11 +26,6 @@ from ctrlreward import WordVectors
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving import RewardServer
 
-REWARD = """
-components:
-  relevance: {scorer: CTRLEval, score: attribute_relevance, task: sentiment}
-  fluency: {scorer: Perplexity, score: log_likelihood, weight: 0.1}
-"""
 ROWS = """
 from datasets import Dataset
 rows = Dataset.from_list([{"prompt": "The food was", "sentiment": "positive"}] * 2)
@@ -102,12 +97,6 @@ def tiny_data(patch: pytest.MonkeyPatch, small: Mapping[str, str]) -> None:
             f"{line}\tno {noun} was {words[0]} ." for line, noun in zip(lines, nouns, strict=True)
         ]
         Path(f"data/li2018/{names[2 + style]}").write_text("\n".join(pairs) + "\n")
-    rated = ["item,target,system,source,output,grammaticality,sentiment,topic"]
-    rated += [
-        f"{i},positive,ours,a {a} so stale .,a {a} so fresh .,4,4,{i + 1}"
-        for i, a in enumerate(nouns)
-    ]
-    Path("data/li2018/human_ratings_yelp.csv").write_text("\n".join(rated) + "\n")
     text = " ".join(path.read_text() for path in Path("data").rglob("*.[01]"))
     known = sorted({*re.findall(r"\w+|[.]", text), "food", "great"})
     vectors = np.random.default_rng(0).normal(1, 1, (len(known), 4))
@@ -192,8 +181,6 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
         small_grpo(patch)
     if page == "other_trainers.md":
         verl(patch)
-    if page == "ctrleval.md":
-        link("facebook/bart-large-cnn", request.getfixturevalue("tiny_bart"))
     if page == "recipes.md":
         the_demos_result(small)
     if page == "textual_transfer.md":
@@ -203,17 +190,16 @@ def prepare(page: str, small: Mapping[str, str], request: pytest.FixtureRequest)
     if page == "reward_models.md":
         link("HuggingFaceTB/SmolLM2-135M", small["smollm2-135m"])
         small_reward_model(patch)
+        Path("politeness.yaml").write_text(yaml_block(page, "answers"))
         Path("tone.yaml").write_text(yaml_block(page, "criteria"))
         server = serving(judged)
         address = server.__enter__().address
         request.addfinalizer(lambda: server.__exit__(None, None, None))
         patch.setattr("ctrlreward.scorers.judge.check_address", lambda *_: address)
-    if page == "scorers.md":
-        Path("politeness.yaml").write_text(yaml_block(page, "answers"))
     if page == "serving.md":
-        Path("reward.yaml").write_text(REWARD)
+        Path("reward.yaml").write_text(yaml_block(page, "components"))
         patch.setattr("ctrlreward.serving.RewardServer", HereServed)
-    if page in ("style_transfer_metrics.md", "word_vectors.md"):
+    if page == "style_transfer_metrics.md":
         tiny_data(patch, small)
     if page == "training.md":
         Path("runs/own").mkdir(parents=True)
@@ -245,15 +231,7 @@ def check_other_trainers(names: Mapping[str, Any]) -> None:
     assert json.loads(chosen.read_text())["step"] == trainer.global_steps
 
 
-def check_word_vectors(names: Mapping[str, Any]) -> None:
-    """The last row of the page's table, of sentences that differ in two words from their source."""
-    assert names["name"] == "GloVe, idf, centred"
-    assert len(names["means"]) == 4
-    assert np.isfinite([*names["means"], names["rho"]]).all()
-
-
 CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "README.md": check_readme,
     "other_trainers.md": check_other_trainers,
-    "word_vectors.md": check_word_vectors,
 }

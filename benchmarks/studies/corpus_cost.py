@@ -1,6 +1,6 @@
 """Cost of scoring a corpus on many GPUs: a model, and a simulation that checks it.
 
-    python benchmarks/studies/corpus_cost.py    # the tables of docs/scale.md, in a minute
+    python benchmarks/studies/corpus_cost.py    # all tables, in a minute
     python benchmarks/studies/corpus_rates.py   # the constants of this machine
 
 One process, the driver, reads the rows, hands out shards and writes their scores; workers score one
@@ -27,7 +27,7 @@ UTILISATION = 0.4  # assumed; corpus_rates.py prints that of a CPU
 MODELS = {"135M": 135e6, "1B": 1e9, "7B": 7e9}  # parameters
 LENGTHS = (64, 256)  # tokens of a text
 
-# Measured by corpus_rates.py; docs/scale.md says where.
+# Measured by corpus_rates.py on two shared CPU cores.
 READ, HANDLING, CHECK_AND_MERGE = 4e-6, 6e-4, 2.5e-5
 
 # Assumed: time around a shard on a worker, start and restart with a model of 7B.

@@ -217,7 +217,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         calibration: For attribute relevance, subtract how likely each label's word is independent
             of the text (`functional.calibration.label_bias`): True measures it once, after 16
             `neutral_texts`, a list after its texts, False turns it off. None is True for a
-            decoder-only model with three labels or more (see docs/label_calibration.md).
+            decoder-only model with three labels or more (see docs/ctrleval.md).
             For a decoder-only model, subtract half of how likely a sentence (coherence) or a
             prefix (consistency) is after the first two of these texts
             (`functional.calibration.context_gain`); False turns it off.

@@ -19,5 +19,5 @@ def test_the_formal_text_scores_as_more_formal() -> None:
 def test_all_tasks_load_and_the_page_shows_formality() -> None:
     tasks = {file.stem: Task.load(file) for file in (DOCS / "tasks").glob("*.yaml")}
     assert tasks.keys() == EXAMPLE["TEXTS"].keys()
-    page = (DOCS / "control_variables.md").read_text("utf-8")
+    page = (DOCS / "write_your_own_scorer.md").read_text("utf-8")
     assert (DOCS / "tasks" / "formality.yaml").read_text("utf-8") in page

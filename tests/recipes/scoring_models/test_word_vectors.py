@@ -1,4 +1,4 @@
-"""Idf and centre of a corpus, and the table of docs/word_vectors.md on real data."""
+"""Idf and centre of a corpus."""
 
 from __future__ import annotations
 
