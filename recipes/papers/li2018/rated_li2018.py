@@ -102,7 +102,8 @@ def li2018(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap, and of the search for thresholds.
-        published: Models of CTC's paper to print: the best of the same method, or all.
+        published: Figures of CTC's paper to print: best for its best model of the same method, or
+            all for all in the package, with a line on those that it lacks.
         options: Device, dtype and token budget of the models.
     """
     if classifier is None and (fit_gm or thresholds is not None):

@@ -19,6 +19,7 @@ from ctrlreward.recipes.papers.meta_eval.published_figures import (
     Published,
     best_model,
     is_of_other_texts,
+    lacking,
     published,
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
@@ -106,8 +107,14 @@ def print_correlations(
         print_rows(f"{rated.file}, {level} level", headings, rows)
     units = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {units}.")
-    if not all_published and any(pair.published for pair in pairs):
-        print("Published: the paper's best model of the same kind. --published all shows the rest.")
+    if all_published:
+        for figures in lacking(rated.file):
+            print(f"Printed by the paper, but not in this package: {figures}.")
+    elif any(pair.published for pair in pairs):
+        print(
+            "Published: the paper's best model of the same kind. --published all shows all of its "
+            "figures that the package has."
+        )
     if rated.inferred:
         names = ", ".join(dict.fromkeys(map(str, rated.systems or ())))
         print(f"Systems: {names}, inferred from the position of the rows; the file names none.")
