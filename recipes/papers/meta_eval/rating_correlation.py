@@ -153,14 +153,13 @@ def system_correlations(
     are ties.
 
     Args:
-        scores: Shape (n,). NaN marks a failed sample and leaves the row out.
-        ratings: Shape (n,); NaN leaves the row out.
+        scores: As in `sample_correlations`.
+        ratings: As in `sample_correlations`.
         systems: System that wrote each row, shape (n,); None leaves the row out.
-        clusters: Cluster of each row, shape (n,), ideally the input shared by all systems; None
-            makes every row its own cluster.
-        confidence: Share of the draws inside the intervals, in (0, 1).
-        resamples: Number of draws.
-        seed: Random seed; the same seed gives the same intervals.
+        clusters: Cluster of each row, ideally the input shared by all systems.
+        confidence: As in `sample_correlations`.
+        resamples: As in `sample_correlations`.
+        seed: As in `sample_correlations`.
 
     Returns:
         The correlations over systems; `failed` still counts rows. All are NaN, with a note, if
@@ -168,8 +167,7 @@ def system_correlations(
         the rows of each system belong to one cluster or no draw has a correlation.
 
     Raises:
-        ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
-            out of range.
+        ValueError: As in `sample_correlations`.
 
     Examples:
         >>> systems = ["A", "A", "B", "B", "C", "C"]
