@@ -189,17 +189,12 @@ def learned_record(
     judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate
 ) -> dict[str, Any]:
     """Return the comparison as JSON values."""
-    return {
-        "judged": {
-            name: {
-                "agreement": each.agreement._asdict(),
-                "tied": each.tied,
-                "ahead": each.ahead._asdict(),
-            }
-            for name, each in judged.items()
-        },
-        "weights": {name: w._asdict() for name, w in (learned.weights or {}).items()},
+    rows = {
+        name: {"agreement": agreement._asdict(), "tied": tied, "ahead": ahead._asdict()}
+        for name, (agreement, tied, ahead) in judged.items()
     }
+    weights = {name: weight._asdict() for name, weight in (learned.weights or {}).items()}
+    return {"judged": rows, "weights": weights}
 
 
 def print_learned(judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate) -> None:

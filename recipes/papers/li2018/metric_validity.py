@@ -69,11 +69,7 @@ def validity_record(
 
 
 def print_validity(record: Mapping[str, Any]) -> None:
-    """Print Table 5 next to the paper's figures.
-
-    Args:
-        record: Result of `validity_record`.
-    """
+    """Print `validity_record` next to the paper's figures."""
     title = "Table 5 of Pang & Gimpel (2019): agreement of each metric with human ratings"
     names = {
         "accuracy": "Acc matches the style (rating above or below 3)",

@@ -226,11 +226,9 @@ def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
     ]
     if values.note:
         cells[0] += f"\n  {values.note}"
-    for estimate in (values.pearson, values.spearman, values.kendall):
-        known = not np.isnan(estimate.low)
-        interval = f"{estimate.low:.2f} to {estimate.high:.2f}" if known else "–"
-        undefined = np.isnan(estimate.value)
-        cells.append("–" if undefined else f"{estimate.value:.4f}\n{interval}")
+    for value, low, high in (values.pearson, values.spearman, values.kendall):
+        interval = "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
+        cells.append("–" if np.isnan(value) else f"{value:.4f}\n{interval}")
     return cells
 
 

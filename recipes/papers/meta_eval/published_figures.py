@@ -39,15 +39,6 @@ class Published:
 
 _STATISTICS = ("pearson", "spearman", "kendall")
 
-# Ratings in our readers whose name differs from the score's.
-_RATINGS = {
-    "engagingness": "engaging",
-    "engagingness_mean": "engaging",
-    "groundedness": "uses_knowledge",
-    "preservation_output": "preservation",
-    "preservation_source": "preservation",
-}
-
 # Baselines that are a separate score here; the papers list them below another score.
 _COMPUTED = {"word length (baseline)": "word_length"}
 
@@ -140,8 +131,8 @@ def _read(paper: str) -> Iterator[Published]:
         for (score, level, statistic), cell in zip(columns, cells.split(), strict=True):
             if cell != "-":
                 name, _, rating = score.partition(" with ")
-                rating = rating or _RATINGS.get(name, name)
-                yield Published(file, name, rating, level, model, source, statistic, float(cell))
+                about = (file, name, rating or name, level)
+                yield Published(*about, model, source, statistic, float(cell))
 
 
 PUBLISHED = (*_read("ctrleval"), *_read("ctc"))

@@ -16,11 +16,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import name_components
 from ctrlreward.tables.row_streams import Row, read_rows
-from ctrlreward.tables.table_columns import (
-    Columns,
-    explained_columns,
-    to_samples,
-)
+from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
 
 
 def rated(

@@ -67,7 +67,7 @@ def test_a_figure_is_there_or_named_as_lacking() -> None:
     assert "63" in topics
     assert {f.model.partition(" ")[0] for f in published("data_topic.txt")} == {"CTRLEval"}
     (chat,) = lacking("elsewhere/persona_chat.json")
-    assert "of the 12 figures of Table F.5 all but E's two" in chat
+    assert "of the 12 figures of Table F.5 all except E's two" in chat
     assert [f.model for f in published("persona_chat.json") if "F.5" in f.source] == ["CTC E"] * 2
     assert lacking("human_ratings_yelp.csv") == lacking("yelp.json") != ()
     assert lacking("data_senti.txt") == lacking("mine.jsonl") == ()
@@ -104,7 +104,7 @@ def test_the_best_or_all_models_are_printed(
     everything = capsys.readouterr().out
     assert "--published all shows all of its figures that the package has" in best
     assert "--published all" not in everything
-    assert "not in this package: the baselines of Tables F.1 and F.2 but word length" in everything
+    assert "not in this package: the baselines of Tables F.1 and F.2" in everything
     assert "not in this package" not in best
     for level in ("sample", "system"):
         figures = published("persona_chat.json", "engagingness", "engaging", level)
