@@ -57,6 +57,6 @@ def overlaps(
             ]
         )
     pairs = Samples(samples.texts, sources=others)
-    score = np.asarray(Alignment(encoder, "preservation", **options).score(pairs)["preservation"])
-    found = dict(zip(("bleu", "chrf", *keys), np.array(rows).T, strict=True))
-    return found | {"meteor": 100 * meteor(samples.texts, others), "bertscore": 100 * score}
+    score = Alignment(encoder, "preservation", **options).score(pairs)["preservation"]
+    scores = dict(zip(("bleu", "chrf", *keys), np.array(rows).T, strict=True))
+    return scores | {"meteor": 100 * meteor(samples.texts, others), "bertscore": 100 * score}

@@ -54,8 +54,8 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
     config, tokenizer = load_config(encoder), load_tokenizer(encoder)
     if "_classifier.weight" in weights:
         labels = {0: ALIGNED, 1: "hallucinated"}
-        config.update({"id2label": labels, "label2id": {v: k for k, v in labels.items()}})
-        config.update({"aligner_unit": "word"})
+        ids = {label: i for i, label in labels.items()}
+        config.update({"id2label": labels, "label2id": ids, "aligner_unit": "word"})
         model = AutoModelForTokenClassification.from_config(config)
         body, head = r"^_(roberta|model)\.", r"^_classifier\."
         backend = tokenizer.backend_tokenizer

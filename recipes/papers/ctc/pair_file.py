@@ -170,8 +170,8 @@ class PairFile:
     def _load_paraphraser(self) -> Paraphrase | None:
         if self.paraphraser is None:
             return None
-        model, prompt, beams = self.paraphraser, self.paraphraser_prompt, self.paraphrases
-        return Paraphraser(model, prompt, self.device, self.dtype, candidates=beams)
+        model, prompt, count = self.paraphraser, self.paraphraser_prompt, self.paraphrases
+        return Paraphraser(model, prompt, self.device, self.dtype, candidates=count)
 
     def _make_pairs(
         self,
