@@ -21,7 +21,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from ctrlreward.files import whole_folder
@@ -55,16 +54,14 @@ def convert(checkpoint: str, encoder: str, folder: str) -> None:
     config, tokenizer = load_config(encoder), load_tokenizer(encoder)
     if "_classifier.weight" in weights:
         labels = {0: ALIGNED, 1: "hallucinated"}
-        config.update(
-            {
-                "id2label": labels,
-                "label2id": {label: i for i, label in labels.items()},
-                "aligner_unit": "word",
-            }
-        )
+        ids = {label: i for i, label in labels.items()}
+        config.update({"id2label": labels, "label2id": ids, "aligner_unit": "word"})
         model = AutoModelForTokenClassification.from_config(config)
         body, head = r"^_(roberta|model)\.", r"^_classifier\."
-        _read_as_package(tokenizer)
+        backend = tokenizer.backend_tokenizer
+        steps = [normalizers.Replace(old, new) for old, new in _QUOTES.items()]
+        given = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([*steps, normalizers.Lowercase(), *given])
     elif "dense.weight" in weights:
         config.update({"num_labels": 1, "problem_type": "regression", "aligner_b_first": True})
         model = AutoModelForSequenceClassification.from_config(config)
@@ -100,19 +97,11 @@ def _fill(
         )
 
 
-def _read_as_package(tokenizer: PreTrainedTokenizerBase) -> None:
-    backend = tokenizer.backend_tokenizer
-    steps = [normalizers.Replace(old, new) for old, new in _QUOTES.items()]
-    given = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Lowercase(), *given])
-
-
 def main() -> None:
     """Run the conversion with the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint")
-    parser.add_argument("encoder")
-    parser.add_argument("folder")
+    for name in ("checkpoint", "encoder", "folder"):
+        parser.add_argument(name)
     convert(**vars(parser.parse_args()))
 
 

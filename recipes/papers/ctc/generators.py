@@ -25,41 +25,15 @@ from ctrlreward.weights.loading import load_frozen, load_tokenizer
 log = logging.getLogger(__name__)
 
 
-def sampling(temperature: float, top_p: float) -> dict[str, Any]:
-    """Return generation options for nucleus sampling.
-
-    Args:
-        temperature: Sampling temperature, above 0.
-        top_p: Total probability of the most likely tokens to sample from, above 0, at most 1.
-    """
-    return {
-        "do_sample": True,
-        "num_beams": 1,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": 0,
-    }
-
-
-def beam_search(beams: int, candidates: int = 1) -> dict[str, Any]:
-    """Return generation options for beam search, which is deterministic.
-
-    Args:
-        beams: Number of beams.
-        candidates: Number of outputs per input, the best beams.
-    """
-    return {"do_sample": False, "num_beams": beams, "num_return_sequences": candidates}
-
-
-class _Generator:
-    """A frozen model with its tokenizer and generation options.
+class Generator:
+    """A frozen model with its tokenizer and options of generation.
 
     Args:
         model: Local folder, hub id or short name.
         device: Device name as in torch.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one batch of inputs, padding included.
-        options: `sampling(…)` or `beam_search(…)`; they override the model's generation config.
+        options: Of transformers' `GenerationConfig`; they override the model's own.
     """
 
     auto_class: Any
@@ -96,41 +70,29 @@ class _Generator:
             For each row the sequences that the options ask for, one or more.
         """
         fitting = [i for i, row in enumerate(rows) if len(row) <= limit]
-        _warn_of_long_inputs(texts, rows, limit)
-
+        long = [i for i, row in enumerate(rows) if len(row) > limit]
+        if long:
+            others = f" (and {len(long) - 1} more)" if len(long) > 1 else ""
+            log.warning(
+                "%s has %d tokens, more than the %d that the model can take: it is skipped%s",
+                *(shortened(texts[long[0]]), len(rows[long[0]]), limit, others),
+            )
         each = self.config.num_return_sequences or 1
 
         def forward(batch: list[int]) -> list[list[str]]:
             indices = [fitting[k] for k in batch]
-            texts = generate_batch(
-                self.model,
-                self.tokenizer,
-                [rows[i] for i in indices],
-                self.config,
-                max(new_tokens[i] for i in indices),
-            )
+            inputs, most = [rows[i] for i in indices], max(new_tokens[i] for i in indices)
+            texts = generate_batch(self.model, self.tokenizer, inputs, self.config, most)
             return [texts[k * each : (k + 1) * each] for k in range(len(indices))]
 
-        generated = run_batched(
-            [len(rows[i]) for i in fitting],
-            self.batch_tokens,
-            forward,
-            f"{self.name}: {len(fitting)} texts",
-        )
+        sizes, title = [len(rows[i]) for i in fitting], f"{self.name}: {len(fitting)} texts"
+        generated = run_batched(sizes, self.batch_tokens, forward, title)
         by_index = dict(zip(fitting, generated, strict=True))
         return [by_index.get(i, []) for i in range(len(rows))]
 
 
-class CausalGenerator(_Generator):
-    """A frozen decoder-only model that continues prompts.
-
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device name as in torch.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one batch of prompts, padding included.
-        options: `sampling(…)` or `beam_search(…)`; they override the model's generation config.
-    """
+class CausalGenerator(Generator):
+    """A frozen decoder-only model that continues prompts; see `Generator`."""
 
     auto_class = AutoModelForCausalLM
 
@@ -156,40 +118,22 @@ class CausalGenerator(_Generator):
         return [texts[0] if texts else "" for texts in generated]
 
 
-class Seq2SeqGenerator(_Generator):
-    """A frozen encoder-decoder that generates an output text for an input text.
-
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device name as in torch.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one batch of inputs, padding included.
-        options: `sampling(…)` or `beam_search(…)`; they override the model's generation config.
-    """
+class Seq2SeqGenerator(Generator):
+    """A frozen encoder-decoder that generates an output text for an input; see `Generator`."""
 
     auto_class = AutoModelForSeq2SeqLM
-
-    def rewrite(self, inputs: Sequence[str], names: Sequence[str] | None = None) -> list[str]:
-        """Generate one output per input, at most twice as long as the longest input of its batch.
-
-        Args:
-            inputs: Any number. Inputs that are longer than the model reads get "", with one warning
-                for all.
-            names: Texts that name the inputs in that warning; None names them by themselves.
-
-        Returns:
-            One output per input, in the given order.
-        """
-        return [texts[0] if texts else "" for texts in self.candidates(inputs, names)]
 
     def candidates(
         self, inputs: Sequence[str], names: Sequence[str] | None = None
     ) -> list[list[str]]:
-        """Generate as many outputs per input as the options ask for; none for one too long.
+        """Generate as many outputs per input, in the given order, as the options ask for.
+
+        Outputs are at most twice as long as the longest input of their batch.
 
         Args:
-            inputs: As in `rewrite`.
-            names: As in `rewrite`.
+            inputs: Any number. Inputs that are longer than the model reads get none, with one
+                warning for all.
+            names: Texts that name the inputs in that warning; None names them by themselves.
         """
         rows = [tuple(self.tokenizer(text, verbose=False).input_ids) for text in inputs]
         new_tokens = [min(self.limit, 2 * len(row)) for row in rows]
@@ -263,17 +207,6 @@ def _decoder(
     return decode
 
 
-def _warn_of_long_inputs(texts: Sequence[str], rows: Sequence[Ids], limit: int) -> None:
-    """Log one warning that names the first input of more than `limit` tokens."""
-    long = [i for i, row in enumerate(rows) if len(row) > limit]
-    if long:
-        others = f" (and {len(long) - 1} more)" if len(long) > 1 else ""
-        log.warning(
-            "%s has %d tokens, more than the %d that the model can take: it is skipped%s",
-            *(shortened(texts[long[0]]), len(rows[long[0]]), limit, others),
-        )
-
-
 class Paraphraser:
     """Paraphrases texts by beam search with an encoder-decoder that was trained for it.
 
@@ -304,7 +237,8 @@ class Paraphraser:
         if "{text}" not in prompt:
             raise ValueError(f"prompt = {prompt!r}: include {{text}}")
         self.prompt = prompt
-        options = beam_search(max(beams, candidates), candidates)
+        options = {"do_sample": False, "num_beams": max(beams, candidates)}
+        options["num_return_sequences"] = candidates
         self.generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, options)
 
     def __call__(self, texts: Sequence[str]) -> list[str]:

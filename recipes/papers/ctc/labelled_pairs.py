@@ -129,14 +129,6 @@ def edit_lightly(text: str, random_: random.Random) -> str:
     return " ".join(kept)
 
 
-def changed_fillings(
-    spans: Sequence[Span], fillings: Fillings, masked: Sequence[str]
-) -> tuple[Span, ...]:
-    """Return the spans of the fillings that differ from what they replaced, as in the paper."""
-    rows = zip(spans, fillings, masked, strict=True)
-    return tuple(s for s, new, old in rows if new.strip().lower() != old.strip().lower())
-
-
 def make_pairs(
     source: int,
     texts: tuple[str, str, str, str],
@@ -170,8 +162,9 @@ def make_pairs(
         refilled, filled_spans = refill(paraphrase, spans, fillings)
         if labels == "words":
             wrong = missing_words(refilled, filled_spans, masked)
-        else:
-            wrong = changed_fillings(filled_spans, fillings, masked)
+        else:  # all of a filling that differs from what it replaced
+            rows = zip(filled_spans, fillings, masked, strict=True)
+            wrong = tuple(s for s, new, old in rows if new.strip().lower() != old.strip().lower())
         pairs.append(AlignmentPair(source, refilled, context, wrong))
         if extra_pairs:
             lost = missing_words(paraphrase, spans, fillings)

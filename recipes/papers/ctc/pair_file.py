@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ from ctrlreward.recipes.papers.ctc.span_filling import SpanFiller, load_span_fil
 from ctrlreward.recipes.text_files import WORD
 
 Paraphrase = Callable[[Sequence[str]], list[str]]
+
+# Settings of a `PairFile` that show in its texts, or do not change the pairs.
+_OF_TEXTS = {"file", "texts", "count", "exclude", "min_words", "passage_words", "device"}
 
 
 @dataclass(frozen=True)
@@ -106,14 +109,9 @@ class PairFile:
     extra_pairs: bool = True
 
     def __post_init__(self) -> None:
-        for name, smallest in {
-            "count": 2,
-            "max_spans": 1,
-            "chunk_size": 1,
-            "paraphrases": 1,
-        }.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be {smallest} or more, got {getattr(self, name)}")
+        for name, least in {"count": 2, "max_spans": 1, "chunk_size": 1, "paraphrases": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}")
         low, high = self.mask_share
         if not 0 <= low <= high <= 1:
             raise ValueError(
@@ -140,7 +138,9 @@ class PairFile:
             starts = range(_finished_texts(log), len(texts), self.chunk_size)
             if not starts:  # another process built it in the meantime
                 return
-            filler, paraphrase = self._load_filler(), self._load_paraphraser()
+            model, draws = self.infiller, (self.temperature, self.top_p)
+            filler = load_span_filler(model, *draws, device=self.device, dtype=self.dtype)
+            paraphrase = self._load_paraphraser()
             parse = None if self.parser is None else load_parser(self.parser)
             with track("labelled pairs", len(texts), done=starts[0]) as advance:
                 for start in starts:
@@ -163,44 +163,15 @@ class PairFile:
 
     def _identity(self, texts: Sequence[tuple[str, ...]]) -> dict[str, Any]:
         """Return the settings that a resumed build must share."""
-        return {
-            "infiller": self.infiller,
-            "paraphraser": self.paraphraser,
-            "paraphraser_prompt": self.paraphraser_prompt,
-            "mask_share": self.mask_share,
-            "max_spans": self.max_spans,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "chunk_size": self.chunk_size,
-            "kind": self.kind,
-            "parser": self.parser,
-            "paraphrases": self.paraphrases,
-            "labels": self.labels,
-            "extra_pairs": self.extra_pairs,
-            "texts": hashlib.sha256("\n".join(chain(*texts)).encode()).hexdigest(),
-        }
-
-    def _load_filler(self) -> SpanFiller:
-        return load_span_filler(
-            self.infiller,
-            self.device,
-            self.dtype,
-            temperature=self.temperature,
-            top_p=self.top_p,
-        )
+        settings = {name: value for name, value in asdict(self).items() if name not in _OF_TEXTS}
+        content = "\n".join(chain(*texts)).encode()
+        return {**settings, "texts": hashlib.sha256(content).hexdigest()}
 
     def _load_paraphraser(self) -> Paraphrase | None:
         if self.paraphraser is None:
             return None
-        return Paraphraser(
-            self.paraphraser,
-            self.paraphraser_prompt,
-            self.device,
-            self.dtype,
-            candidates=self.paraphrases,
-        )
+        model, prompt, count = self.paraphraser, self.paraphraser_prompt, self.paraphrases
+        return Paraphraser(model, prompt, self.device, self.dtype, candidates=count)
 
     def _make_pairs(
         self,

@@ -7,6 +7,7 @@ supports some of their words and not others, and all are fluent.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import defaultdict
@@ -102,13 +103,13 @@ class PassagePairs:
     def __post_init__(self) -> None:
         if self.count < 2:
             raise ValueError(f"count must be 2 or more, got {self.count}")
-        for name, (low, high), largest in (
-            ("words", self.words, None),
-            ("sentences", self.sentences, None),
-            ("replaced", self.replaced, 1),
+        for name, least, most in (
+            ("words", 1, math.inf),
+            ("sentences", 1, math.inf),
+            ("replaced", 0, 1),
         ):
-            least = 0 if name == "replaced" else 1
-            if not least <= low <= high or (largest is not None and high > largest):
+            low, high = getattr(self, name)
+            if not least <= low <= high <= most:
                 raise ValueError(
                     f"{name} must be two numbers from {least} in order, got {(low, high)}"
                 )

@@ -79,9 +79,11 @@ def ctc(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
-        published: Models of the paper to print: the best of the same method, or all that we have.
-        overlap: Also evaluate BLEU, chrF and ROUGE of the text with its source, or of a response
-            with its facts. The number of words, a baseline of the paper, is always there.
+        published: Figures of the paper to print: best for its best model of the same method, or
+            all for all in the package, with a line on those that it lacks.
+        overlap: Also evaluate BLEU, chrF, ROUGE, METEOR and BERTScore (by the model, if that is an
+            encoder) of the text with its source, or of a response with its facts. The number of
+            words, a baseline of the paper, is always there.
         options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)
@@ -109,7 +111,8 @@ def ctc(
     values = score_rated(file, components, outputs)
     values["word_length"] = word_length(file.samples)
     if overlap:
-        values |= overlaps(file.samples)
+        encoder = model if isinstance(model, str) and method == "embedding" else "minilm-l6"
+        values |= overlaps(file.samples, encoder, **options)
     judged = {name: file.ratings[name] for name, aspect in ASPECTS.items() if aspect in aspects}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
     record["ablations"] = ablate(file, values, suffix) if aggregate is None else []

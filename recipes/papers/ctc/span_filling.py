@@ -9,11 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ctrlreward.recipes.papers.ctc.generators import (
-    CausalGenerator,
-    Seq2SeqGenerator,
-    sampling,
-)
+from ctrlreward.recipes.papers.ctc.generators import CausalGenerator, Seq2SeqGenerator
 from ctrlreward.weights.loading import load_config
 
 
@@ -48,26 +44,27 @@ class SpanFiller(Protocol):
 
 def load_span_filler(
     model: str,
+    temperature: float = 1.0,
+    top_p: float = 0.95,
     device: str = "cpu",
     dtype: str | None = None,
     batch_tokens: int = 2048,
-    temperature: float = 1.0,
-    top_p: float = 0.95,
 ) -> SpanFiller:
     """Load a pretrained model as a `SpanFiller`.
 
     Args:
         model: Local folder, hub id or short name of a decoder-only model, a BART or a T5.
-        device: Device name as in torch.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one batch of inputs, padding included.
         temperature: Sampling temperature, above 0.
         top_p: Total probability of the most likely tokens to sample from.
+        device: See `Generator`.
+        dtype: See `Generator`.
+        batch_tokens: See `Generator`.
 
     Raises:
         ValueError: The model is an encoder-decoder of another family.
     """
-    config, options = load_config(model), sampling(temperature, top_p)
+    config, sampling = load_config(model), {"do_sample": True, "num_beams": 1, "top_k": 0}
+    options = {**sampling, "temperature": temperature, "top_p": top_p}
     if not config.is_encoder_decoder:
         return CausalSpanFiller(CausalGenerator(model, device, dtype, batch_tokens, options))
     if config.model_type not in _FAMILIES:
@@ -116,7 +113,8 @@ class CausalSpanFiller:
 
     def _continue(self, prompts: list[str], sizes: list[int]) -> list[str]:
         """Return up to `sizes[i]` words that continue each prompt; "" where there are none."""
-        completions = self.generator.complete(prompts, [_tokens_for(size) for size in sizes])
+        # Enough tokens for most runs of as many words.
+        completions = self.generator.complete(prompts, [3 * size // 2 + 2 for size in sizes])
         return [
             _first_words(prompt, completion, size)
             for prompt, completion, size in zip(prompts, completions, sizes, strict=True)
@@ -156,9 +154,9 @@ class Seq2SeqSpanFiller:
         ]
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            outputs = self.generator.rewrite(inputs)
+            outputs = self.generator.candidates(inputs)
         return [
-            self.parse(template, output)
+            self.parse(template, output[0] if output else "")
             for template, output in zip(templates, outputs, strict=True)
         ]
 
@@ -203,11 +201,6 @@ def _prompt(template: Template, filled: Sequence[str]) -> str:
     right = template.parts[blank + 1].strip()
     context = f"{right}\n\n" if re.search(r"\w", right) else ""
     return context + left.rstrip()
-
-
-def _tokens_for(words: int) -> int:
-    """Return a number of tokens that is enough for most runs of `words` words."""
-    return 3 * words // 2 + 2
 
 
 def _first_words(prompt: str, completion: str, count: int) -> str:

@@ -42,6 +42,8 @@ from ctrlreward.weights.sources import TRAINED_NAMES, resolve, trained_folder
 
 Batch = list[AlignmentPair]
 
+_LOADED = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
+
 # Label of a word that the loss and the metrics leave out.
 NO_LABEL = -1
 
@@ -233,14 +235,8 @@ class TokenAlignerTrainer(AlignerTrainer):
     def load_encoder(self, location: str) -> PreTrainedModel:
         """Load the encoder with a new head of two labels."""
         labels = {0: "hallucinated", 1: ALIGNED}
-        return AutoModelForTokenClassification.from_pretrained(
-            location,
-            id2label=labels,
-            label2id={label: index for index, label in labels.items()},
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-        )
+        head = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
+        return AutoModelForTokenClassification.from_pretrained(location, **head, **_LOADED)
 
     def loss(self, encoded: list[EncodedPair], batch: Batch, inputs: dict[str, Tensor]) -> Tensor:
         """Return the cross-entropy over the units of a."""
@@ -262,20 +258,14 @@ class RegressionAlignerTrainer(AlignerTrainer):
     `val_mse` (lower is better) and `val_pearson` (-1 to 1, higher is better).
 
     Args:
-        encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
-        folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
-            folder is in the cache. It is written after each validation of a fit that is the best so
-            far, or at the end of a fit without validations. A folder with a model is replaced; a
-            folder with other files is an error.
-        learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
-            the steps and before linear decay to 0.
-        weight_decay: Weight decay of AdamW.
-        unit: What has a label: a `"word"` between white space, as in the paper, or a `"piece"`, a
-            token.
-        layers: Number of the encoder's layers to keep, from the first; None keeps all.
-        frozen_layers: Number of its first layers, embeddings included, that are not trained.
-        b_first: Whether the model reads b before a; None does so where it reads from left to
-            right, such as SmolLM2, since a word then sees nothing after it.
+        encoder: See `AlignerTrainer`.
+        folder: See `AlignerTrainer`.
+        learning_rate: See `AlignerTrainer`.
+        weight_decay: See `AlignerTrainer`.
+        unit: See `AlignerTrainer`.
+        layers: See `AlignerTrainer`.
+        frozen_layers: See `AlignerTrainer`.
+        b_first: See `AlignerTrainer`.
         target: Value to predict: the share of a's aligned words (`"mean"`), or their number without
             stop words (`"sum"`), for dialog.
         stop_words: Words that the sum leaves out: a file with one word per line, or a list; None
@@ -309,14 +299,8 @@ class RegressionAlignerTrainer(AlignerTrainer):
 
     def load_encoder(self, location: str) -> PreTrainedModel:
         """Load the encoder with a new head of one output."""
-        return AutoModelForSequenceClassification.from_pretrained(
-            location,
-            num_labels=1,
-            problem_type="regression",
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-        )
+        head = {"num_labels": 1, "problem_type": "regression"}
+        return AutoModelForSequenceClassification.from_pretrained(location, **head, **_LOADED)
 
     def loss(self, encoded: list[EncodedPair], batch: Batch, inputs: dict[str, Tensor]) -> Tensor:
         """Return the squared error of the mean or sum of a's labels."""

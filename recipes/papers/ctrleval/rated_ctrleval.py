@@ -72,7 +72,8 @@ def ctrleval(
         draws: Random draws behind each point of these two figures.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap and of the first draw.
-        published: Models of the paper to print: the best, or all and the baselines that we have.
+        published: Figures of the paper to print: best for its best model, or all for all in the
+            package, baselines included, with a line on those that it lacks.
         options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)

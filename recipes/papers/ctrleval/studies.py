@@ -18,11 +18,7 @@ from ctrlreward.functional.ctrleval import Weighting, evaluator_weights, weighte
 from ctrlreward.models.tasks import TEXT_SLOT
 from ctrlreward.plots.style import SERIES, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
-from ctrlreward.recipes.papers.meta_eval.correlations import (
-    STATISTICS,
-    cell,
-    print_rows,
-)
+from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS, cell, print_rows
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
@@ -101,16 +97,10 @@ def ablate_patterns(
         statistics of `correlate`.
     """
     after = [e.prompt.index(TEXT_SLOT) < e.prompt.index(WORD_SLOT) for e in task.evaluators]
-    patterns = {
-        "consistency": {
-            "the remainder given the prefix": [0],
-            "the prefix given the remainder": [1],
-        },
-        "attribute_relevance": {
-            "prompts after the text": [i for i, is_after in enumerate(after) if is_after],
-            "prompts before the text": [i for i, is_after in enumerate(after) if not is_after],
-        },
-    }
+    sides = {True: "prompts after the text", False: "prompts before the text"}
+    prompts = {sides[side]: [i for i, a in enumerate(after) if a is side] for side in sides}
+    parts = {"the remainder given the prefix": [0], "the prefix given the remainder": [1]}
+    patterns = {"consistency": parts, "attribute_relevance": prompts}
     rows = []
     for aspect, functions in patterns.items():
         scores, weights = evaluator_table(evaluated[aspect], sum(map(len, functions.values())))
@@ -223,9 +213,8 @@ def sample_levels(
         for level in range(1, LEVELS + 1):
             samples = [biased_sample(levels, level, seed + d) for d in range(draws)]
             drawn = [correlate(values[sample], ratings[sample]) for sample in samples]
-            counts = np.mean(
-                [np.bincount(levels[s], minlength=LEVELS + 1) for s in samples], axis=0
-            )
+            each = [np.bincount(levels[s], minlength=LEVELS + 1) for s in samples]
+            counts = np.mean(each, axis=0)
             row = {"score": score, "rating": rating, "level": level, "texts": float(counts.sum())}
             row["counts"] = counts[1:].tolist()
             rows.append({**row, **_over_draws(drawn)})
@@ -249,10 +238,7 @@ def print_counts(
     file: str,
     draws: int,
 ) -> None:
-    """Print every result of `count_evaluators` that a reader needs: 1, 2, 4, … and all.
-
-    Below are the correlations of other scores by name, which do not have evaluators.
-    """
+    """Print `count_evaluators` for 1, 2, 4, … and all, and below other scores by name."""
     cells = [
         [str(row["evaluators"]), *(_plus_minus(row[name]) for name in STATISTICS)]
         for row in rows
@@ -275,11 +261,7 @@ def draw_systems(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the result of `sample_levels` as a PNG, one panel per rating below its numbers of texts.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw `sample_levels` as a PNG, as `draw_systems`, below the numbers of texts."""
     x = np.arange(1.0, LEVELS + 1)
     counts = [
         [r["counts"] for r in rows if r["rating"] == r["score"] == rating]
@@ -293,11 +275,7 @@ def draw_counts(
     baselines: Mapping[str, Mapping[str, float | None]],
     path: Path,
 ) -> None:
-    """Draw the result of `count_evaluators` as a PNG, other scores as lines at one height.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw `count_evaluators` as a PNG, as `draw_systems`, other scores as lines at one height."""
     x = np.array([float(row["evaluators"]) for row in rows])
     curves = {"attribute relevance": _curve(rows)}
     for name, found in baselines.items():
@@ -319,10 +297,8 @@ def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[s
     result: dict[str, dict[str, float | None]] = {}
     for name in STATISTICS:
         values = [value for row in drawn if (value := row[name]) is not None]
-        mean, deviation = (
-            (float(np.mean(values)), float(np.std(values))) if values else (None, None)
-        )
-        result[name] = {"mean": mean, "deviation": deviation}
+        found = (float(np.mean(values)), float(np.std(values))) if values else (None, None)
+        result[name] = dict(zip(("mean", "deviation"), found, strict=True))
     return result
 
 

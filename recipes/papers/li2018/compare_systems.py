@@ -30,7 +30,6 @@ from ctrlreward.recipes.papers.li2018.system_outputs import (
     of_all,
     rated_outputs,
     read_outputs,
-    training_sentences,
 )
 from ctrlreward.recipes.papers.li2018.system_report import (
     acceptance,
@@ -44,6 +43,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import best_c
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.recipes.style_transfer import ScoringModels
+from ctrlreward.recipes.text_files import distinct_texts
 from ctrlreward.scorers import Accuracy, Similarity
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,12 @@ def compare_systems(
     quality = scoring_models.quality()
     sentences: dict[str, str] = {}
     if constant_files:
-        sentences = best_constants(quality, training_sentences(constant_files, references), seed)
+        held_out = [*references.values()]
+        candidates = {
+            style: distinct_texts([file], held_out, (1, None))
+            for style, file in constant_files.items()
+        }
+        sentences = best_constants(quality, candidates, seed)
         systems.append(of_all(CONSTANT, test, constants(test, sentences).texts))
     if ratings is not None:
         systems += rated_outputs(ratings, test)

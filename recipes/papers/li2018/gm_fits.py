@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,24 +18,23 @@ from ctrlreward.functional.preferences import (
     fit_aggregate,
     pairwise_preferences,
 )
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm, gm_of
+from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
     PairwiseAgreement,
     Thresholds,
     best_scale,
     fit_gm,
+    gm_of_rows,
     hinge_loss,
     pairwise_agreement,
 )
 from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 
 Floats = npt.NDArray[np.float64]
 Pairs = tuple[Floats, Floats]  # preferred and rejected sides
-
-# Agreement of GM with human preferences in Pang & Gimpel (2019): 258 of 300.
-_PUBLISHED_AGREEMENT = 0.86
 
 
 @dataclass(frozen=True)
@@ -153,28 +152,21 @@ def judge_learned(
     Returns:
         What is judged, by name, and the aggregate of all scores.
     """
-    items = rated.clusters or ()
-    stacked = np.stack([*scores.values()], axis=1)
-    directions = {name: name != "perplexity" for name in scores}
-    training, held_out = (
-        Preferences.of_ratings(scores, directions, half, items, margin)
-        for half in _halves(rated, stacked)
-    )
+    halves = _halves(rated, np.stack([*scores.values()], axis=1))
 
-    def only(preferences: Preferences, names: Sequence[str]) -> Preferences:
-        return Preferences(
-            {name: preferences.preferred[name] for name in names},
-            {name: preferences.rejected[name] for name in names},
-            {name: directions[name] for name in names},
-            preferences.groups,
-        )
+    def preferences(names: Iterable[str], half: Floats) -> Preferences:
+        chosen = {name: scores[name] for name in names}
+        directions = {name: name != "perplexity" for name in chosen}
+        return Preferences.of_ratings(chosen, directions, half, rated.clusters or (), margin)
 
+    training, held_out = (preferences(scores, half) for half in halves)
     everything = fit_aggregate(training, seed=seed)
     totals: dict[str, Callable[[Mapping[str, Floats]], Floats]] = {
         f"GM, {name}": partial(gm_of, tuple(inputs), fits.judged[name].thresholds)
         for name in ("paper", "all, c fitted")
     }
-    totals[f"learned of {', '.join(inputs)}"] = fit_aggregate(only(training, inputs), seed=seed)
+    of_inputs = fit_aggregate(preferences(inputs, halves[0]), seed=seed)
+    totals[f"learned of {', '.join(inputs)}"] = of_inputs
     totals[f"learned of {', '.join(scores)}"] = everything
     gains = {
         name: total(held_out.preferred) - total(held_out.rejected) for name, total in totals.items()
@@ -197,17 +189,12 @@ def learned_record(
     judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate
 ) -> dict[str, Any]:
     """Return the comparison as JSON values."""
-    return {
-        "judged": {
-            name: {
-                "agreement": each.agreement._asdict(),
-                "tied": each.tied,
-                "ahead": each.ahead._asdict(),
-            }
-            for name, each in judged.items()
-        },
-        "weights": {name: w._asdict() for name, w in (learned.weights or {}).items()},
+    rows = {
+        name: {"agreement": agreement._asdict(), "tied": tied, "ahead": ahead._asdict()}
+        for name, (agreement, tied, ahead) in judged.items()
     }
+    weights = {name: weight._asdict() for name, weight in (learned.weights or {}).items()}
+    return {"judged": rows, "weights": weights}
 
 
 def print_learned(judged: Mapping[str, JudgedAggregate], learned: LearnedAggregate) -> None:
@@ -235,13 +222,10 @@ def _halves(rated: Rated, inputs: Floats) -> list[Floats]:
 
 
 def _judge(
-    fit: GMFit | Thresholds,
-    training: Pairs,
-    held_out: Pairs,
-    outputs: Floats,
+    fit: GMFit | Thresholds, training: Pairs, held_out: Pairs, outputs: Floats
 ) -> JudgedThresholds:
     thresholds, problems = (fit.thresholds, fit.problems) if isinstance(fit, GMFit) else (fit, ())
-    preferred, rejected = (_gm(side, thresholds) for side in training)
+    preferred, rejected = (gm_of_rows(side, thresholds) for side in training)
     gains = preferred - rejected
     scale = best_scale(gains)
     return JudgedThresholds(
@@ -250,7 +234,7 @@ def _judge(
         hinge_loss(gains, scale) / len(gains),
         scale,
         pairwise_agreement(*held_out, thresholds=thresholds),
-        float((_gm(outputs, thresholds) > 0).mean()),
+        float((gm_of_rows(outputs, thresholds) > 0).mean()),
         problems,
     )
 
@@ -258,11 +242,6 @@ def _judge(
 def _pairs(inputs: Floats, ratings: Floats, items: Sequence[str], margin: float) -> Pairs:
     preferred, rejected = pairwise_preferences(ratings, items, margin)
     return inputs[preferred], inputs[rejected]
-
-
-def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:
-    accuracy, similarity, perplexity = outputs.T
-    return adjusted_gm(accuracy, similarity, perplexity, thresholds)
 
 
 def fits_record(fits: HeldOutFits) -> dict[str, Any]:
@@ -273,15 +252,11 @@ def fits_record(fits: HeldOutFits) -> dict[str, Any]:
         shares = {**fit.agreement._asdict(), "untied": None if np.isnan(untied) else untied}
         judged[name] = {**asdict(fit), "agreement": shares}
     pairs = {"fitted_pairs": fits.fitted_pairs, "judged_pairs": fits.judged_pairs}
-    return {**pairs, "published_agreement": _PUBLISHED_AGREEMENT, "judged": judged}
+    return {**pairs, "published_agreement": PUBLISHED["gm_agreement"], "judged": judged}
 
 
 def print_fits(fits: HeldOutFits) -> None:
-    """Print a table of losses and agreements, and the degenerate fits.
-
-    Args:
-        fits: Result of `fit_held_out`.
-    """
+    """Print losses and agreements of `fit_held_out`, and its degenerate fits."""
     title = (
         f"GM: thresholds fitted to {fits.fitted_pairs} preferences, judged on "
         f"{fits.judged_pairs} of other items"
@@ -298,7 +273,7 @@ def print_fits(fits: HeldOutFits) -> None:
         "t2 refitted: the other three are the paper's. all: all four are fitted, under the paper's "
         "loss (c = 1) and with c fitted.\n"
         "Losses per fitted preference, 1 where nothing is preferred. Ties count as disagreement.\n"
-        f"The paper reports {_PUBLISHED_AGREEMENT:.0%} for its own judges and preferences."
+        f"The paper reports {PUBLISHED['gm_agreement']:.0%} for its own judges and preferences."
     )
     for name, fit in fits.judged.items():
         for problem in fit.problems:

@@ -10,10 +10,9 @@ import numpy as np
 from ctrlreward.recipes.papers.li2018.gm_fits import percent
 from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 from ctrlreward.scorers.base import Scores
 
-# The paper's figures on Yelp and Literature: Acc as a share, Sim and -PP as Spearman's ρ.
-_PUBLISHED = {"accuracy": (0.94, 0.84), "similarity": (0.79, 0.75), "perplexity": (0.81, 0.67)}
 _MIDDLE = 3.0
 
 
@@ -65,17 +64,12 @@ def validity_record(
         value = found["spearman"]["value"]
         rows[score] = {"value": None if value is None else sign * value, "n": found["n"]}
     keys = ("published", "published_literature")
-    return {
-        name: row | dict(zip(keys, _PUBLISHED[name], strict=True)) for name, row in rows.items()
-    }
+    paper = PUBLISHED["table_5"]
+    return {name: row | dict(zip(keys, paper[name], strict=True)) for name, row in rows.items()}
 
 
 def print_validity(record: Mapping[str, Any]) -> None:
-    """Print Table 5 next to the paper's figures.
-
-    Args:
-        record: Result of `validity_record`.
-    """
+    """Print `validity_record` next to the paper's figures."""
     title = "Table 5 of Pang & Gimpel (2019): agreement of each metric with human ratings"
     names = {
         "accuracy": "Acc matches the style (rating above or below 3)",

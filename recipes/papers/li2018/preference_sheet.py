@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
@@ -110,21 +110,11 @@ def main(arguments: Sequence[str]) -> None:
         prog="ctrlreward papers preference-sheet",
         description=(__doc__ or "").splitlines()[0],
     )
-    parser.add_argument(
-        "--system",
-        metavar="NAME=FILE",
-        action="append",
-        default=[],
-        help="JSONL of outputs, such as transfers.jsonl of a run; two or more",
-    )
-    parser.add_argument(
-        "--pair",
-        metavar="NAME",
-        nargs=2,
-        action="append",
-        default=[],
-        help="two systems to compare; may be repeated, and is every pair by default",
-    )
+    several: dict[str, Any] = {"action": "append", "default": []}
+    outputs = "JSONL of outputs, such as transfers.jsonl of a run; two or more"
+    parser.add_argument("--system", metavar="NAME=FILE", help=outputs, **several)
+    compared = "two systems to compare; may be repeated, and is every pair by default"
+    parser.add_argument("--pair", metavar="NAME", nargs=2, help=compared, **several)
     parser.add_argument("--count", type=int, default=120, help="sentences of each pair")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", metavar="FOLDER", required=True)

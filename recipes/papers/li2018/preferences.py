@@ -145,7 +145,7 @@ def fit_gm(
     first, second = places.reshape(2, -1)
 
     def loss_and_scale(thresholds: Floats) -> tuple[float, float]:
-        gm = _gm(outputs, _as_tuple(thresholds))
+        gm = gm_of_rows(outputs, _as_tuple(thresholds))
         gains = gm[first] - gm[second]
         factor = best_scale(gains) if scale is None else scale
         return hinge_loss(gains, factor), factor
@@ -160,7 +160,7 @@ def fit_gm(
     thresholds = _as_tuple(best)
     fitted = pairwise_agreement(better, worse, thresholds)
     problems = []
-    any_gm = bool(_gm(outputs, thresholds).any())
+    any_gm = bool(gm_of_rows(outputs, thresholds).any())
     if factor == 0:
         problems.append(
             "c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing. "
@@ -270,7 +270,8 @@ def best_scale(gains: Floats) -> float:
     return float(1.0 / rising[np.flatnonzero(fall <= 0)[-1]])
 
 
-def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:
+def gm_of_rows(outputs: Floats, thresholds: Thresholds) -> Floats:
+    """Return GM of rows of accuracy, similarity and perplexity, shape (n, 3) → (n,)."""
     accuracy, similarity, perplexity = outputs.T
     return adjusted_gm(accuracy, similarity, perplexity, thresholds)
 
@@ -295,7 +296,7 @@ def pairwise_agreement(
         PairwiseAgreement(agreed=0.5, tied=0.0)
     """
     better, worse = _pairs(preferred, rejected)
-    gain = _gm(better, thresholds) - _gm(worse, thresholds)
+    gain = gm_of_rows(better, thresholds) - gm_of_rows(worse, thresholds)
     return PairwiseAgreement(float((gain > 0).mean()), float((gain == 0).mean()))
 
 
@@ -325,5 +326,5 @@ def _pairs(preferred: npt.ArrayLike, rejected: npt.ArrayLike) -> tuple[Floats, F
 
 
 def _as_tuple(thresholds: Floats) -> Thresholds:
-    t1, t2, t3, t4 = (float(t) for t in thresholds)
+    t1, t2, t3, t4 = thresholds.tolist()
     return t1, t2, t3, t4

@@ -20,6 +20,7 @@ from ctrlreward.recipes.papers.li2018.gm_fits import (
 )
 from ctrlreward.recipes.papers.li2018.metric_validity import print_validity, validity_record
 from ctrlreward.recipes.papers.li2018.preferences import Thresholds
+from ctrlreward.recipes.papers.li2018.system_outputs import tokenized
 from ctrlreward.recipes.papers.li2018.transfer_systems import (
     baselines,
     print_systems,
@@ -43,7 +44,6 @@ from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.transfer import TransferQuality
-from ctrlreward.text.words import separate_words
 
 # Sentences of the constant baseline by target style.
 _CONSTANTS = {"negative": "the food was terrible .", "positive": "the food was great ."}
@@ -102,7 +102,8 @@ def li2018(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap, and of the search for thresholds.
-        published: Models of CTC's paper to print: the best of the same method, or all.
+        published: Figures of CTC's paper to print: best for its best model of the same method, or
+            all for all in the package, with a line on those that it lacks.
         options: Device, dtype and token budget of the models.
     """
     if classifier is None and (fit_gm or thresholds is not None):
@@ -112,29 +113,26 @@ def li2018(
     preservation = Alignment(aligner, "preservation", method, **options)
     file = read_li2018(data)
     unrated = baselines(file, constants)
-    kind = f"CTC {method[0].upper()}"
-    if classifier is None:
-        components = name_components([preservation], None)
-        values = score_rated(file, components, outputs)
-        record = report_correlations(file, values, components, outputs, kind)
-        record["ablations"] = ablate(file, values)
-        print_ablations(record["ablations"], file.file)
-        write_record(record, outputs)
-        return
-    judge = SentenceTransfer(
-        Accuracy(classifier, **options),
-        Similarity(similarity, **options),
-        Perplexity(model, score_end=score_end, **options),
-        thresholds or GM_THRESHOLDS,
-    )
-    judge.inputs = (_ACCURACY[accuracy], "similarity", "perplexity")
-    judge.separate = words == "separated"
-    components = name_components([preservation, judge], None)
-    del components["log_likelihood"]  # not an input of GM
+    judge = None
+    if classifier is not None:
+        judge = SentenceTransfer(
+            Accuracy(classifier, **options),
+            Similarity(similarity, **options),
+            Perplexity(model, score_end=score_end, **options),
+            thresholds or GM_THRESHOLDS,
+        )
+        judge.inputs = (_ACCURACY[accuracy], "similarity", "perplexity")
+        judge.separate = words == "separated"
+    components = name_components([preservation, *filter(None, [judge])], None)
+    components.pop("log_likelihood", None)  # not an input of GM
     values = score_rated(file, components, outputs)
+    kind = f"CTC {method[0].upper()}"
     record = report_correlations(file, values, components, outputs, kind)
     record["ablations"] = ablate(file, values)
     print_ablations(record["ablations"], file.file)
+    if judge is None:
+        write_record(record, outputs)
+        return
     record["table_5"] = validity_record(file, values, record)
     print_validity(record["table_5"])
     columns = {"paper" if thresholds is None else "given": judge.thresholds}
@@ -161,7 +159,7 @@ class SentenceTransfer(TransferQuality):
     Attributes:
         inputs: Names of the scores of accuracy, similarity and perplexity in `gm`. The accuracy of
             a sentence is the classifier's decision or its probability.
-        separate: Read texts and sources with `separate_words`.
+        separate: Read samples as `tokenized` writes them.
     """
 
     inputs: tuple[str, str, str] = ("label_probability", "similarity", "perplexity")
@@ -171,14 +169,6 @@ class SentenceTransfer(TransferQuality):
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
         """Compute all scores, float64 of shape (n,); `gm` is NaN where an input is NaN."""
-        scores = super().score_samples(self._read(samples), names)
+        scores = super().score_samples(tokenized(samples) if self.separate else samples, names)
         accuracy, similarity, perplexity = (scores[name] for name in self.inputs)
         return {**scores, "gm": adjusted_gm(accuracy, similarity, perplexity, self.thresholds)}
-
-    def _read(self, samples: Samples) -> Samples:
-        if not self.separate:
-            return samples
-        sources = samples.require("sources", "Similarity")
-        return samples.replace(
-            texts=map(separate_words, samples.texts), sources=map(separate_words, sources)
-        )

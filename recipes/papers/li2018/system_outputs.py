@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctrlreward.files import parse_json
 from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
-from ctrlreward.recipes.text_files import distinct_texts, matching_key
+from ctrlreward.recipes.text_files import matching_key
 from ctrlreward.samples import Samples
 from ctrlreward.text.words import separate_words
 
@@ -159,19 +159,6 @@ def tokenized(samples: Samples) -> Samples:
         texts=[separate_words(text) for text in samples.texts],
         sources=[separate_words(source) for source in sources],
     )
-
-
-def training_sentences(
-    files: Mapping[str, str], references: Mapping[str, str]
-) -> dict[str, list[str]]:
-    """Read the candidates for constant outputs, without sentences of the references.
-
-    Args:
-        files: Style → file of its sentences, one per line.
-        references: Style → file of `source ⇥ reference` lines.
-    """
-    held_out = list(references.values())
-    return {style: distinct_texts([file], held_out, (1, None)) for style, file in files.items()}
 
 
 def _output(row: Any, place: str) -> tuple[str, str, str | None]:

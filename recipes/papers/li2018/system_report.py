@@ -93,29 +93,17 @@ def acceptance(
         return []
     system, humans = figures[selected], figures[REFERENCES]
     mine, theirs = ({k: e.value for k, e in s.estimates.items()} for s in (system, humans))
-    least = theirs["similarity"] - _SIMILARITY_LOSS
-    distinct = _LEAST_DISTINCT * humans.distinct_2
+    accuracy, least = mine["independent"], theirs["similarity"] - _SIMILARITY_LOSS
+    sim, pp, most = mine["similarity"], mine["perplexity"], theirs["perplexity"]
+    own, distinct = system.distinct_2, _LEAST_DISTINCT * humans.distinct_2
+    share = f"Distinct-2 ≥ {_LEAST_DISTINCT:.1f} × Distinct-2 of the references"
+    loss = f"Sim ≥ Sim of the references - {_SIMILARITY_LOSS:.2f}"
+    bound = f"independent Acc ≥ {_LEAST_ACCURACY:.2f}"
     checks = [
-        Check(
-            f"independent Acc ≥ {_LEAST_ACCURACY:.2f}",
-            f"{mine['independent']:.3f}",
-            mine["independent"] >= _LEAST_ACCURACY,
-        ),
-        Check(
-            f"Sim ≥ Sim of the references - {_SIMILARITY_LOSS:.2f}",
-            f"{mine['similarity']:.3f}, at least {least:.3f}",
-            mine["similarity"] >= least,
-        ),
-        Check(
-            "PP ≤ PP of the references",
-            f"{mine['perplexity']:.1f}, at most {theirs['perplexity']:.1f}",
-            mine["perplexity"] <= theirs["perplexity"],
-        ),
-        Check(
-            f"Distinct-2 ≥ {_LEAST_DISTINCT:.1f} × Distinct-2 of the references",
-            f"{system.distinct_2:.3f}, at least {distinct:.3f}",
-            system.distinct_2 >= distinct,
-        ),
+        Check(bound, f"{accuracy:.3f}", accuracy >= _LEAST_ACCURACY),
+        Check(loss, f"{sim:.3f}, at least {least:.3f}", sim >= least),
+        Check("PP ≤ PP of the references", f"{pp:.1f}, at most {most:.1f}", pp <= most),
+        Check(share, f"{own:.3f}, at least {distinct:.3f}", own >= distinct),
     ]
     for name, gm in found.items():
         claim = f"GM above the GM of {name}, with the interval above 0"

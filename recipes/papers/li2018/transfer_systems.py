@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
@@ -16,11 +17,13 @@ from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     CorpusTransfer,
+    constants,
+    copies,
     corpus_transfer,
+    sentence_scores,
 )
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, score
-from ctrlreward.scorers.transfer import CORPUS_PARTS, TransferQuality
+from ctrlreward.scorers.transfer import TransferQuality
 
 COPYING = "copying the source"
 CONSTANT = "a constant sentence"
@@ -62,19 +65,15 @@ def score_systems(
     Returns:
         The rated systems, the highest mean rating first, then the others.
     """
+    ratings = mean_ratings(rated)
     corpora = {
         name: rated.samples[[i for i, system in enumerate(rated.systems or ()) if system == name]]
-        for name in dict.fromkeys(rated.systems or ())
-        if name is not None
-    }
-    ratings = mean_ratings(rated)
-    corpora = {name: corpora[name] for name in sorted(corpora, key=lambda name: -ratings[name])}
-    corpora |= unrated
+        for name in sorted(ratings, key=lambda name: -ratings[name])
+    } | dict(unrated)
     rows = []
     with track("scoring corpora", sum(map(len, corpora.values()))) as advance:
         for name, samples in corpora.items():
-            sentences = score({name: Component(judge, name) for name in CORPUS_PARTS}, samples)
-            scores = corpus_transfer(*sentences.values(), thresholds=judge.thresholds)
+            scores = corpus_transfer(sentence_scores(judge, samples), judge.thresholds)
             parts = (scores.accuracy, scores.similarity, scores.perplexity)
             gm = {under: float(adjusted_gm(*parts, t)) for under, t in thresholds.items()}
             rows.append(SystemRow(name, len(samples), ratings.get(name, np.nan), scores, gm))
@@ -84,39 +83,34 @@ def score_systems(
 
 def mean_ratings(rated: Rated) -> dict[str, float]:
     """Return the mean of the rating `mean` of each named system."""
-    systems = np.array([system or "" for system in rated.systems or ()])
+    systems = np.array(rated.systems or (), dtype=object)
     return {
-        str(name): valid_mean(rated.ratings["mean"][systems == name])
-        for name in np.unique(systems[systems != ""])
+        name: valid_mean(rated.ratings["mean"][systems == name])
+        for name in dict.fromkeys(rated.systems or ())
+        if name is not None
     }
 
 
-def baselines(rated: Rated, constants: Mapping[str, str]) -> dict[str, Samples]:
+def baselines(rated: Rated, sentences: Mapping[str, str]) -> dict[str, Samples]:
     """Return outputs that take no model: each item's source, and a constant sentence per label.
 
     Args:
         rated: The rated file, with sources, labels and items as clusters.
-        constants: The constant sentence of each label.
+        sentences: The constant sentence of each label.
 
     Raises:
         ValueError: A label does not have a constant sentence.
     """
     items = dict(zip(rated.clusters or (), range(len(rated.samples)), strict=True))
-    sources = rated.samples.require("sources", "copying")
     labels = rated.samples.require("labels", "the constant sentences")
-    missing = sorted(set(labels) - set(constants))
+    missing = sorted(set(labels) - set(sentences))
     if missing:
         raise ValueError(
             f"constants has no sentence for {', '.join(missing)}, must have one per target style "
             f"(--constants.{missing[0]}='...')"
         )
-    rows = list(items.values())
-    kept_sources, kept_labels = [sources[i] for i in rows], [labels[i] for i in rows]
-    constant = [constants[label] for label in kept_labels]
-    return {
-        name: Samples(texts, labels=kept_labels, sources=kept_sources)
-        for name, texts in ((COPYING, kept_sources), (CONSTANT, constant))
-    }
+    prompts = rated.samples[list(items.values())]
+    return {COPYING: copies(prompts), CONSTANT: constants(prompts, sentences)}
 
 
 def system_pearson(rows: Sequence[SystemRow], under: str) -> float:
@@ -140,22 +134,17 @@ def systems_record(rows: Sequence[SystemRow]) -> dict[str, Any]:
         {
             "system": row.system,
             "outputs": row.outputs,
-            "rating": _null(row.rating),
-            **{name: _null(v) for name, v in asdict(row.scores).items() if name != "gm"},
-            "gm": {under: _null(value) for under, value in row.gm.items()},
+            "rating": finite_or_none(row.rating),
+            **{name: finite_or_none(v) for name, v in asdict(row.scores).items() if name != "gm"},
+            "gm": {under: finite_or_none(value) for under, value in row.gm.items()},
         }
         for row in rows
     ]
-    return {"rows": content, "pearson": {u: _null(system_pearson(rows, u)) for u in names}}
+    return {"rows": content, "pearson": {u: finite_or_none(system_pearson(rows, u)) for u in names}}
 
 
 def print_systems(rows: Sequence[SystemRow]) -> None:
-    """Print a table of the systems, Pearson's r with the ratings, and the baselines that outperform
-    a system.
-
-    Args:
-        rows: Result of `score_systems`.
-    """
+    """Print the systems, Pearson's r with the ratings, and the baselines that outperform one."""
     names = list(rows[0].gm)
     headings = ["system", "n", "Acc", "Sim", "PP", *(f"GM, {under}" for under in names)]
     cells = []
@@ -174,7 +163,3 @@ def print_systems(rows: Sequence[SystemRow]) -> None:
             beaten = beaten_by(rows, baseline, under)
             if beaten:
                 print(f"  {baseline} is not behind {', '.join(beaten)}: GM misleads here")
-
-
-def _null(value: float) -> float | None:
-    return None if np.isnan(value) else value

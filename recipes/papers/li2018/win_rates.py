@@ -20,19 +20,10 @@ from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, cluster
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
 from ctrlreward.recipes.papers.li2018.system_outputs import named_files
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
+from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, parse_csv, read_bytes
 
-# Table 4 of the paper: corpus, A and B → A better, B better and tie in %, by question, and the
-# difference A - B of the question's metric.
-TABLE_4: dict[tuple[str, str, str], tuple[tuple[float, ...], ...]] = {
-    ("Yelp", "M0", "M2"): ((9.0, 6.0, 85.1), (1.5, 25.4, 73.1, -0.05), (10.4, 23.9, 65.7, 0.9)),
-    ("Yelp", "M0", "M7"): ((9.6, 14.7, 75.8), (2.5, 54.5, 42.9, -0.09), (4.6, 39.4, 56.1, 8.3)),
-    ("Yelp", "M6", "M7"): ((13.7, 11.6, 74.7), (16.0, 16.7, 67.4, 0.01), (10.3, 20.0, 69.7, 14.3)),
-    ("Yelp", "M2", "M7"): ((5.8, 9.3, 84.9), (8.1, 25.6, 66.3, -0.04), (14.0, 26.7, 59.3, 7.4)),
-    ("Lit.", "M2", "M6"): ((4.2, 6.7, 89.2), (16.7, 20.8, 62.5, 0.01), (40.8, 13.3, 45.8, -13.3)),
-    ("Lit.", "M6", "M7"): ((15.8, 13.3, 70.8), (25.0, 9.2, 65.8, 0.03), (14.2, 20.8, 65.0, 14.2)),
-}
 _METRICS = {"semantics": ("ΔSim", "similarity", 2), "fluency": ("ΔPP", "perplexity", 1)}
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
 
@@ -199,15 +190,14 @@ def _table(found: Sequence[WinRates], tests: Mapping[str, Mapping[str, float | N
 
 def _published(rates: WinRates) -> str:
     models = [_MODEL.search(name) for name in (rates.first, rates.second)]
-    names = tuple(model.group().upper() for model in models if model)
-    place = list(QUESTIONS).index(rates.question)
-    metric = _METRICS[rates.question][0] if rates.question in _METRICS else ""
+    names = [model.group().upper() for model in models if model]
     found = []
-    for (corpus, *pair), rows in TABLE_4.items():
-        if tuple(pair) == names:
-            *shares, last = rows[place] if metric else (*rows[place], "")
-            shown = f"{corpus} {' / '.join(map(str, shares))}"
-            found.append(f"{shown}, {metric} {last}" if metric else shown)
+    for row in PUBLISHED["table_4"]:
+        corpus, *pair = row["pair"]
+        if pair == names:
+            shares, last = row[rates.question][:3], row[rates.question][3:]
+            difference = "".join(f", {_METRICS[rates.question][0]} {x}" for x in last)
+            found.append(f"{corpus} {' / '.join(map(str, shares))}{difference}")
     return "; ".join(found)
 
 

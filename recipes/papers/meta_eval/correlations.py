@@ -19,6 +19,7 @@ from ctrlreward.recipes.papers.meta_eval.published_figures import (
     Published,
     best_model,
     is_of_other_texts,
+    lacking,
     published,
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
@@ -106,8 +107,14 @@ def print_correlations(
         print_rows(f"{rated.file}, {level} level", headings, rows)
     units = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {units}.")
-    if not all_published and any(pair.published for pair in pairs):
-        print("Published: the paper's best model of the same kind. --published all shows the rest.")
+    if all_published:
+        for figures in lacking(rated.file):
+            print(f"Printed by the paper, but not in this package: {figures}.")
+    elif any(pair.published for pair in pairs):
+        print(
+            "Published: the paper's best model of the same kind. --published all shows all of its "
+            "figures that the package has."
+        )
     if rated.inferred:
         names = ", ".join(dict.fromkeys(map(str, rated.systems or ())))
         print(f"Systems: {names}, inferred from the position of the rows; the file names none.")
@@ -219,11 +226,9 @@ def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
     ]
     if values.note:
         cells[0] += f"\n  {values.note}"
-    for estimate in (values.pearson, values.spearman, values.kendall):
-        known = not np.isnan(estimate.low)
-        interval = f"{estimate.low:.2f} to {estimate.high:.2f}" if known else "–"
-        undefined = np.isnan(estimate.value)
-        cells.append("–" if undefined else f"{estimate.value:.4f}\n{interval}")
+    for value, low, high in (values.pearson, values.spearman, values.kendall):
+        interval = "–" if np.isnan(low) else f"{low:.2f} to {high:.2f}"
+        cells.append("–" if np.isnan(value) else f"{value:.4f}\n{interval}")
     return cells
 
 

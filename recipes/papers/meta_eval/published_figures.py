@@ -39,15 +39,6 @@ class Published:
 
 _STATISTICS = ("pearson", "spearman", "kendall")
 
-# Ratings in our readers whose name differs from the score's.
-_RATINGS = {
-    "engagingness": "engaging",
-    "engagingness_mean": "engaging",
-    "groundedness": "uses_knowledge",
-    "preservation_output": "preservation",
-    "preservation_source": "preservation",
-}
-
 # Baselines that are a separate score here; the papers list them below another score.
 _COMPUTED = {"word length (baseline)": "word_length"}
 
@@ -89,6 +80,12 @@ def published(
     )
 
 
+def lacking(file: str) -> tuple[str, ...]:
+    """Return what a paper prints about a rated file and the package does not have, in words."""
+    stem = "yelp" if PurePath(file).stem == _LI else PurePath(file).stem
+    return tuple(figures for name, figures in _LACKING if PurePath(name).stem == stem)
+
+
 def is_of_other_texts(figure: Published, file: str) -> bool:
     """Return whether a figure that is shown for a rated file is of other texts."""
     return figure.file == _MIR and PurePath(file).stem == _LI
@@ -117,11 +114,14 @@ def best_model(figures: Sequence[Published], kind: str = "", strict: bool = Fals
     return best.model if best else None
 
 
+def _lines(paper: str) -> list[str]:
+    return files(papers).joinpath(paper, "published_tables.txt").read_text("utf-8").splitlines()
+
+
 def _read(paper: str) -> Iterator[Published]:
     """Parse the `published_tables.txt` of a paper."""
-    tables = files(papers).joinpath(paper, "published_tables.txt").read_text("utf-8")
-    for line in tables.splitlines():
-        if line.startswith("% "):
+    for line in _lines(paper):
+        if line.startswith(("% ", "! ")):
             continue
         if line.startswith("# "):
             file, scores, levels, source = line.removeprefix("# ").split(" | ")
@@ -131,8 +131,13 @@ def _read(paper: str) -> Iterator[Published]:
         for (score, level, statistic), cell in zip(columns, cells.split(), strict=True):
             if cell != "-":
                 name, _, rating = score.partition(" with ")
-                rating = rating or _RATINGS.get(name, name)
-                yield Published(file, name, rating, level, model, source, statistic, float(cell))
+                about = (file, name, rating or name, level)
+                yield Published(*about, model, source, statistic, float(cell))
 
 
 PUBLISHED = (*_read("ctrleval"), *_read("ctc"))
+_LACKING = [
+    line.removeprefix("! ").split(" | ")
+    for line in (*_lines("ctrleval"), *_lines("ctc"))
+    if line.startswith("! ")
+]

@@ -16,11 +16,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import name_components
 from ctrlreward.tables.row_streams import Row, read_rows
-from ctrlreward.tables.table_columns import (
-    Columns,
-    explained_columns,
-    to_samples,
-)
+from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
 
 
 def rated(
@@ -56,7 +52,8 @@ def rated(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
-        published: Models of a paper to print if it reports figures for the file: best or all.
+        published: Figures of a paper about the file to print: best for its best model, or all for
+            all in the package, with a line on those that it lacks.
     """
     if not (ratings and (scorers or metrics)):
         raise ValueError(

@@ -146,10 +146,7 @@ _CTC_FORMATS = (
         "response",
         {"histories": "dialog_history", "contexts": "fact"},
         "model",
-        (
-            *("engaging", "uses_knowledge", "overall"),
-            *("understandable", "natural", "maintains_context"),
-        ),
+        tuple("engaging uses_knowledge overall understandable natural maintains_context".split()),
     ),
     _Format("output_sent", {"sources": "input_sent"}, "model", ("preservation",)),
     _Format("summary", {"sources": "document"}, "system", ("consistency", "relevance")),

@@ -74,7 +74,7 @@ class Outputs:
 def score_rated(
     rated: Rated, components: Mapping[str, Component], outputs: Outputs
 ) -> dict[str, Scores]:
-    """Score a rated file, and write the scores if a file for them is requested.
+    """Score a rated file, and write texts, `rating/<name>` and `score/<name>` if a file is given.
 
     Returns:
         Arrays of shape (n,) by name; NaN for samples that failed.
@@ -90,20 +90,11 @@ def score_rated(
     with in_process() as score_shards:
         shard = Shard(0, rated.samples, places)
         scores = score_in_memory(components, shard, score_shards)
-    write_scores(rated, scores, outputs)
-    return scores
-
-
-def write_scores(rated: Rated, scores: Mapping[str, Scores], outputs: Outputs) -> None:
-    """Write texts, ratings and scores of the rows, if a file for them is requested.
-
-    The file has columns `rating/<name>` and `score/<name>`.
-    """
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}
-        content = encode_rows(outputs.scores.suffix, _to_rows(rated), columns)
-        write_whole(outputs.scores, content)
+        write_whole(outputs.scores, encode_rows(outputs.scores.suffix, _to_rows(rated), columns))
+    return scores
 
 
 def report_correlations(

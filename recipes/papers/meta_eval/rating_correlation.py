@@ -10,12 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    check_options,
-    draw_clusters,
-    row_weights,
-)
+from ctrlreward.functional.bootstrap import Estimate, check_options, draw_clusters, row_weights
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -153,14 +148,13 @@ def system_correlations(
     are ties.
 
     Args:
-        scores: Shape (n,). NaN marks a failed sample and leaves the row out.
-        ratings: Shape (n,); NaN leaves the row out.
+        scores: As in `sample_correlations`.
+        ratings: As in `sample_correlations`.
         systems: System that wrote each row, shape (n,); None leaves the row out.
-        clusters: Cluster of each row, shape (n,), ideally the input shared by all systems; None
-            makes every row its own cluster.
-        confidence: Share of the draws inside the intervals, in (0, 1).
-        resamples: Number of draws.
-        seed: Random seed; the same seed gives the same intervals.
+        clusters: Cluster of each row, ideally the input shared by all systems.
+        confidence: As in `sample_correlations`.
+        resamples: As in `sample_correlations`.
+        seed: As in `sample_correlations`.
 
     Returns:
         The correlations over systems; `failed` still counts rows. All are NaN, with a note, if
@@ -168,8 +162,7 @@ def system_correlations(
         the rows of each system belong to one cluster or no draw has a correlation.
 
     Raises:
-        ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
-            out of range.
+        ValueError: As in `sample_correlations`.
 
     Examples:
         >>> systems = ["A", "A", "B", "B", "C", "C"]
@@ -202,8 +195,7 @@ def system_correlations(
 
 def _paired(scores: npt.ArrayLike, ratings: npt.ArrayLike) -> tuple[Floats, Floats]:
     """Return both sides as float64, shape (n,) each; raise unless they pair up and are finite."""
-    x = np.asarray(scores, dtype=np.float64)
-    y = np.asarray(ratings, dtype=np.float64)
+    x, y = (np.asarray(side, dtype=np.float64) for side in (scores, ratings))
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(
             f"scores and ratings must have one item per row, got shapes {x.shape} and {y.shape}"
@@ -244,15 +236,10 @@ def _undefined(n: int, failed: int, note: str) -> RatingCorrelations:
 def _with_intervals(
     x: Floats, y: Floats, failed: int, drawn: Sequence[Floats], confidence: float, reason: str
 ) -> RatingCorrelations:
-    """Return the correlations of x and y with percentile intervals.
+    """Return the correlations of x and y, (n,) each, with percentile intervals.
 
-    Args:
-        x: One side, shape (n,).
-        y: The other side, shape (n,).
-        failed: Number of rows left out.
-        drawn: Pearson's r, Spearman's ρ and Kendall's τ-b of the draws, each of shape (draws,).
-        confidence: Share of the draws inside the intervals.
-        reason: Goes into the note if no draw has a value.
+    `drawn` are Pearson's r, Spearman's ρ and Kendall's τ-b of the draws, (draws,) each; `reason`
+    goes into the note if no draw has a value.
     """
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     estimates = []
@@ -331,13 +318,10 @@ def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats
     for first in range(0, len(x), step):
         rows = slice(first, first + step)
         signs_x, signs_y = (np.sign(side[rows, None] - side).astype(np.float32) for side in (x, y))
-        for total, pairs in zip(
-            sums, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
-        ):
-            by_clusters = np.add.reduceat(pairs, starts, axis=1)
-            total += (counts @ by_clusters.T * draws[:, members[rows]]).sum(
-                axis=1, dtype=np.float64
-            )
+        signs = (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y))
+        for total, pairs in zip(sums, signs, strict=True):
+            products = counts @ np.add.reduceat(pairs, starts, axis=1).T * draws[:, members[rows]]
+            total += products.sum(axis=1, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(sums[0] / np.sqrt(sums[1] * sums[2]))
 

@@ -211,14 +211,12 @@ class _Batches(Dataset[TransferBatch]):
         self.seed, self.shuffle_distance = data.seed, data.shuffle_distance
         self.count = data.batches_per_epoch
         most = max(map(len, data.sentences.values()))
-        # Of each style, the rows of each batch.
-        self.rows = [
-            _in_parts(
-                _by_length(_encode(data, _repeated(data.sentences[style], most)), data.seed),
-                self.count,
-            )
-            for style in data.styles
-        ]
+        self.rows: list[list[Sequence[Row]]] = []  # of each style, the rows of each batch
+        for texts in (data.sentences[style] for style in data.styles):
+            rows = _encode(data, [texts[i % len(texts)] for i in range(most)])
+            # Equally long rows are in random order.
+            rows = sorted(random.Random(data.seed).sample(rows, len(rows)), key=len)
+            self.rows.append(_in_parts(rows, self.count))
         sides = [_encode(data, [pair[i] for pair in data.pairs]) for i in range(2)]
         pairs = sorted(zip(*sides, strict=True), key=lambda pair: max(map(len, pair)))
         self.pairs = _in_parts(pairs, max(1, -(-len(pairs) // data.batch_size)))
@@ -233,30 +231,14 @@ class _Batches(Dataset[TransferBatch]):
         pairs = self.pairs[draws.integers(len(self.pairs))]
         source_pairs, source_lengths = _padded([u for u, _ in pairs])
         target_pairs, target_lengths = _padded([v for _, v in pairs])
-        return TransferBatch(
-            words=words,
-            noisy=_shuffled(words, lengths, self.shuffle_distance, draws),
-            lengths=lengths,
-            styles=torch.arange(2).repeat_interleave(len(rows) // 2),
-            source_pairs=source_pairs,
-            target_pairs=target_pairs,
-            source_lengths=source_lengths,
-            target_lengths=target_lengths,
-        )
-
-
-def _repeated(texts: Sequence[str], count: int) -> list[str]:
-    """Repeat the texts, each about equally often, up to `count`."""
-    return [texts[i % len(texts)] for i in range(count)]
+        noisy = _shuffled(words, lengths, self.shuffle_distance, draws)
+        styles = torch.arange(2).repeat_interleave(len(rows) // 2)
+        sides = source_pairs, target_pairs, source_lengths, target_lengths
+        return TransferBatch(words, noisy, lengths, styles, *sides)
 
 
 def _encode(data: TransferSentences, texts: Sequence[str]) -> list[Row]:
     return data.tokenizer(list(texts)).input_ids if texts else []
-
-
-def _by_length(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Sort by length; equally long rows are in random order."""
-    return sorted(random.Random(seed).sample(rows, len(rows)), key=len)
 
 
 def _in_parts(rows: Sequence[Item], parts: int) -> list[Sequence[Item]]:

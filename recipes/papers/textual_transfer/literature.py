@@ -96,9 +96,7 @@ def write_literature(
         random.Random(seed).shuffle(sentences)
     settings = {
         "files": files,
-        "words": list(words),
-        "dev": dev,
-        "test": test,
+        **{"words": list(words), "dev": dev, "test": test},
         "names": getattr(names, "__qualname__", names if isinstance(names, str) else repr(names)),
         "sentence_splitter": sentence_splitter,
         "seed": seed,
@@ -106,17 +104,13 @@ def write_literature(
     report = {"settings": settings, "styles": counts}
     with whole_folder(destination) as unfinished:
         for number, (style, sentences) in enumerate(corpora.items()):
-            splits = {
-                "train": sentences[dev + test :],
-                "dev": sentences[:dev],
-                "test": sentences[dev : dev + test],
-            }
-            for split, part in splits.items():
+            ends = {"dev": (0, dev), "test": (dev, dev + test), "train": (dev + test, None)}
+            for split, (first, end) in ends.items():
+                part = sentences[first:end]
                 counts[style][split] = len(part)
                 write_whole(unfinished / f"{split}.{number}", "".join(f"{s}\n" for s in part))
             for name in (PERSON, LOCATION):
-                uses = (sentence.split().count(name.lower()) for sentence in sentences)
-                counts[style][name] = sum(uses)
+                counts[style][name] = sum(s.split().count(name.lower()) for s in sentences)
         write_whole(unfinished / _REPORT, json.dumps(report, indent=1) + "\n")
     return report
 
@@ -146,12 +140,8 @@ def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
     """Return the sentences of files of running text, with their original capitalization."""
     split = find_splitter(sentence_splitter)
     texts = ("".join(read_lines([path])) for path in paths)
-    return [
-        sentence
-        for text in texts
-        for paragraph in split_paragraphs(text)
-        for sentence in split(paragraph)
-    ]
+    paragraphs = (paragraph for text in texts for paragraph in split_paragraphs(text))
+    return [sentence for paragraph in paragraphs for sentence in split(paragraph)]
 
 
 def _with_names_replaced(
@@ -178,7 +168,8 @@ def _usable(sentences: Sequence[str], words: tuple[int, int], counts: dict[str, 
     """Return the distinct sentences that are kept, and count the others by reason."""
     kept: dict[str, str] = {}
     dropped = dict.fromkeys(("unknown words", "no final mark", "length", "repeated"), 0)
-    for text in map(_separated, sentences):
+    for sentence in sentences:
+        text = separate_words(_PLACEHOLDER.sub(r" \g<0> ", sentence))
         key = matching_key(text)
         if "<unk>" in key:
             dropped["unknown words"] += 1
@@ -192,11 +183,6 @@ def _usable(sentences: Sequence[str], words: tuple[int, int], counts: dict[str, 
             kept[key] = text
     counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
     return list(kept.values())
-
-
-def _separated(sentence: str) -> str:
-    """Return a sentence as tokenized corpora have it, with a space around each placeholder."""
-    return separate_words(_PLACEHOLDER.sub(r" \g<0> ", sentence))
 
 
 def _drop_shared(corpora: dict[str, list[str]], counts: Mapping[str, dict[str, int]]) -> None:

@@ -99,12 +99,7 @@ def critic_loss(
 ) -> Tensor:
     """Return eq. 7, mean[D′(h̃) - D′(h)] + ξ · `gradient_penalty`, which D′ minimises.
 
-    Args:
-        critic: D′; states of shape (n, steps, width) → shape (n,).
-        real: Real states, shape (n, steps, width).
-        fake: Transferred states, same shape.
-        share: ε of each pair; see `gradient_penalty`.
-        penalty: ξ.
+    `penalty` is ξ, and the other arguments are as in `gradient_penalty`.
     """
     gap = wasserstein_gap(critic(real), critic(fake))
     return gap + penalty * gradient_penalty(critic, real, fake, share)

@@ -54,13 +54,9 @@ class NameRecognizer(FrozenModel):
         """Return the sentences in the same order, with names replaced."""
         if not sentences:
             return []
-        read = text_reader(self.tokenizer, sentences)(
-            list(sentences),
-            return_offsets_mapping=True,
-            truncation=True,
-            max_length=self.max_tokens,
-            verbose=False,
-        )
+        cut = {"truncation": True, "max_length": self.max_tokens, "verbose": False}
+        reader = text_reader(self.tokenizer, sentences)
+        read = reader(list(sentences), return_offsets_mapping=True, **cut)
 
         def labels(output: Any, mask: Tensor) -> list[Any]:
             best = output.logits.argmax(-1).cpu().numpy()

@@ -127,16 +127,15 @@ class Generator(nn.Module):
             states.append(state[0])
             if len(states) <= steps:
                 logits = self.logits(state[0])
-                if temperature:
-                    words = F.gumbel_softmax(logits, temperature)
-                else:
-                    words = logits.softmax(dim=-1)
+                words = F.gumbel_softmax(logits, temperature) if temperature else logits.softmax(-1)
                 inputs = (words @ embeddings)[:, None]
         return torch.stack(states, dim=1)
 
     @torch.no_grad()
     def write(self, embeddings: Tensor, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """Return the likeliest words one by one, without gradients and without dropout.
+
+        Padding, `<go>` and `<unk>` are never written.
 
         Args:
             embeddings: Embedding of each word, shape (V, embedding_size).
@@ -200,16 +199,9 @@ def _windows(states: Tensor, size: int) -> Tensor:
 
 
 class TransferNetworks(nn.Module):
-    """Encoder and generator over one table of word embeddings.
+    """Encoder and generator over one table of word embeddings, drawn at random, of norm 1.
 
-    The embeddings are drawn at random and scaled to norm 1.
-
-    Args:
-        vocabulary_size: Number of words, V; for the reserved ids see `vocabulary.py`.
-        embedding_size: Width of the word embeddings.
-        style_size: Width of y.
-        content_size: Width of z.
-        dropout: Dropout probability of the inputs, and before the output layer.
+    Arguments are as in `Generator`; for the reserved ids see `vocabulary.py`.
     """
 
     def __init__(
@@ -241,8 +233,7 @@ class TransferNetworks(nn.Module):
     def unfold(self, words: Tensor, styles: Tensor, content: Tensor) -> Tensor:
         """Return the generator's states over given words, shape (n, words + 2, width).
 
-        The first is [y ; z], the second the state after `<go>`; the logits of the i-th word follow
-        from state i + 1.
+        The logits of the i-th word follow from state i + 1.
         """
         inputs = self.embedding(F.pad(words, (1, 0), value=GO))
         return self.generator.unfold(inputs, self.generator.start(styles, content))
@@ -255,18 +246,7 @@ class TransferNetworks(nn.Module):
         return self.generator.unfold_self_fed(self.embedding.weight, start, steps, temperature)
 
     def write(self, styles: Tensor, content: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-        """Return the likeliest words one by one, without gradients and without dropout.
-
-        Padding, `<go>` and `<unk>` are never written.
-
-        Args:
-            styles: Style to write in, shape (n,).
-            content: z, shape (n, content_size).
-            steps: Most words of a sentence.
-
-        Returns:
-            Ids, padded by `<eos>`, shape (n, words), and number of words of each, shape (n,).
-        """
+        """Return the likeliest words; see `Generator.write`."""
         start = self.generator.start(styles, content)
         return self.generator.write(self.embedding.weight, start, steps)
 

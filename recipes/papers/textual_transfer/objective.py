@@ -68,9 +68,8 @@ def discriminator_losses(
     losses = {}
     for style, discriminator in enumerate(discriminators):
         real, fake = states.of_style(style)
-        losses[f"discriminator_{style}"] = discriminator_loss(
-            discriminator(real), discriminator(fake)
-        )
+        loss = discriminator_loss(discriminator(real), discriminator(fake))
+        losses[f"discriminator_{style}"] = loss
     for style, critic in enumerate(critics):
         real, fake = states.of_style(style)
         share = torch.rand(len(real), device=real.device, dtype=real.dtype)
@@ -86,21 +85,15 @@ def adversarial_losses(
 ) -> dict[str, Tensor]:
     """Return the parts of -eq. 3 and -eq. 7 that encoder and generator minimise, over both styles.
 
-    Args:
-        states: States with gradients.
-        discriminators: Discriminators of style 0 and of style 1.
-        critics: The second pair, or none.
-        form: Form of eq. 3; see `losses.generator_loss`.
+    Arguments are as in `discriminator_losses`, but for states with gradients and the form of eq. 3
+    (see `losses.generator_loss`).
     """
     pairs = [states.of_style(style) for style in (0, 1)]
-    losses = {
-        "adversarial": torch.stack(
-            [
-                generator_loss(discriminator(real), discriminator(fake), form)
-                for discriminator, (real, fake) in zip(discriminators, pairs, strict=True)
-            ]
-        ).sum()
-    }
+    parts = [
+        generator_loss(discriminator(real), discriminator(fake), form)
+        for discriminator, (real, fake) in zip(discriminators, pairs, strict=True)
+    ]
+    losses = {"adversarial": torch.stack(parts).sum()}
     if critics:
         gaps = [
             wasserstein_gap(critic(real), critic(fake))
@@ -151,12 +144,11 @@ def transfer_losses(
         logits, mask = networks.generator.logits(states_over[:, 1:]), _mask(written, counts)
         inputs, k = pad(written, (1, 0), value=GO), len(written) // 2
         halves = [(1, slice(0, k)), (0, slice(k, None))]  # sentences of style 0 are written in 1
-        losses["language"] = torch.stack(
-            [
-                language_loss(language_models[style](inputs[rows]), logits[rows], mask[rows])
-                for style, rows in halves
-            ]
-        ).sum()
+        parts = [
+            language_loss(language_models[style](inputs[rows]), logits[rows], mask[rows])
+            for style, rows in halves
+        ]
+        losses["language"] = torch.stack(parts).sum()
     return losses
 
 

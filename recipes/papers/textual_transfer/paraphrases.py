@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from pytorch_lightning.utilities import rank_zero_info
 
@@ -117,46 +118,9 @@ def _mean_of(odds: dict[str, float], text: str) -> float:
     return sum(abs(odds.get(word, 0.0)) for word in words) / len(words)
 
 
-# Interchangeable phrases; with `>`, only the second for the first. Tokenized, lower
-# case. None that has a second common sense in the same place ("happy hour", "really liked").
-_PHRASES = """
-very > really; very much > so much; the very best > the absolute best; extremely > very
-super > very; incredibly > very; so very > very
-definitely = certainly; absolutely > completely; totally = completely; probably > most likely
-maybe = perhaps; especially = particularly; mostly = mainly; almost = nearly; usually = normally
-often = frequently; immediately = right away; unfortunately = sadly
-luckily = fortunately; obviously = clearly; basically > essentially; actually > in fact
-eventually = in the end; currently > at present; quickly > rapidly; right now > at the moment
-a lot of = lots of; tons of > lots of; plenty of > lots of; several > a few; a couple of > a few
-a little bit of > some; a bit of > some; all of the = all the; most of the time > usually
-everyone = everybody; anyone = anybody; someone = somebody; no one = nobody
-every time = each time; the whole = the entire; as well . = too .
-, but = , yet; because of = due to; even though = although
-instead of = rather than; except for = apart from; next to = beside; close to = near
-until = till; in order to > to; overall , = all in all ,; so far = until now; of course > naturally
-as usual = as always; however , > still ,; on top of that > in addition; about _num_ = around _num_
-over _num_ = more than _num_; less than _num_ = under _num_; at least _num_ > _num_ or more
-this place = this spot; this restaurant > this eatery; this location > this place
-the staff > the team; employees = workers; waitress > server; waiter > server; kids = children
-these guys > these people; folks > people; mom = mother; dad = father; movie = film
-photos = pictures; the store = the shop; this store = this shop; the price > the cost
-appetizers = starters; veggies = vegetables; beverages > drinks; restroom = bathroom
-neighborhood > area; my car = my vehicle; employee = worker; a guy > a man; the guy > the man
-would recommend > would suggest; highly recommend > strongly recommend; enjoyed > liked
-bought = purchased; needed to > had to; have to = need to; has to = needs to
-decided to = chose to; wanted to > wished to; started to = began to; showed up = arrived
-seems to = appears to; looks like = seems like; will return = will come back = will be back
-will go back > will return; would go back > would return; 'll be back = 'll return = 'll come back
-be coming back > be returning; be going back > be returning; stopped by = dropped by
-stop by = drop by; helped > assisted; fixed = repaired; thank you for = thanks for
-found out > learned; went to the > visited the; went to this > visited this
-great > excellent; wonderful = fantastic; awesome = amazing; delicious = tasty; yummy > tasty
-awful = terrible = horrible; large > big; enormous > huge; inexpensive > cheap
-expensive = pricey; nice = pleasant; rude > impolite; ok = okay; happy with = pleased with
-impressed with = impressed by; disappointed with = disappointed in; pretty good > quite good
-pretty nice > quite nice; pretty cool > quite cool; pretty decent > quite decent
-pretty bad > quite bad; tiny > very small; difficult to = hard to
-"""
+# Interchangeable phrases; with `>`, only the second for the first. Tokenized, lower case. None that
+# has a second common sense in the same place ("happy hour", "really liked").
+_PHRASES = files(__package__).joinpath("phrases.txt").read_text("utf-8")
 
 _AUXILIARIES = "do|does|did|is|are|was|were|has|have|had|would|could|should"
 _SUBJECTS = "i|you|he|she|it|we|they"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 PERSON, LOCATION = "-PERSON-", "-LOCATION-"
@@ -70,8 +70,15 @@ def split_paragraphs(text: str) -> list[str]:
     start, end = _GUTENBERG_START.search(text), _GUTENBERG_END.search(text)
     text = text[start.end() if start else 0 : end.start() if end else len(text)]
     words = frozenset(re.findall(r"\w+", text.lower()))
-    text = _BROKEN_WORD.sub(lambda broken: _joined(broken, words), text)
-    return list(filter(None, map(_clean, _paragraphs(text.split("\n")))))
+
+    def joined(broken: re.Match[str]) -> str:
+        first, second = broken.groups()
+        return first + ("" if (first + second).lower() in words else "-") + second
+
+    paragraphs = _paragraphs(_BROKEN_WORD.sub(joined, text).split("\n"))
+    for pattern, replacement in _MARKS:
+        paragraphs = [pattern.sub(replacement, paragraph) for paragraph in paragraphs]
+    return list(filter(None, map(str.strip, paragraphs)))
 
 
 def replace_names(sentences: Sequence[str]) -> list[str]:
@@ -120,26 +127,16 @@ def replace_names(sentences: Sequence[str]) -> list[str]:
     return [_RUN.sub(placeholders, text) for text in sentences]
 
 
-def _joined(broken: re.Match[str], words: frozenset[str]) -> str:
-    first, second = broken.groups()
-    return first + ("" if (first + second).lower() in words else "-") + second
-
-
-def _paragraphs(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines between empty lines and headings, joined."""
+def _paragraphs(lines: Sequence[str]) -> list[str]:
+    """Return the lines between empty lines and headings, joined."""
+    found: list[str] = []
     paragraph: list[str] = []
     for line in map(str.strip, lines):
         continues = bool(paragraph) and not _ENDED.search(paragraph[-1])
         capitals = line.upper() == line and line.lower() != line
         if not line or _HEADING.fullmatch(line) or (capitals and not continues):
-            yield " ".join(paragraph)
+            found.append(" ".join(paragraph))
             paragraph = []
         else:
             paragraph.append(line)
-    yield " ".join(paragraph)
-
-
-def _clean(text: str) -> str:
-    for pattern, replacement in _MARKS:
-        text = pattern.sub(replacement, text)
-    return text.strip()
+    return [*found, " ".join(paragraph)]

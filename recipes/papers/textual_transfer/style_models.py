@@ -262,13 +262,8 @@ class StyleModels:
                 f"Set a learning_rate below {self.learning_rate:g}."
             )
         model.load_state_dict(weights)
-        return model.cpu(), {
-            "style": style,
-            "sentences": len(kept),
-            "held_out_sentences": count,
-            "perplexity": best,
-            "epoch": best_epoch,
-        }
+        report = {"style": style, "sentences": len(kept), "held_out_sentences": count}
+        return model.cpu(), {**report, "perplexity": best, "epoch": best_epoch}
 
 
 def _start_from_frequencies(model: StyleLanguageModel, rows: Sequence[list[int]]) -> None:

@@ -12,7 +12,7 @@ from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import SentenceScores, weighted_transfer
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import TransferQuality
-from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.base import Component, score
 
 _CANDIDATES = 200
 _SOURCES = 50
@@ -112,26 +112,12 @@ class CorpusTransfer:
 
 
 def corpus_transfer(
-    accuracy: Scores,
-    similarity: Scores,
-    log_likelihood: Scores,
-    tokens: Scores,
-    *,
-    thresholds: tuple[float, float, float, float],
+    scores: SentenceScores, thresholds: tuple[float, float, float, float]
 ) -> CorpusTransfer:
-    """Return the scores of a corpus from the scores of its n sentences.
+    """Return the scores of a corpus from the scores of its sentences; `thresholds` are t1 to t4.
 
-    Args:
-        accuracy: 1 for a sentence with the target label, 0 for another, shape (n,).
-        similarity: Cosine with the source, shape (n,).
-        log_likelihood: Mean token log-probability, shape (n,).
-        tokens: Number of tokens, shape (n,).
-        thresholds: t1 to t4 of eq. 1.
-
-    Returns:
-        Scores over the sentences without a NaN; NaN if there are none.
+    Sentences that failed are left out; NaN if none is left.
     """
-    scores = SentenceScores(accuracy, similarity, log_likelihood, tokens)
-    figures = weighted_transfer(scores, np.ones((1, len(accuracy))), thresholds)
+    figures = weighted_transfer(scores, np.ones((1, len(scores.accuracy))), thresholds)
     values = {name: value.item() for name, value in figures.items()}
     return CorpusTransfer(**values, failed=int(scores.failed.sum()))

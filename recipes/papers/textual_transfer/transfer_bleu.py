@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,8 @@ class Bleu(NamedTuple):
     signature: str
 
 
-class _NoSynonyms:
-    """Replacement of NLTK's WordNet, whose data NLTK downloads apart from the package."""
-
-    def synsets(self, word: str) -> tuple[()]:
-        """Return no synonyms of a word."""
-        return ()
+# Replacement of NLTK's WordNet, whose data NLTK downloads apart from the package.
+_NO_SYNONYMS = SimpleNamespace(synsets=lambda word: ())
 
 
 def read_references(files: dict[str, str]) -> Samples:
@@ -58,13 +55,8 @@ def read_references(files: dict[str, str]) -> Samples:
                 raise ValueError(f"{file}:{number} must be source ⇥ reference, got {line!r}")
             rows.append((columns[0], columns[1], target))
     sources, references, labels = zip(*rows, strict=True) if rows else ((), (), ())
-    return Samples(
-        texts=[""] * len(rows),
-        prefixes=[""] * len(rows),
-        sources=sources,
-        references=references,
-        labels=labels,
-    )
+    empty = [""] * len(rows)
+    return Samples(empty, empty, labels=labels, sources=sources, references=references)
 
 
 def reference_bleu(samples: Samples) -> Bleu:
@@ -115,6 +107,6 @@ def meteor(texts: Sequence[str], targets: Sequence[Any]) -> Scores:
     `reference_bleu`. An empty text has 0.
     """
     score = import_extra("nltk.translate.meteor_score", "METEOR").single_meteor_score
-    words = (tuple(separate_words(each).split() for each in pair) for pair in zip(
-        targets, texts, strict=True))  # fmt: skip
-    return np.array([score(*pair, wordnet=_NoSynonyms()) for pair in words], float)
+    sides = ([separate_words(each).split() for each in side] for side in (targets, texts))
+    pairs = zip(*sides, strict=True)
+    return np.array([score(*pair, wordnet=_NO_SYNONYMS) for pair in pairs], float)

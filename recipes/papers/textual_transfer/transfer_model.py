@@ -217,12 +217,8 @@ class TextualTransfer(pl.LightningModule):
             self.manual_backward(total)
         clip_grad_norm_(self.networks.parameters(), self.options.gradient_norm)
         writer.step()
-        logged: dict[str, Tensor | float] = {
-            **judged,
-            **losses,
-            "total": total,
-            "poor_discriminators": float(poor),
-        }
+        logged: dict[str, Tensor | float] = {**judged, **losses, "total": total}
+        logged["poor_discriminators"] = float(poor)
         size = len(batch.words) // 2
         self.log_dict({f"loss/{name}": value for name, value in logged.items()}, batch_size=size)
 

@@ -163,7 +163,7 @@ class TransferReport(pl.Callback):
                 figures[name]["bleu"], report["bleu_signature"] = reference_bleu(each)
                 figures[name]["meteor"] = reference_meteor(each)
             report["meteor_of_source"] = _meteor_of_source(systems, scores, translations)
-            lines = _translation_lines(self.references, translations)
+            lines = _lines(self.references, translations)
             write_whole(self.folder / "translations.jsonl", lines)
         write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))
         content = json.dumps(report, indent=2, ensure_ascii=False)
@@ -229,7 +229,7 @@ class TransferReport(pl.Callback):
         return path
 
     def _figures(self, scores: SentenceScores) -> dict[str, Any]:
-        corpus = asdict(corpus_transfer(*scores, thresholds=self.quality.thresholds))
+        corpus = asdict(corpus_transfer(scores, self.quality.thresholds))
         return {"failed": corpus.pop("failed"), **{k: finite_or_none(v) for k, v in corpus.items()}}
 
     def _difference(self, before: SentenceScores, after: SentenceScores) -> dict[str, Any]:
@@ -311,34 +311,22 @@ def _training_sentences(trainer: pl.Trainer) -> Mapping[str, Sequence[str]]:
 
 
 def _lines(
-    prompts: Samples, systems: Mapping[str, Samples], scores: Mapping[str, SentenceScores]
+    prompts: Samples,
+    outputs: Mapping[str, Samples],
+    scores: Mapping[str, SentenceScores] | None = None,
 ) -> str:
-    sources, labels = prompts.require("sources", "report"), prompts.require("labels", "report")
-    return "".join(
-        json_line(
-            {
-                "source": sources[i],
-                "label": labels[i],
-                "outputs": {name: each.texts[i] for name, each in systems.items()},
-                "scores": {
-                    name: {key: finite_or_none(x[i]) for key, x in each._asdict().items()}
-                    for name, each in scores.items()
-                },
-            }
-        )
-        for i in range(len(prompts))
-    )
-
-
-def _translation_lines(references: Samples, translations: Mapping[str, Samples]) -> str:
+    """Return a JSON line a prompt: its columns, its outputs by system, and their scores."""
     names = {"source": "sources", "label": "labels", "reference": "references"}
-    columns = {key: references.require(name, "report") for key, name in names.items()}
-    return "".join(
-        json_line(
-            {
-                **{key: column[i] for key, column in columns.items()},
-                "outputs": {name: each.texts[i] for name, each in translations.items()},
+    own = prompts.columns()
+    columns = {key: own[name] for key, name in names.items() if name in own}
+    rows: list[dict[str, Any]] = []
+    for i in range(len(prompts)):
+        row: dict[str, Any] = {key: column[i] for key, column in columns.items()}
+        row["outputs"] = {name: each.texts[i] for name, each in outputs.items()}
+        if scores is not None:
+            row["scores"] = {
+                name: {key: finite_or_none(x[i]) for key, x in each._asdict().items()}
+                for name, each in scores.items()
             }
-        )
-        for i in range(len(references))
-    )
+        rows.append(row)
+    return "".join(map(json_line, rows))

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 from tiny_models import save_bert
-from transformers import BertModel
+from torchmetrics.functional.text.bert import bert_score
+from transformers import AutoModel, AutoTokenizer, BertModel
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
@@ -229,11 +230,30 @@ def test_overlaps_are_with_the_source_or_the_facts(encoder: str) -> None:
     for rating in ("engaging", "overall"):
         value = pearson(expected, ratings(DIALOGS, rating))
         assert values[rating, "rouge1"] == pytest.approx(value, abs=1e-5)
-    copied = overlaps(Samples(["we sail every day here"], sources=["we sail every day here"]))
-    assert {name: round(float(score[0]), 6) for name, score in copied.items()} == dict.fromkeys(
-        ("bleu", "chrf", "rouge1", "rouge2", "rougeL"), 100
+    texts = ["we sail every day here", "no"]
+    copied = overlaps(Samples(texts, sources=[texts[0]] * 2), encoder)
+    assert {name: round(float(score[0]), 4) for name, score in copied.items()} == {
+        **dict.fromkeys(("bleu", "chrf", "rouge1", "rouge2", "rougeL", "bertscore"), 100),
+        "meteor": 99.6,  # five words in one chunk: 1 - 0.5 · (1 / 5)³
+    }
+    assert copied["rougeL"][1] == copied["meteor"][1] == 0
+
+
+def test_bertscore_equals_the_one_of_torchmetrics(encoder: str) -> None:
+    model, tokenizer = (
+        AutoModel.from_pretrained(encoder).eval(),
+        AutoTokenizer.from_pretrained(encoder),
     )
-    assert overlaps(Samples(["no"], sources=["we sail every day here"]))["rougeL"] == 0
+
+    def embedded(model: Any, batch: dict[str, Any]) -> Any:
+        return model(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+
+    texts, facts = ([row[key].strip() for row in DIALOGS] for key in ("response", "fact"))
+    options = {"model": model, "user_tokenizer": tokenizer, "user_forward_fn": embedded}
+    # One by one: it sorts the texts and the others of a batch by their own lengths.
+    expected = [bert_score([a], [b], **options)["f1"] for a, b in zip(texts, facts, strict=True)]
+    found = overlaps(Samples(texts, contexts=facts), encoder)["bertscore"]
+    assert found == pytest.approx(100 * np.array(expected, float), abs=1e-3)
 
 
 def test_transfers_in_one_direction_and_both(

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ctrlreward.cli import main
-from ctrlreward.recipes.papers.li2018.win_rates import TABLE_4, win_rates
+from ctrlreward.recipes.papers.li2018.win_rates import win_rates
+from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 
 QUESTIONS = ("transfer", "semantics", "fluency")
 SOURCES = [f"the {thing} was cold ." for thing in ("soup", "room", "bus", "play", "tea", "inn")]
@@ -181,12 +182,16 @@ def test_the_command_prints_rates_beside_the_papers(
 
 def test_the_papers_rates_are_the_facts(papers_dir: Path) -> None:
     facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
-    for (corpus, first, second), rows in TABLE_4.items():
+    for each in PUBLISHED["table_4"]:
+        corpus, first, second = each["pair"]
+        rows = [each[question] for question in QUESTIONS]
         (row,) = re.findall(rf"^\| {corpus} {first}, {second} \|(.*)\|$", facts, re.MULTILINE)
         shown = [cell.strip().replace("−", "-") for cell in row.split("|")]
         rates = [[" / ".join(map(str, each[:3])), *map(str, each[3:])] for each in rows]
         assert shown == [", ".join(each) for each in rates]
-    assert len(TABLE_4) == len(re.findall(r"^\| (?:Yelp|Lit\.) M", facts, re.MULTILINE))
+    assert len(PUBLISHED["table_4"]) == len(
+        re.findall(r"^\| (?:Yelp|Lit\.) M", facts, re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize(

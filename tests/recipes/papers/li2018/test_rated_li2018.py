@@ -20,6 +20,7 @@ from scipy import stats
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.recipes.papers.li2018 import system_outputs
 from ctrlreward.recipes.papers.li2018.metric_validity import style_match
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column, read_li2018
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -206,7 +207,7 @@ def test_judges_can_read_separated_words(
         return score_samples(judge, samples)
 
     monkeypatch.setattr(RatedJudge, "score_samples", reading)
-    monkeypatch.setattr(f"{MODULE}.separate_words", lambda text: f" {text} ")
+    monkeypatch.setattr(system_outputs, "separate_words", lambda text: f" {text} ")
     run()
     assert not any(text.startswith(" ") for text in read)
     read.clear()

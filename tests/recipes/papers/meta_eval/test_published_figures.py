@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from ctrlreward.cli import main
-from ctrlreward.recipes.papers.meta_eval.published_figures import PUBLISHED, best_model, published
+from ctrlreward.recipes.papers.meta_eval.published_figures import (
+    PUBLISHED,
+    best_model,
+    lacking,
+    published,
+)
 
 # Tables of which the list of published correlations has nothing.
 BESIDES = ("CTC Table F.5", "CTC Table F.6")
@@ -56,6 +61,18 @@ def test_the_best_model_of_a_kind_is_no_baseline_and_no_ablation() -> None:
     assert best_model(baselines, "CTC E", strict=True) is None
 
 
+def test_a_figure_is_there_or_named_as_lacking() -> None:
+    """Of the topics' baselines, and of Table F.5, none is there that is said to be lacking."""
+    (topics,) = lacking("data_topic.txt")
+    assert "63" in topics
+    assert {f.model.partition(" ")[0] for f in published("data_topic.txt")} == {"CTRLEval"}
+    (chat,) = lacking("elsewhere/persona_chat.json")
+    assert "of the 12 figures of Table F.5 all except E's two" in chat
+    assert [f.model for f in published("persona_chat.json") if "F.5" in f.source] == ["CTC E"] * 2
+    assert lacking("human_ratings_yelp.csv") == lacking("yelp.json") != ()
+    assert lacking("data_senti.txt") == lacking("mine.jsonl") == ()
+
+
 def test_li2018_stands_beside_transfers_of_other_texts() -> None:
     figures = published("human_ratings_yelp.csv", "preservation", "topic", "system")
     assert {figure.file for figure in figures} == {"mir2019 yelp"}
@@ -85,8 +102,10 @@ def test_the_best_or_all_models_are_printed(
     best = capsys.readouterr().out
     main([*chat, "--published=all"])
     everything = capsys.readouterr().out
-    assert "--published all shows the rest" in best
-    assert "--published all shows the rest" not in everything
+    assert "--published all shows all of its figures that the package has" in best
+    assert "--published all" not in everything
+    assert "not in this package: the baselines of Tables F.1 and F.2" in everything
+    assert "not in this package" not in best
     for level in ("sample", "system"):
         figures = published("persona_chat.json", "engagingness", "engaging", level)
         shown = best_model(figures)

@@ -14,7 +14,8 @@ from scipy import stats
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
-from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.functional.transfer import SentenceScores, adjusted_gm
+from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import corpus_transfer
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import (
     compare_at_equal_accuracy,
@@ -24,12 +25,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
     common_accuracy,
     read_transfer_run,
 )
-from ctrlreward.recipes.papers.textual_transfer.transfer_table import (
-    TABLE_2,
-    TABLE_3,
-    TABLE_6,
-    write_tables,
-)
+from ctrlreward.recipes.papers.textual_transfer.transfer_table import write_tables
 from ctrlreward.scorers.records import write_scored_samples
 
 THRESHOLDS = (10.0, 0.0, 97.0, -37.0)
@@ -50,7 +46,7 @@ def write_run(
             "log_likelihood": likelihood + random.uniform(-0.2, 0.2, N),
             "tokens": np.full(N, 4.0),
         }
-        corpus = corpus_transfer(*scores.values(), thresholds=THRESHOLDS)
+        corpus = corpus_transfer(SentenceScores(*scores.values()), THRESHOLDS)
         if not tokens:
             del scores["tokens"]
         samples = Samples(
@@ -96,6 +92,7 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
     main(["papers", "transfer-table", *folders[:2], "--output", folders[2]])
     text = (tmp_path / "out" / "table.md").read_text()
     assert capsys.readouterr().out == text
+    assert "of which the package lacks the six rows of earlier models" in text
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     table = json.loads((tmp_path / "out" / "table.json").read_text())
     assert table["accuracy"] == 0.8
@@ -103,7 +100,7 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
         nearest = run["nearest"]
         shown = [f"{nearest[key]:.3f}" for key in ("accuracy", "similarity")]
         shown += [f"{nearest[key]:.1f}" for key in ("perplexity", "gm")]
-        accuracy, similarity, perplexity, gm = TABLE_2[model]
+        accuracy, similarity, perplexity, gm = PUBLISHED["table_2"][model]
         paper = [f"{accuracy:.3f}", f"{similarity:.3f}", f"{perplexity:.1f}", f"{gm:.1f}"]
         assert [run["run"], str(nearest["step"]), *shown, *paper] in lines
     assert [run["nearest"]["step"] for run in table["runs"]] == [200, 300]
@@ -222,9 +219,9 @@ def test_the_trend_is_scipys_rank_correlation_or_undefined(tmp_path: Path) -> No
 def test_the_papers_figures_are_those_of_the_facts(papers_dir: Path) -> None:
     facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:]] for line in facts.splitlines()]
-    rows = [row for row in rows if row[0:1] and row[0] in TABLE_2 and len(row) == 10]
-    for table, first in ((TABLE_2, 1), (TABLE_3, 5)):
-        assert {row[0]: tuple(map(float, row[first : first + 4])) for row in rows} == table
+    rows = [row for row in rows if row[0:1] and row[0] in PUBLISHED["table_2"] and len(row) == 10]
+    for table, first in ((PUBLISHED["table_2"], 1), (PUBLISHED["table_3"], 5)):
+        assert {row[0]: list(map(float, row[first : first + 4])) for row in rows} == table
         for *found, gm in table.values():  # eq. 1 of the printed figures, within their rounding
             edges = product(*((x - half, x + half) for x, half in zip(found, HALVES, strict=True)))
             by_hand = [
@@ -233,6 +230,6 @@ def test_the_papers_figures_are_those_of_the_facts(papers_dir: Path) -> None:
             ]
             assert min(by_hand) - 0.05 <= gm <= max(by_hand) + 0.05
     (table_6,) = (line for line in facts.splitlines() if line.startswith("Table 6"))
-    for pairs in TABLE_6.values():
+    for pairs in PUBLISHED["table_6"].values():
         shown = "; ".join(f"{bleu:.1f}, {accuracy:.3f}" for bleu, accuracy in pairs)
         assert shown in table_6
