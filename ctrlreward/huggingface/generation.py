@@ -30,6 +30,7 @@ from ctrlreward.completion import (
     generate_across_ranks,
     unclear_input,
 )
+from ctrlreward.extras import import_extra
 from ctrlreward.held_out import (
     SAMPLING_NAMES,
     TABLE,
@@ -98,7 +99,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     Raises:
         TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` is not a score.
         ValueError: See `HeldOutScorer`; the samples lack a column, or do not say whether an
-            encoder-decoder reads or continues them.
+            encoder-decoder reads or continues them; the trainer is still in its `__init__`.
 
     Examples:
         >>> trainer = Trainer(model, args, eval_dataset=data)  # doctest: +SKIP
@@ -231,7 +232,7 @@ def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:
     """
     found = {}
     if "wandb" in (args.report_to or ()):
-        module = import_module("wandb")
+        module = import_extra("wandb", "report_to='wandb'")
         found[module] = module.run
     if "trackio" in (args.report_to or ()):
         module = import_module("trackio")
@@ -276,7 +277,7 @@ class TrainerGenerator:
 
     @property
     def _has_vllm(self) -> bool:
-        return bool(getattr(self.trainer, "use_vllm", False))
+        return getattr(self.trainer, "vllm_generation", None) is not None  # as TRL names it
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """Complete each prompt."""
@@ -411,10 +412,18 @@ def as_scored(samples: Samples, plain: Sequence[str] | None) -> Samples:
 
 
 def check_trainer(trainer: object, callback: object) -> None:
-    """Raise a TypeError if the first argument of a callback is not a trainer."""
+    """Raise if the first argument of a callback is not a trainer, or one that is incomplete.
+
+    ms-swift makes its callbacks before the model, the tokenizer and the state are in place.
+    """
+    name = type(callback).__name__
     if not isinstance(trainer, Trainer):
-        name = type(callback).__name__
         raise TypeError(
             f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}. Create the "
             f"trainer first, then call trainer.add_callback({name}(trainer, scores, samples))."
+        )
+    if "callback_handler" not in vars(trainer):
+        raise ValueError(
+            f"the trainer of this {name} is still in its __init__. Build {name} afterwards, such "
+            "as in on_init_end of a callback, and pass it to trainer.add_callback."
         )
