@@ -227,8 +227,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
 def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:
     """Return the runs with tables and alerts that a trainer reports to, each with its module.
 
-    They are of Weights & Biases and of trackio, which has the same calls. A trainer starts its runs
-    when it logs, and ends that of trackio with the training.
+    They are runs of Weights & Biases and of trackio, which has the same calls. A trainer starts its
+    runs when it logs; one of trackio ends with the training.
     """
     found = {}
     if "wandb" in (args.report_to or ()):
