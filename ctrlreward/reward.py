@@ -29,11 +29,9 @@ from ctrlreward.scorers.base import (
     Component,
     Scorer,
     Scores,
-    counted_since,
-    counters_of,
+    counted_score,
     describe_batch,
     reasons_of,
-    score,
 )
 from ctrlreward.scorers.components import ComponentLike, as_component
 
@@ -395,13 +393,12 @@ class Reward(AnyReward):
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
-        started, before = time.perf_counter(), counters_of(self.components)
-        scores = self.time_limit.run(
+        started = time.perf_counter()
+        scores, counters = self.time_limit.run(
             partial(describe_batch, self.components, samples),
-            partial(scoring_stream(self.device)(score), self.components, samples),
+            partial(scoring_stream(self.device)(counted_score), self.components, samples),
         )
         batch = self.combine(scores, time.perf_counter() - started)
-        counters = counted_since(before, counters_of(self.components))
         return replace(batch, reasons=reasons_of(self.components, samples), counters=counters)
 
     def _scorers(self) -> list[Scorer]:

@@ -41,9 +41,10 @@ def as_reward_func(
     """Return a function of n queries (prompt + completion), n prompts and n labels.
 
     The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
-    each component and `failed` (1.0 or 0.0): float32 tensors of shape (n,). In OpenRLHF every
-    sample has a reward, and NaN would spread to the advantages of other samples. So a failed sample
-    gets `failed_score`; its components are NaN in `extra_logs`.
+    each component, `failed` (1.0 or 0.0) and the sample's share of the cost of a judge,
+    `judge/cost`: float32 tensors of shape (n,). In OpenRLHF every sample has a reward, and NaN
+    would spread to the advantages of other samples. So a failed sample gets `failed_score`; its
+    components are NaN in `extra_logs`.
 
     Args:
         reward: Reward whose scores depend on one sample alone, or the arguments of `Reward`.
@@ -90,11 +91,16 @@ class _RewardFunc:
         ]
         batch = self.reward(build_samples(completions, prompts, {"label": labels}, self.columns))
         totals = _tensor(np.where(batch.failed, self.failed_score, batch.total))
-        components = {name: _tensor(values) for name, values in batch.components.items()}
+        n = len(batch.total)
+        logged = {
+            **batch.components,
+            "failed": batch.failed,
+            **{key: np.full(n, count / max(n, 1)) for key, count in batch.counters.items()},
+        }
         return {
             "rewards": totals,
             "scores": totals,
-            "extra_logs": {**components, "failed": _tensor(batch.failed)},
+            "extra_logs": {name: _tensor(values) for name, values in logged.items()},
         }
 
 

@@ -97,7 +97,8 @@ def as_async_reward_funcs(
 ) -> list[AsyncRewardFunc]:
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
-    Use it with several rewards on different devices.
+    Use it with several rewards on different devices. `AsyncGRPOTrainer` takes either, and logs the
+    total alone: it has no log for what a reward function counts.
 
     Examples:
         >>> from ctrlreward import Perplexity
@@ -117,7 +118,7 @@ def as_component_funcs(
     Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
     for `AsyncGRPOTrainer`, which takes no weights, use `as_reward_funcs`. The functions score a
     batch once between them. A sample that fails in one component is None in all, because TRL would
-    sum the others; TRL logs `<component>/fail_rate`.
+    sum the others; TRL logs `<component>/fail_rate`, and the cost of a judge as `judge/cost`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
@@ -248,6 +249,9 @@ class _Component(_RewardFunc):
         if log_metric is not None:
             for value in values:
                 log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))
+            if self.name == next(iter(batch.components)):  # once for all components
+                for key, count in batch.counters.items():
+                    log_metric(key, float(count))
         return _spread(_failed_as_none(values, batch), rows, len(completions))
 
 

@@ -12,9 +12,12 @@ The reward manager decides which of three functions you need:
 - `as_async_compute_score` for the managers of verl 0.9 (`naive`, `dapo`), which make many
   concurrent calls of one sample each. It scores concurrent samples in one batch.
 - `as_batch_compute_score` for the `batch` manager of earlier versions.
-- `as_compute_score` for managers that wait for one sample at a time; the slowest.
+- `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one:
+  it takes no coroutine, and runs the function in `reward.num_workers` processes with a copy of the
+  models each.
 
-A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; and each component. In
+A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component; and of a
+judge on a server `judge/requests`, `judge/tokens` and `judge/cost`, shared by a batch evenly. In
 verl every sample has a reward, and NaN would spread: of a score to the advantages of its group, of
 a component in `algorithm.gdpo_reward_keys` to all of the batch. So you have to choose the score of
 a failed sample, and a component that failed gets the worst value so far (`failed_components`).
@@ -241,7 +244,7 @@ class _ComputeScore:
                 result[name] = float(values[i])
             else:
                 result[name] = self._worst(name) if self.failed_components == "worst" else None
-        return result
+        return result | {key: count / len(batch.total) for key, count in batch.counters.items()}
 
     def _noted(self, batch: RewardBatch) -> RewardBatch:
         """Note the worst value of each component of a batch, and return the batch."""

@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, 
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAMES
-from ctrlreward.huggingface.generation import wandb_run
+from ctrlreward.huggingface.generation import tracked_runs
 from ctrlreward.huggingface.run_state import (
     PREFIX,
     directions,
@@ -537,8 +537,9 @@ class ProxyGuard(DecisionCallback):
 
     Decides by `ctrlreward.selection.AlarmRule`. Adds `eval_<name>/p_value` and `eval_<name>/alarm`
     (1 or 0) to the metrics of the evaluation and to `log_history`. When an alarm begins, a warning
-    is logged, and the Weights & Biases run gets an alert. To exclude checkpoints under alarm, add
-    `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this callback.
+    is logged, and the runs of Weights & Biases and trackio get an alert. To exclude checkpoints
+    under alarm, add `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this
+    callback.
 
     Args:
         proxy: Key of the optimised metric: `"reward"`, as TRL logs it, or a loss.
@@ -613,12 +614,13 @@ class ProxyGuard(DecisionCallback):
         }
         metrics.update(row)
         state.log_history.append({**row, "step": state.global_step})
-        run = wandb_run(args) if state.is_world_process_zero else None
-        if run is not None:
-            shown = {key.replace(PREFIX, "eval/", 1): value for key, value in row.items()}
+        runs = tracked_runs(args) if state.is_world_process_zero else []
+        shown = {key.replace(PREFIX, "eval/", 1): value for key, value in row.items()}
+        for _, run in runs:
             run.log({**shown, "train/global_step": state.global_step})
         if decision.alarm and not self.decider.before.alarm:
             self.say(state, decision.reason)
-            if run is not None:
-                run.alert(f"{self.name}: possible reward hacking", decision.reason, level="WARN")
+            title = f"{self.name}: possible reward hacking"
+            for module, run in runs:
+                run.alert(title, decision.reason, level=module.AlertLevel.WARN)
         self._stop = decision.alarm and self.stop

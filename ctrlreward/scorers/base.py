@@ -611,6 +611,21 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     }
 
 
+def counted_score(
+    components: Mapping[str, Component], samples: Samples
+) -> tuple[dict[str, Scores], dict[str, float]]:
+    """Return the scores of n samples, as `score` does, and what the scorers' counters grew by.
+
+    The scorers are in use meanwhile, so requests of other threads are not counted.
+    """
+    with ExitStack() as contexts:
+        for scorer in sorted({c.scorer for c in components.values()}, key=id):  # as in score
+            contexts.enter_context(locked(scorer))
+        before = counters_of(components)
+        scores = score(components, samples)
+        return scores, counted_since(before, counters_of(components))
+
+
 def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:
     """Return the reasons of n samples that were just scored, by component; only those with any."""
     found = {}

@@ -154,8 +154,12 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     async def verify(request: Request, body: _VerifyRequest) -> Response:
         """Score a response as NeMo Gym asks; the reply repeats the request, as its schema wants.
 
-        A failed sample has the reward 0, `mask_sample`, so that nothing is learned from it, and
-        `failure_reason`. Components without a score are left out.
+        `reward_components`, for GDPO, has weight × score of each component of a weighted sum: NeMo
+        RL wants their sum to be the reward. Other aggregates have none. The scores themselves are
+        fields of the reply, which NeMo Gym averages; a component without a score is left out.
+
+        A failed sample has the reward 0, as each part of it, `mask_sample`, so that nothing is
+        learned from it, and `failure_reason`.
         """
         with _rejections("response"):
             prompt = plain_text(body.responses_create_params.get("input", ""))
@@ -168,6 +172,9 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         failed = bool(batch.failed[0])
         result = body.model_dump() | {name: scores[name] for name in scores if name not in absent}
         result |= {"reward": 0.0 if failed else float(batch.total[0]), "mask_sample": failed}
+        if reward.weights is not None:
+            parts = {name: weight * scores[name] for name, weight in reward.weights.items()}
+            result["reward_components"] = dict.fromkeys(parts, 0.0) if failed else parts
         if failed:
             result["failure_kind"] = "ctrlreward:no_score"
             result["failure_reason"] = f"no finite score of {', '.join(absent) or 'the total'}"

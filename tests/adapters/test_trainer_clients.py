@@ -325,6 +325,11 @@ def test_nemo_gym_masks_a_failed_sample(
         assert value == pytest.approx(0.0 if failed else total)
         assert trace.info["nemo_gym"]["mask_sample"] is bool(failed)
         assert trace.info["nemo_gym"]["id"] == 7
+        # NeMo RL raises unless the parts sum up to the reward, and reads a missing one as 0.
+        parts = trace.info["nemo_gym"]["reward_components"]
+        assert list(parts) == ["share", "length"]
+        assert sum(parts.values()) == pytest.approx(value, rel=1e-5)
+    assert results[0][1].info["nemo_gym"]["reward_components"]["share"] == pytest.approx(2 / 4)
     shares = [trace.metrics.get("share") for _, trace in results]
     assert shares == [pytest.approx(1 / 4), None, pytest.approx(2 / 5), 0.0]
     failure = results[1][1].info["nemo_gym"]

@@ -105,6 +105,15 @@ def test_labels_and_constants_reach_the_scorer(
 LABELLED = TrainerRoutes(-9.0, {"labels": "label"})
 
 
+def test_an_aggregate_that_is_no_sum_has_no_parts(serve: Callable[..., Any], letters: Any) -> None:
+    lowest = Reward([letters["share"]], aggregate="min")
+    said = [{"role": "assistant", "content": "ab"}]
+    body = {"responses_create_params": {"input": ""}, "response": {"output": said}}
+    reply = serve(lowest, TrainerRoutes(-9.0)).client.post("/verify", json=body).json()
+    assert (reply["reward"], reply["share"]) == (0.5, 0.5)
+    assert "reward_components" not in reply
+
+
 @pytest.mark.parametrize(
     ("options", "path", "body", "place", "message"),
     [

@@ -3,13 +3,15 @@
 `reward_loop/reward_manager/naive.py` makes concurrent calls of one sample each, by keyword, and
 awaits the function if `inspect.iscoroutinefunction` is true, also for the partial in which
 `trainer/ppo/reward.py` wraps it. `reward_loop.py` makes an array for each key of the first result,
-and a float32 tensor of the scores. `workers/reward_manager/batch.py` passes lists.
+and a float32 tensor of the scores. `remote.py` refuses a coroutine function, and calls the pickled
+partial by keyword in an actor of Ray. `workers/reward_manager/batch.py` passes lists.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -121,6 +123,16 @@ def test_number_of_scorer_calls(reward, letters, way, calls) -> None:
     assert len(letters.scored) == calls
     assert letters.scored[0].labels[0] == "glad"
     assert letters.scored[0].sources[0] == "s"
+
+
+def test_the_remote_manager_gets_a_plain_function_by_keyword(reward) -> None:
+    """The pickled partial of verl, as an actor that is not this process would call it."""
+    settings = {"reward_router_address": None, "reward_model_tokenizer": None}
+    plain = partial(as_compute_score(reward, -9.0, COLUMNS), **settings)
+    assert not inspect.iscoroutinefunction(plain)
+    there = pickle.loads(pickle.dumps(plain))
+    extra = {"text": "s", "num_turns": None, "rollout_reward_scores": {}}
+    assert [there(**{**row, "extra_info": extra}) for row in rows()] == by_single_calls(reward)
 
 
 def test_later_async_calls_form_another_batch(reward, letters) -> None:

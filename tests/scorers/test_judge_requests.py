@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ import pytest
 from judge_server import Refusal, Server, serving
 
 from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
-from ctrlreward.adapters.trl import as_reward_funcs
+from ctrlreward.adapters.openrlhf import as_reward_func
+from ctrlreward.adapters.trl import as_component_funcs, as_reward_funcs
+from ctrlreward.adapters.verl import as_batch_compute_score
 from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.held_out import HeldOutScorer
@@ -223,6 +226,30 @@ def test_reasons_and_costs_of_a_reward(serve: Callable[..., Server]) -> None:
     (function,) = as_reward_funcs(reward, name="judged")
     function(prompts=["A"], completions=["B"], log_metric=lambda *pair: logged.append(pair))
     assert dict(logged)["judged/judge/cost"] == pytest.approx(0.0006)
+
+
+def test_costs_in_the_logs_of_trainers(serve: Callable[..., Server]) -> None:
+    """A batch costs the same in each: two texts at (100 · 2 + 50 · 8) / 10⁶."""
+    server = serve(in_turn(judgement(polite=3, short="no")))
+    server.usage = {"prompt_tokens": 100, "completion_tokens": 50}
+    judge = Judge("m", TWO, server.address, prompt_cost=2.0, completion_cost=8.0)
+    reward = Reward({"tone": judge["polite"], "length": judge["short"]})
+    logged: list[tuple[str, float]] = []
+    for function in as_component_funcs(reward).functions:
+        function(["A"] * 2, ["B", "C"], log_metric=lambda *pair: logged.append(pair))
+    assert [value for key, value in logged if key == "judge/cost"] == [pytest.approx(0.0012)]
+    of_verl = as_batch_compute_score(reward, -1.0)(["d"] * 2, ["D", "E"], [""] * 2, [None] * 2)
+    assert [row["judge/cost"] for row in of_verl] == [pytest.approx(0.0006)] * 2
+    of_openrlhf = as_reward_func(reward, [], -1.0)(["pF", "pG"], ["p", "p"], ["", ""])
+    assert of_openrlhf["extra_logs"]["judge/cost"].tolist() == [pytest.approx(0.0006)] * 2
+
+
+def test_a_thread_does_not_count_the_requests_of_another(serve: Callable[..., Server]) -> None:
+    server = serve(in_turn("3"))
+    reward = Reward({"warm": Judge("m", RATE, server.address)})
+    with ThreadPoolExecutor(4) as pool:
+        batches = list(pool.map(reward, [["A"], ["B"], ["C"], ["D"]]))
+    assert [batch.counters["judge/requests"] for batch in batches] == [1.0] * 4
 
 
 def test_costs_of_a_validation(serve: Callable[..., Server]) -> None:
