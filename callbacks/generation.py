@@ -43,6 +43,7 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
+from ctrlreward.sharded_weights import whole_weights
 
 
 @checked_keywords(
@@ -341,7 +342,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         """Return all texts on every rank, in the order of the prompts."""
         prompts = self.prompts[:2] if self._trial else self.prompts
         # Lightning enables mixed precision in its steps, not in this hook.
-        with trainer.precision_plugin.val_step_context():
+        with trainer.precision_plugin.val_step_context(), whole_weights(trainer.strategy.model):
             return generate_across_ranks(module, prompts, self._repeats, self.seed)
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:

@@ -1,0 +1,189 @@
+"""Script of test_sharded.py: runs whose weights two CPU ranks share, each writing its results."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from lightning_choice import (
+    LIGHTNING,
+    BeforeAfter,
+    GenerationScorer,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+    quiet_trainer,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from ctrlreward import Samples
+from ctrlreward.scorers.base import Scorer, ScoreSpec
+
+strategies = import_module(f"{LIGHTNING}.strategies")
+PROMPTS = Samples(["ab", "c", "dea", "bad", "e"])
+STEPS = 5
+
+
+class OnCPU(strategies.FSDPStrategy):
+    """FSDP1, which Lightning refuses on the CPU under its own name."""
+
+    def _setup_model(self, model: torch.nn.Module) -> FullyShardedDataParallel:
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **self.kwargs)
+
+
+class Writer(pl.LightningModule):
+    """Module with a small Llama, sharded layer by layer under FSDP2, which decodes greedily."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.name = model
+        self.model: PreTrainedModel | None = None
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.asked: list[list[str]] = []
+
+    def configure_model(self) -> None:
+        if self.model is not None:
+            return
+        self.model = AutoModelForCausalLM.from_pretrained(self.name)
+        if type(self.trainer.strategy) is strategies.ModelParallelStrategy:
+            mesh = self.device_mesh["data_parallel"]
+            for layer in self.model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        assert self.model is not None
+        self.asked.append(list(prompts))
+        texts = []
+        for prompt in prompts:  # of different lengths, and as often as this rank has prompts
+            ids = self.tokenizer(prompt, return_tensors="pt").input_ids
+            new = self.model.generate(ids, do_sample=False, max_new_tokens=3 + len(prompt))
+            texts.append(self.tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True))
+        return texts
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        assert self.model is not None
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        assert self.model is not None
+        self.log("loss", self.model(input_ids=batch, labels=batch).loss, sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(torch.arange(24).reshape(4, 6) % 5 + 2)  # type: ignore[arg-type]
+
+    val_dataloader = train_dataloader
+
+
+class ByText(Scorer):
+    """Scorer with a value that depends on the text alone."""
+
+    pointwise = True
+    specs = {"value": ScoreSpec(True, (0.0, 1.0))}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.scored: list[list[str]] = []
+
+    def score_samples(self, samples: Samples) -> Mapping[str, np.ndarray]:
+        self.scored.append(list(samples.texts))
+        return {"value": np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])}
+
+
+def strategy_of(name: str) -> Any:
+    if name == "one rank":
+        return "auto"
+    if name.startswith("FSDP1"):
+        policy, kind = ModuleWrapPolicy({LlamaDecoderLayer}), name.split()[1]
+        return OnCPU(auto_wrap_policy=policy, state_dict_type=kind)
+    sharded = name == "FSDP2 sharded"
+    return strategies.ModelParallelStrategy(2, 1, save_distributed_checkpoint=sharded)
+
+
+def run(
+    name: str, model: str, folder: Path, steps: int = STEPS, resume: bool = False
+) -> dict[str, Any]:
+    scorer = ByText()
+    stopper = RewardEarlyStopping("score/v", patience=3)
+    keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
+    module = Writer(model)
+    whole = BeforeAfter({"v": ByText()["value"]}, Samples(["a", "ba", "d"]), 1)
+    trainer = quiet_trainer(
+        callbacks=[GenerationScorer({"v": scorer["value"]}, PROMPTS), stopper, keeper]
+        + [whole] * (steps == STEPS),
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        devices=1 if name == "one rank" else 2,
+        enable_checkpointing=True,
+        max_steps=steps,
+        num_sanity_val_steps=1,
+        strategy=strategy_of(name),
+        use_distributed_sampler=False,
+        val_check_interval=1,
+    )
+    error = ""
+    try:
+        trainer.fit(module, ckpt_path="last" if resume else None)
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return {
+        "error": error,
+        "steps": trainer.global_step,
+        "asked": module.asked,
+        "scored": scorer.scored,
+        "selected": keeper.selected_step,
+        "best": Path(keeper.best_model_path).name,
+        "state": keeper.state.to_dict(),
+        "stop": stopper.state.to_dict(),
+        "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
+        "after": [*(folder / "after.jsonl").read_text().splitlines()] if steps == STEPS and not error else [],
+    }
+
+
+def run_on_a_full_disk(model: str, folder: Path) -> dict[str, Any]:
+    """Train with a disk that is full when rank 0 finishes its fourth checkpoint, of step 2."""
+    save, saved = torch.save, []
+
+    def full(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        saved.append(file)
+        if len(saved) == 4:
+            raise OSError("no space left")
+        save(content, file, *args, **kwargs)
+
+    with patch("torch.save", full):
+        return run("FSDP2 sharded", model, folder, STEPS)
+
+
+def run_all(rank: int) -> None:
+    folder, model = Path(sys.argv[1]), sys.argv[2]
+    seen: dict[str, Any] = {}
+    for name in ("FSDP2 sharded", "FSDP2 full", "FSDP1 sharded", "FSDP1 full"):
+        seen[name] = run(name, model, folder / name)
+    for name in ("FSDP2 sharded", "FSDP1 sharded"):
+        at = folder / f"{name}, resumed"
+        run(name, model, at, 2)
+        seen[f"{name}, resumed"] = run(name, model, at, resume=True)
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from forked_ranks import on_two_ranks
+
+    torch.set_num_threads(1)
+    on_two_ranks(run_all)
