@@ -342,7 +342,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         """Return all texts on every rank, in the order of the prompts."""
         prompts = self.prompts[:2] if self._trial else self.prompts
         # Lightning enables mixed precision in its steps, not in this hook.
-        with trainer.precision_plugin.val_step_context(), whole_weights(trainer.strategy.model):
+        model = cast(nn.Module, trainer.strategy.model)
+        with trainer.precision_plugin.val_step_context(), whole_weights(model):
             return generate_across_ranks(module, prompts, self._repeats, self.seed)
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:

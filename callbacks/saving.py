@@ -92,9 +92,7 @@ def write_shards_whole(strategy: Any) -> None:
         if "://" in path:
             save(strategy, checkpoint, path, storage_options)
         else:
-            write_by_ranks(
-                Path(path), lambda new: save(strategy, checkpoint, new, storage_options)
-            )
+            write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
 
     strategy.save_checkpoint = save_checkpoint
 

@@ -80,7 +80,8 @@ def _fsdp1(model: nn.Module) -> Iterator[None]:
         return
     with FullyShardedDataParallel.summon_full_params(model, writeback=False):
         for part in parts:
-            part.forward = part.module.__call__  # its own would gather, and free the weights
+            # Its own would gather the weights again, and free them.
+            part.forward = part.module.__call__  # type: ignore[method-assign]
         try:
             yield
         finally:
