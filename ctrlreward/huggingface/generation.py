@@ -43,6 +43,7 @@ from ctrlreward.samples import Samples, SamplesLike, table_of
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
+from ctrlreward.sharded_weights import whole_weights
 from ctrlreward.text.chats import as_prompt, plain_text
 
 log = logging.getLogger(__name__)
@@ -196,9 +197,10 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
         first = not self.resolutions
-        samples = generate_across_ranks(
-            self._generator, self.prompts, self.generations_per_prompt, self.seed
-        )
+        with self._generator.whole_model():
+            samples = generate_across_ranks(
+                self._generator, self.prompts, self.generations_per_prompt, self.seed
+            )
         samples = as_scored(samples, self._plain)
         values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
@@ -232,8 +234,8 @@ class TrainerGenerator:
     """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
 
     `generation` is as in `GenerationScorer`. A ValueError says why the trainer cannot complete the
-    samples: the strategy splits the model, there is no tokenizer, or it is not known whether an
-    encoder-decoder reads or continues them.
+    samples: there is no tokenizer, or it is not known whether an encoder-decoder reads or continues
+    them.
     """
 
     def __init__(
@@ -256,12 +258,30 @@ class TrainerGenerator:
             raise ValueError(error)
         if trainer.processing_class is None:
             raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
-        zero = getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0)
-        if not self._has_vllm and (trainer.is_fsdp_enabled or zero == 3):
-            raise ValueError(
-                "each rank generates with the whole model, which FSDP and DeepSpeed ZeRO-3 split. "
-                "Use vLLM (use_vllm=True), DDP or ZeRO-2."
-            )
+        self._unwrap = None
+        if not self._has_vllm and self._is_zero3:
+            self._unwrap = import_extra("trl", "DeepSpeed ZeRO-3").models.unwrap_model_for_generation
+
+    @contextmanager
+    def whole_model(self) -> Iterator[None]:
+        """Gather the weights of a model that FSDP or ZeRO-3 splits, inside the context.
+
+        A collective. Each rank then completes its own prompts, also none, with the whole model.
+        """
+        trainer = self.trainer
+        if self._has_vllm:
+            yield
+        elif self._unwrap is not None:
+            with self._unwrap(trainer.model_wrapped, trainer.accelerator):
+                yield
+        else:
+            with whole_weights(trainer.model):
+                yield
+
+    @property
+    def _is_zero3(self) -> bool:
+        plugin = self.trainer.accelerator.state.deepspeed_plugin
+        return plugin is not None and plugin.zero_stage == 3
 
     @property
     def _has_vllm(self) -> bool:
@@ -298,6 +318,7 @@ class TrainerGenerator:
                     input_ids=batch.input_ids,
                     attention_mask=batch.attention_mask,
                     generation_config=config,
+                    synced_gpus=False,  # the ranks may have different numbers of batches
                 )
                 if not model.config.is_encoder_decoder:
                     new = new[:, batch.input_ids.shape[1] :]

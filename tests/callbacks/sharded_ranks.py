@@ -138,9 +138,9 @@ def run(
         use_distributed_sampler=False,
         val_check_interval=1,
     )
-    error = ""
+    error, last = "", folder / "kept" / "last.ckpt"
     try:
-        trainer.fit(module, ckpt_path="last" if folder.exists() else None)
+        trainer.fit(module, ckpt_path="last" if last.exists() else None)
     except OSError as raised:
         error = f"{type(raised).__name__}: {raised}"
     except RuntimeError as raised:  # on the other rank
