@@ -22,14 +22,17 @@ from lightning_choice import (
     pl,
     quiet_trainer,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ctrlreward import Samples
 from ctrlreward.scorers.base import Scorer, ScoreSpec
+from ctrlreward.sharded_weights import whole_weights
 
 strategies = import_module(f"{LIGHTNING}.strategies")
 PROMPTS = Samples(["ab", "c", "dea", "bad", "e"])
@@ -174,12 +177,56 @@ def run_on_a_full_disk(model: str, folder: Path) -> dict[str, Any]:
         return run("FSDP2 sharded", model, folder, compare=False)
 
 
+def net() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 4))
+    return torch.nn.Sequential(inner, torch.nn.Linear(4, 3))
+
+
+def kinds_of(module: torch.nn.Module) -> list[str]:
+    return [type(weight).__name__ for weight in module.parameters()]
+
+
+def run_plain_loop(rank: int) -> dict[str, Any]:
+    """Call a part of a net alone, as `generate` of peft does, before and after a step of training.
+
+    In inference mode, as Lightning validates, and on rank 1 three times as often.
+    """
+    sharded, whole, inputs = net(), net(), torch.ones(2, 4)
+    fully_shard(sharded[0][0], reshard_after_forward=False)  # type: ignore[index]
+    fully_shard(sharded[0][2])  # type: ignore[index]
+    fully_shard(sharded)
+    seen: dict[str, Any] = {"differences": [], "shards": [], "after a pass": []}
+    for _ in range(2):
+        with torch.inference_mode(), whole_weights(sharded):
+            for _ in range(1 + 2 * rank):
+                difference = sharded[0](inputs) - whole[0](inputs)
+            seen["differences"].append(difference.abs().max().item())
+        seen["shards"].append(kinds_of(sharded))
+        output = sharded(inputs)
+        seen["after a pass"].append(kinds_of(sharded))
+        output.sum().backward()
+        whole(inputs).sum().backward()
+        for weight in (*sharded.parameters(), *whole.parameters()):
+            weight.data -= 0.1 * weight.grad  # type: ignore[operator]
+            weight.grad = None
+    parallel, mesh = net(), init_device_mesh("cpu", (2,))
+    parallel[1].weight = torch.nn.Parameter(distribute_tensor(parallel[1].weight, mesh, [Shard(0)]))
+    try:
+        with whole_weights(parallel):
+            pass
+    except ValueError as error:
+        seen["error"] = str(error)
+    return seen
+
+
 def run_all(rank: int) -> None:
     folder, model = Path(sys.argv[1]), sys.argv[2]
     seen: dict[str, Any] = {"FSDP2": run("FSDP2 sharded", model, folder / "FSDP2")}
     for name in INTERRUPTED:
         run(name, model, folder / name, steps=2)
         seen[name] = run(name, model, folder / name)
+    seen["plain loop"] = run_plain_loop(rank)
     seen["full disk"] = run_on_a_full_disk(model, folder / "full disk")
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()

@@ -109,10 +109,21 @@ def test_a_checkpoint_that_was_not_finished_is_absent(seen, folder: Path) -> Non
         assert keeper["best_model_path"] == str(first)
 
 
+def test_a_part_runs_alone_as_often_as_a_rank_likes(seen) -> None:
+    for rank in seen:
+        found = rank["plain loop"]
+        assert max(found["differences"]) < 1e-6
+        assert found["shards"] == [["DTensor"] * 6] * 2
+        # The second layer of three frees its weights after a pass, the others don't.
+        kept = ["Parameter"] * 2 + ["DTensor"] * 2 + ["Parameter"] * 2
+        assert found["after a pass"] == [kept] * 2
+        assert found["error"].startswith("1.weight is split by tensor parallelism")
+
+
 def refused(strategy: Any, callback: Any, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = quiet_trainer(barebones=True)
     monkeypatch.setattr(trainer._accelerator_connector, "strategy", strategy)
-    callback.setup(trainer, module, "fit")
+    callback.setup(trainer, module, "validate")
 
 
 def test_strategies_that_callbacks_cannot_gather_are_refused(

@@ -16,7 +16,6 @@ import torch
 import torch.distributed
 import trainer_runs
 from accelerate.state import AcceleratorState, DistributedType, PartialState
-from transformers import Trainer
 
 from ctrlreward import Samples
 from ctrlreward.huggingface import BeforeAfter, GenerationScorer, RewardCheckpoint

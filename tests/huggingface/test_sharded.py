@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from module_files import load
+
+from ctrlreward import Samples
+from ctrlreward.huggingface.generation import TrainerGenerator
 
 sharded_ranks = load(Path(__file__).with_name("sharded_ranks.py"))
 RUNS = ("FSDP2", "FSDP2, resumed", "FSDP1")
@@ -51,3 +55,29 @@ def test_two_ranks_write_and_decide_as_one(seen, alone, folder: Path, name: str)
         for key in ("scores", "selected", "state", "after"):
             assert rank[name][key] == alone[key]
         assert rank[name]["best"] == str(folder / name / f"checkpoint-{alone['selected']}")
+
+
+def test_zero3_is_gathered_by_trl(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed is not installed here: this shows who gathers, and that no rank waits inside."""
+    trainer, entered, waits = make_trainer(), [], []
+
+    @contextmanager
+    def unwrap(model: Any, accelerator: Any) -> Iterator[Any]:
+        entered.append((model, accelerator))
+        yield model
+        entered.append("left")
+
+    generate = type(trainer.model).generate
+
+    def noting(self: Any, *args: Any, synced_gpus: bool | None = None, **kwargs: Any) -> Any:
+        waits.append((synced_gpus, list(entered)))
+        return generate(self, *args, synced_gpus=synced_gpus, **kwargs)
+
+    monkeypatch.setattr("trl.models.unwrap_model_for_generation", unwrap)
+    monkeypatch.setattr(type(trainer.model), "generate", noting)
+    monkeypatch.setattr(TrainerGenerator, "_is_zero3", True)
+    generator = TrainerGenerator(trainer, {"max_new_tokens": 1}, Samples(["ab"]))
+    with generator.whole_model():
+        assert len(generator.complete(["ab"])) == 1
+    assert waits == [(False, [(trainer.model_wrapped, trainer.accelerator)])]
+    assert entered[1:] == ["left"]
