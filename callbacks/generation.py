@@ -61,9 +61,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Every validation uses the same seed, and the random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
-    and all ranks log the same values. Under FSDP the weights are gathered while texts are generated,
-    which needs the memory of the whole model on each rank. The sanity check is skipped.
-    `fast_dev_run` scores two samples and writes no file.
+    and all ranks log the same values. Under FSDP the weights are gathered for the generation, which
+    needs the memory of the whole model on each rank. The sanity check is skipped. `fast_dev_run`
+    scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
     with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The

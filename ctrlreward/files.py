@@ -87,7 +87,7 @@ def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def remove_at_once(path: Path) -> None:
-    """Remove a folder; one that is killed meanwhile has left it whole or under a hidden name."""
+    """Remove a folder; a process that is killed leaves it whole, or parts as `.NAME.replaced`."""
     replaced = _beside(path, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     path.rename(replaced)

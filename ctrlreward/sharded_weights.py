@@ -112,7 +112,7 @@ def _check_whole(model: nn.Module) -> None:
     for name, weight in model.named_parameters():
         if isinstance(weight, DTensor) and weight.device_mesh.size() > 1:
             raise ValueError(
-                f"{name} is split by tensor parallelism, and each rank generates texts of its own "
-                "with the whole model. Use FSDP alone, such as ModelParallelStrategy("
+                f"{name} is split by tensor parallelism, but each rank generates other texts with "
+                "the whole model. Use FSDP alone, such as ModelParallelStrategy("
                 "data_parallel_size=N, tensor_parallel_size=1)."
             )
