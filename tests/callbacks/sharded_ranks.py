@@ -1,8 +1,12 @@
-"""Script of test_sharded.py: runs whose weights two CPU ranks share, each writing its results."""
+"""Script of test_sharded.py: runs whose weights two CPU ranks share, each writing its results.
+
+With the name of one run, and "gpu", it is a rank of torchrun in `benchmarks/gpu.py`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -73,7 +77,7 @@ class Writer(pl.LightningModule):
         self.asked.append(list(prompts))
         texts = []
         for prompt in prompts:  # of different lengths, and as often as this rank has prompts
-            ids = self.tokenizer(prompt, return_tensors="pt").input_ids
+            ids = self.tokenizer(prompt, return_tensors="pt").input_ids.to(self.device)
             new = self.model.generate(ids, do_sample=False, max_new_tokens=3 + len(prompt))
             texts.append(self.tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True))
         return texts
@@ -109,18 +113,25 @@ class ByText(Scorer):
         return {"value": np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])}
 
 
-def strategy_of(name: str) -> Any:
+def strategy_of(name: str, accelerator: str, ranks: int) -> Any:
     if name == "one rank":
         return "auto"
     if name.startswith("FSDP1"):
         policy, kind = ModuleWrapPolicy({LlamaDecoderLayer}), name.split()[1]
-        return OnCPU(auto_wrap_policy=policy, state_dict_type=kind)
+        strategy = OnCPU if accelerator == "cpu" else strategies.FSDPStrategy
+        return strategy(auto_wrap_policy=policy, state_dict_type=kind)
     sharded = name == "FSDP2 sharded"
-    return strategies.ModelParallelStrategy(2, 1, save_distributed_checkpoint=sharded)
+    return strategies.ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=sharded)
 
 
 def run(
-    name: str, model: str, folder: Path, steps: int = STEPS, compare: bool = True
+    name: str,
+    model: str,
+    folder: Path,
+    steps: int = STEPS,
+    compare: bool = True,
+    accelerator: str = "cpu",
+    ranks: int = 2,
 ) -> dict[str, Any]:
     """Train, from `last.ckpt` if there is one, and return what was generated and decided."""
     scorer = ByText()
@@ -129,15 +140,16 @@ def run(
     module = Writer(model)
     report = BeforeAfter({"v": ByText()["value"]}, Samples(["a", "ba", "d"]), 1)
     trainer = quiet_trainer(
+        accelerator=accelerator,
         callbacks=[GenerationScorer({"v": scorer["value"]}, PROMPTS), stopper, keeper]
         + [report] * compare,
         check_val_every_n_epoch=None,
         default_root_dir=folder,
-        devices=1 if name == "one rank" else 2,
+        devices=1 if name == "one rank" else ranks,
         enable_checkpointing=True,
         max_steps=steps,
         num_sanity_val_steps=1,
-        strategy=strategy_of(name),
+        strategy=strategy_of(name, accelerator, ranks),
         use_distributed_sampler=False,
         val_check_interval=1,
     )
@@ -232,7 +244,17 @@ def run_all(rank: int) -> None:
     torch.distributed.destroy_process_group()
 
 
+def run_one(name: str, accelerator: str) -> None:
+    folder, rank = Path(sys.argv[1]), os.environ.get("RANK", "0")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    found = run(name, sys.argv[2], folder / name, accelerator=accelerator, ranks=ranks)
+    (folder / f"{name} {rank}.json").write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 3:
+        run_one(sys.argv[3], sys.argv[4])
+        sys.exit()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from forked_ranks import on_two_ranks
 
