@@ -9,6 +9,7 @@ names a folder with real ones, each in a subfolder of the same name. Parts, `--p
 - memory: out of memory survived, with the scores of before;
 - rewards: a reward on a background thread, beside training, and served by a child process;
 - steps: seconds of a step of `PolicyTuner` by phase, and of TRL's `GRPOTrainer`;
+- sharded: a model that FSDP splits over all cards: texts, decisions, checkpoints of one rank;
 - speed: texts per second of each scorer, and the share of the device's measured peak.
 
 Writes gpu.json and gpu.md to the output folder after each row. The others run after a part that
@@ -687,6 +688,47 @@ def by_graph(kit: Kit, name: str) -> Row:
     return row
 
 
+def sharded(kit: Kit) -> Cases:
+    """Texts, decisions and checkpoints of a model that FSDP splits over all cards, against one."""
+    for name in ("FSDP2 sharded", "FSDP2 full", "FSDP1 sharded", "FSDP1 full"):
+        yield f"{name} checkpoints", partial(against_one_rank, kit, name)
+
+
+def against_one_rank(kit: Kit, name: str) -> Row:
+    if kit.card.type == "second":
+        return {"not run": "two ranks on the CPU are in tests/callbacks/test_sharded.py"}
+    kind, ranks = ("gpu", torch.cuda.device_count()) if kit.card.type == "cuda" else ("cpu", 2)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    script = str(ROOT / "tests/callbacks/sharded_ranks.py")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    found = []
+    for each, start in (("one rank", []), (name, launcher)):
+        folder = kit.place / "sharded"
+        if not (folder / f"{each} 0.json").exists():
+            folder.mkdir(exist_ok=True)
+            command = [sys.executable, *start, script, str(folder), kit.folders["llama"]]
+            subprocess.run(
+                [*command, each, kind], check=True, env={**os.environ, "PYTHONPATH": paths}
+            )
+        found.append(json.loads((folder / f"{each} 0.json").read_text()))
+    one, many = found
+    pairs = [
+        pair
+        for rows in zip(one["scored"], many["scored"], strict=True)
+        for pair in zip(*rows, strict=True)
+    ]
+    row = {
+        "ranks": ranks,
+        "loss, one rank": one["loss"],
+        "difference": abs(many["loss"] - one["loss"]),
+        "equal texts": float(np.mean([mine == theirs for mine, theirs in pairs])),
+        "kept step": many["selected"],
+        "error": many["error"] or None,
+    }
+    row["passed"] = not many["error"] and row["difference"] < 1e-3 and row["equal texts"] > 0.9
+    return row
+
+
 def train_ours(kit: Kit, model: str) -> tuple[Any, Any]:
     tuner, _ = train(kit, model, a_reward(kit, kit.device))
     return tuner.clock, tuner.policy
@@ -870,6 +912,7 @@ PARTS: dict[str, Callable[[Kit], Cases]] = {
     "memory": memory,
     "rewards": rewards,
     "steps": steps,
+    "sharded": sharded,
     "speed": speed,
 }
 

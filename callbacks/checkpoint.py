@@ -41,7 +41,7 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or
-    absent, even if the run is killed.
+    absent, even if the run is killed. Under FSDP it is a folder if each rank saves its shard.
 
     Args:
         monitor: Logged key of the score.

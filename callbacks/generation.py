@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
@@ -43,6 +44,7 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
+from ctrlreward.sharded_weights import whole_weights
 
 
 @checked_keywords(
@@ -59,8 +61,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Every validation uses the same seed, and the random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
-    and all ranks log the same values. The sanity check is skipped. `fast_dev_run` scores two
-    samples and writes no file.
+    and all ranks log the same values. Under FSDP the weights are gathered for the generation, which
+    needs the memory of the whole model on each rank. The sanity check is skipped. `fast_dev_run`
+    scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
     with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The
@@ -341,7 +344,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         """Return all texts on every rank, in the order of the prompts."""
         prompts = self.prompts[:2] if self._trial else self.prompts
         # Lightning enables mixed precision in its steps, not in this hook.
-        with trainer.precision_plugin.val_step_context():
+        model = cast(nn.Module, trainer.strategy.model)
+        with trainer.precision_plugin.val_step_context(), whole_weights(model):
             return generate_across_ranks(module, prompts, self._repeats, self.seed)
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:

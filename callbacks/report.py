@@ -50,6 +50,7 @@ from ctrlreward.lightning_package import (
     Trainer,
     callbacks_of,
     is_instance,
+    is_sharded,
     misconfigured,
 )
 from ctrlreward.plots.curves import Rows, curve, draw_curves
@@ -64,6 +65,7 @@ from ctrlreward.scorers.records import (
     read_scored_samples,
     write_scored_samples,
 )
+from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +218,11 @@ class BeforeAfterMixin(CallbackMixin):
                 "training ended before the first validation, so no checkpoint was selected. "
                 "Validate more often or train longer."
             )
-        state = torch.load(path, map_location=pl_module.device, weights_only=True)["state_dict"]
-        pl_module.load_state_dict(state, strict=False)
+        if is_sharded(trainer):
+            trainer.strategy.load_checkpoint(path, weights_only=True)
+        else:
+            state = torch.load(path, map_location=pl_module.device, weights_only=True)
+            pl_module.load_state_dict(state["state_dict"], strict=False)
         self._measure(trainer, pl_module, "after")
         if trainer.is_global_zero:
             self._write_summary(trainer)
@@ -234,7 +239,8 @@ class BeforeAfterMixin(CallbackMixin):
         """Generate, score and write the texts before or after training, and time it."""
         started = time.perf_counter()
         folder, repeats = Path(trainer.default_root_dir), self.generations_per_prompt
-        with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad():
+        whole = whole_weights(cast(torch.nn.Module, trainer.strategy.model))
+        with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad(), whole:
             generator = cast(Generator, module)
             texts = generate_across_ranks(generator, self.prompts, repeats, self.seed)
 

@@ -14,12 +14,13 @@ import torch
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.callbacks.monitoring import DecidingMixin, read_metrics
-from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.files import remove_at_once, whole_folder, write_by_ranks, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
     TorchCheckpointIO,
     Trainer,
     averaging_callbacks,
+    is_sharded,
     misconfigured,
     mixed,
     package_of,
@@ -68,6 +69,33 @@ class WholeCheckpointIOMixin(TorchCheckpointIO):
         torch.save(checkpoint, content)
         write_whole(Path(path), content.getvalue())
 
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a file, or the folder of a sharded checkpoint."""
+        if "://" not in str(path) and Path(path).is_dir():
+            remove_at_once(Path(path))
+        else:
+            super().remove_checkpoint(path)
+
+
+def write_shards_whole(strategy: Any) -> None:
+    """Make a strategy under FSDP write checkpoints next to the target and then rename.
+
+    Each rank writes its shard into one folder, without the checkpoint IO. A second call changes
+    nothing.
+    """
+    save = type(strategy).save_checkpoint
+
+    def save_checkpoint(
+        checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        path = on_rank_zero(lambda: str(filepath))
+        if "://" in path:
+            save(strategy, checkpoint, path, storage_options)
+        else:
+            write_by_ranks(Path(path), lambda new: save(strategy, checkpoint, new, storage_options))
+
+    strategy.save_checkpoint = save_checkpoint
+
 
 class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
@@ -111,6 +139,15 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         package, default_io = package_of(trainer), "plugins.TorchCheckpointIO"
         if type(trainer.strategy.checkpoint_io) is package.load(default_io):
             trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()
+        if is_sharded(trainer):
+            write_shards_whole(trainer.strategy)
+            if isinstance(pl_module, AdapterExporter):
+                raise misconfigured(
+                    trainer,
+                    "export_adapter is called on rank 0, which under "
+                    f"{type(trainer.strategy).__name__} has a shard of the adapter. Use "
+                    "Trainer(strategy='ddp'), or leave out export_adapter.",
+                )
         if isinstance(pl_module, AdapterExporter) and averaging_callbacks(trainer):
             raise misconfigured(
                 trainer,

@@ -9,12 +9,14 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, SupportsFloat
 
 import yaml
+
+from ctrlreward.ranks import fail_together, on_rank_zero
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -55,12 +57,52 @@ def whole_folder(path: Path) -> Iterator[Path]:
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
-        if path.exists():
-            path.rename(replaced)
-        unfinished.rename(path)
+        _put(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file or folder that all ranks write together, whole or not at all, a collective.
+
+    Args:
+        path: The file or folder, the same on each rank. It is replaced as by `whole_folder`.
+        write: Writes this rank's part at another path, which does not exist before.
+    """
+    unfinished = _beside(path, "unfinished")
+
+    def clear() -> None:
+        for leftover in (unfinished, _beside(path, "replaced")):  # of a run that was killed
+            if os.path.lexists(leftover):
+                remove(leftover)
+
+    on_rank_zero(clear)
+    try:
+        fail_together(lambda: write(unfinished))
+    except BaseException:
+        with suppress(OSError):
+            remove(unfinished)
+        raise
+    on_rank_zero(lambda: _put(unfinished, path))
+
+
+def remove_at_once(path: Path) -> None:
+    """Remove a folder; a process that is killed leaves it whole, or parts as `.NAME.replaced`."""
+    replaced = _beside(path, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
+    path.rename(replaced)
+    shutil.rmtree(replaced)
+
+
+def _put(unfinished: Path, path: Path) -> None:
+    """Rename a finished file or folder, which replaces the one at `path`."""
+    if path.is_dir() or (path.exists() and unfinished.is_dir()):
+        replaced = _beside(path, "replaced")
+        path.rename(replaced)
+        unfinished.rename(path)
+        remove(replaced)
+    else:
+        unfinished.rename(path)
 
 
 def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:

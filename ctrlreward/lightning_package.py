@@ -104,20 +104,49 @@ def misconfigured(instance: object, message: str) -> Exception:
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
 
-def check_strategy(trainer: Trainer) -> None:
-    """Check that every rank has the whole model.
+def is_sharded(trainer: Trainer) -> bool:
+    """Return whether the strategy splits the model or its optimizer over the ranks."""
+    return any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING)
 
-    Under FSDP, tensor parallelism and DeepSpeed a rank has a part of it, or of its optimizer. To
-    generate, all ranks would have to run every layer the same number of times, whereas their texts
-    differ in length. Adapters and checkpoints, which rank 0 writes alone, would have to be
-    gathered.
+
+def check_strategy(trainer: Trainer) -> None:
+    """Check that callbacks can gather the model of a strategy that splits it.
+
+    They gather the weights under FSDP. Under tensor parallelism several ranks would have to
+    complete the same texts, and DeepSpeed of Lightning was not tried.
     """
-    if any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING):
+    strategy: Any = trainer.strategy
+    if is_instance(strategy, "strategies.DeepSpeedStrategy"):
+        raise misconfigured(
+            trainer,
+            "the strategy DeepSpeedStrategy splits the model or its optimizer over the ranks, and "
+            "callbacks of ctrlreward cannot gather it. Use ModelParallelStrategy (FSDP2), "
+            "FSDPStrategy, or Trainer(strategy='ddp').",
+        )
+    if is_instance(strategy, "strategies.ModelParallelStrategy"):
+        split = strategy.device_mesh["tensor_parallel"].size()
+        if split > 1:
+            raise misconfigured(
+                trainer,
+                f"the strategy ModelParallelStrategy splits each layer over {split} ranks, but "
+                "callbacks of ctrlreward need whole layers. Use FSDP alone: "
+                f"ModelParallelStrategy(data_parallel_size={trainer.world_size}, "
+                "tensor_parallel_size=1).",
+            )
+
+
+def check_whole_model(trainer: Trainer) -> None:
+    """Check that every rank has the whole model, for a `PolicyTuner`.
+
+    In its updates the ranks run the model differently often, and rank 0 alone writes adapters.
+    """
+    if is_sharded(trainer):
         raise misconfigured(
             trainer,
             f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
-            "over the ranks, but PolicyTuner and the callbacks of ctrlreward generate texts and "
-            "write checkpoints with the whole model. Use Trainer(strategy='ddp'). To save memory, "
-            "set optimizer.gradient_checkpointing, optimizer.microbatch_size or "
-            "lora.quantization.",
+            "over the ranks, but PolicyTuner generates, learns and writes adapters with the whole "
+            "model. Use Trainer(strategy='ddp'). To save memory, set "
+            "optimizer.gradient_checkpointing, optimizer.microbatch_size or lora.quantization. "
+            "For a model that no device can hold, use a trainer of TRL under FSDP with the "
+            "callbacks of ctrlreward.huggingface.",
         )

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.files import JsonLog, hold, whole_folder, write_whole
+from ctrlreward.files import (
+    JsonLog,
+    hold,
+    remove_at_once,
+    whole_folder,
+    write_by_ranks,
+    write_whole,
+)
 
 
 def test_a_file_and_its_folders(tmp_path: Path) -> None:
@@ -165,3 +172,49 @@ def test_a_lock_that_can_not_be_written_names_what_it_protects(tmp_path: Path) -
         hold(lock, "out.jsonl", ""),
     ):
         pass
+
+
+def test_ranks_replace_a_folder_by_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "last"
+
+    def write(new: Path) -> None:
+        new.mkdir()
+        (new / "shard").write_text(str(path.exists()))
+
+    write_by_ranks(path, write)
+    assert (path / "shard").read_text() == "False"
+
+    def fail(new: Path) -> None:
+        write(new)
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        write_by_ranks(path, fail)
+    assert (path / "shard").read_text() == "False"
+    write_by_ranks(path, write)
+    assert (path / "shard").read_text() == "True"
+    write_by_ranks(path, lambda new: new.write_text("a file"))
+    assert path.read_text() == "a file"
+    write_by_ranks(path, write)
+    assert [each.name for each in tmp_path.iterdir()] == ["last"]
+
+
+def test_a_folder_that_was_not_removed_to_its_end_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "best"
+    path.mkdir()
+    (path / "shard").touch()
+
+    def fails(folder: Path, ignore_errors: bool = False) -> None:
+        if folder.exists():
+            raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", fails)
+        with pytest.raises(OSError, match="killed"):
+            remove_at_once(path)
+    assert [each.name for each in tmp_path.iterdir()] == [".best.replaced"]
+    path.mkdir()
+    remove_at_once(path)
+    assert list(tmp_path.iterdir()) == []

@@ -123,7 +123,8 @@ class BeforeAfter(TrainerCallback):
         """Generate texts, and score and write them on rank 0."""
         started, held_out = time.perf_counter(), self.held_out
         repeats, seed = held_out.generations_per_prompt, held_out.seed
-        texts = generate_across_ranks(self._generator, held_out.prompts, repeats, seed)
+        with self._generator.whole_model():
+            texts = generate_across_ranks(self._generator, held_out.prompts, repeats, seed)
         texts = as_scored(texts, self._plain)
 
         def work() -> None:

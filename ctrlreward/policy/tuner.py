@@ -24,7 +24,7 @@ from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
     Trainer,
-    check_strategy,
+    check_whole_model,
     misconfigured,
     mixed,
     package_of,
@@ -234,7 +234,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             MisconfigurationException: The strategy shards the weights, or a scorer shares one of
                 several training devices.
         """
-        check_strategy(self.trainer)
+        check_whole_model(self.trainer)
         super().setup(stage)
         devices = {
             f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 import ctrlreward as cr
 from ctrlreward import huggingface, lightning
 from ctrlreward.callbacks import GenerationScorer, ProxyGuard, RewardCheckpoint, RewardEarlyStopping
-from ctrlreward.lightning_package import check_strategy
+from ctrlreward.lightning_package import check_whole_model
 from ctrlreward.placement import shared_device
 from ctrlreward.policy import PolicyTuner
 from ctrlreward.weights import resolve
@@ -204,7 +204,7 @@ SAID: dict[str, Callable[[], object]] = {
     "… is not logged": (
         lambda: fit(watch(), ProxyGuard("bleu", "score/length", "max"), val_check_interval=1)
     ),
-    "… splits the model or its optimizer over the ranks": (lambda: check_strategy(Sharded())),
+    "… splits the model or its optimizer over the ranks": (lambda: check_whole_model(Sharded())),
     "training ended before the first validation": lambda: fit(watch(), module=Short(), max_steps=4),
     "the trainer has no tokenizer": no_tokenizer,
 }

@@ -1,4 +1,4 @@
-"""Strategies that split the model over the ranks are refused, by the module and by callbacks."""
+"""Strategies that split the model over the ranks are refused by the module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from lightning_choice import LIGHTNING, GenerationScorer, MisconfigurationException, pl
+from lightning_choice import LIGHTNING, MisconfigurationException, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
@@ -35,7 +35,6 @@ def test_refuses_a_trainer_that_splits_the_model(tuner, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SHARDING)
 def test_each_strategy_is_refused(
     tuner: Callable[..., pl.LightningModule],
-    share,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
@@ -47,15 +46,6 @@ def test_each_strategy_is_refused(
     module.trainer = trainer
     with pytest.raises(MisconfigurationException, match=MESSAGE.format(name)):
         module.setup("fit")
-    callback = GenerationScorer({"share": share["share"]}, Samples(["ab"]))
-    with pytest.raises(MisconfigurationException, match=MESSAGE.format(name)):
-        callback.setup(trainer, module, "fit")
-
-
-def test_lightning_itself_runs_fsdp_on_gpus_only() -> None:
-    """If this fails, FSDP can be tried with two CPU processes."""
-    with pytest.raises(ValueError, match="The strategy `fsdp` requires a GPU accelerator"):
-        pl.Trainer(accelerator="cpu", devices=2, strategy="fsdp")
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])

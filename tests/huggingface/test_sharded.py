@@ -1,0 +1,83 @@
+"""A trainer under FSDP on two CPU ranks: the texts and decisions of one rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from module_files import load
+
+from ctrlreward import Samples
+from ctrlreward.huggingface.generation import TrainerGenerator
+
+sharded_ranks = load(Path(__file__).with_name("sharded_ranks.py"))
+RUNS = ("FSDP2", "FSDP2, resumed", "FSDP1")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: Callable[[str], str]) -> str:
+    return tiny_llama("abcde")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, model: str, run_script) -> Path:
+    folder = tmp_path_factory.mktemp("sharded")
+    run_script(Path(__file__).with_name("sharded_ranks.py"), folder, model, timeout=200)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any]:
+    run = sharded_ranks.run(model, tmp_path_factory.mktemp("alone") / "run")
+    return json.loads(json.dumps(run))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_write_and_decide_as_one(seen, alone, folder: Path, name: str) -> None:
+    assert len({text for texts in alone["scored"] for text in texts}) > 10
+    assert 2 < alone["selected"] < sharded_ranks.STEPS
+    resumed = 2 if name.endswith("resumed") else 0
+    assert seen[0][name]["scored"] == alone["scored"][resumed:]
+    for rank in seen:
+        assert rank[name]["kind"] == (
+            "FullyShardedDataParallel" if name == "FSDP1" else "FSDPLlamaForCausalLM"
+        )
+        assert rank[name]["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+        for key in ("scores", "selected", "state", "after"):
+            assert rank[name][key] == alone[key]
+        assert rank[name]["best"] == str(folder / name / f"checkpoint-{alone['selected']}")
+
+
+def test_zero3_is_gathered_by_trl(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed is not installed here: this shows who gathers, and that no rank waits inside."""
+    trainer, entered, waits = make_trainer(), [], []
+
+    @contextmanager
+    def unwrap(model: Any, accelerator: Any) -> Iterator[Any]:
+        entered.append((model, accelerator))
+        yield model
+        entered.append("left")
+
+    generate = type(trainer.model).generate
+
+    def noting(self: Any, *args: Any, synced_gpus: bool | None = None, **kwargs: Any) -> Any:
+        waits.append((synced_gpus, list(entered)))
+        return generate(self, *args, synced_gpus=synced_gpus, **kwargs)
+
+    monkeypatch.setattr("trl.models.unwrap_model_for_generation", unwrap)
+    monkeypatch.setattr(type(trainer.model), "generate", noting)
+    monkeypatch.setattr(TrainerGenerator, "_is_zero3", True)
+    generator = TrainerGenerator(trainer, {"max_new_tokens": 1}, Samples(["ab"]))
+    with generator.whole_model():
+        assert len(generator.complete(["ab"])) == 1
+    assert waits == [(False, [(trainer.model_wrapped, trainer.accelerator)])]
+    assert entered[1:] == ["left"]
