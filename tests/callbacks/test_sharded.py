@@ -21,8 +21,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 sharded_ranks = load(Path(__file__).with_name("sharded_ranks.py"))
 
-pytestmark = pytest.mark.lightning
-
 
 @pytest.fixture(scope="module")
 def model(tiny_llama: Callable[[str], str]) -> str:
@@ -126,6 +124,7 @@ def refused(strategy: Any, callback: Any, module: Any, monkeypatch: pytest.Monke
     callback.setup(trainer, module, "validate")
 
 
+@pytest.mark.lightning
 def test_strategies_that_callbacks_cannot_gather_are_refused(
     curve, tuned, held_out, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
