@@ -10,9 +10,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
-from ctrlreward.models.pieces import Pieces, glued
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Continuation, Patterns
-from ctrlreward.models.tokenization import start_token
+from ctrlreward.models.tokenization import Pieces, glued, start_token
 
 log = logging.getLogger(__name__)
 

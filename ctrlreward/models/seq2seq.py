@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
@@ -21,9 +22,17 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.models.control_tokens import control_tokens, mark, text_reader
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.pieces import Integers, Pieces, Reading, glued, read_ids
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
-from ctrlreward.models.tokenization import encode_texts, warn_truncated
+from ctrlreward.models.tokenization import (
+    NOTHING,
+    Integers,
+    Pieces,
+    Reading,
+    encode_texts,
+    glued,
+    read_strings,
+    warn_truncated,
+)
 
 
 def conditional_log_probs(
@@ -38,7 +47,8 @@ def conditional_log_probs(
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
     rows = [np.array(ids, np.int64) for ids in _encode(model, sources, model.max_tokens)]
-    return model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
+    scores = model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
+    return scores.split([1] * len(rows))
 
 
 def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> list[Ids]:
@@ -82,18 +92,13 @@ class Seq2SeqInfiller(FrozenModel):
     auto_class = AutoModelForSeq2SeqLM
 
     def _prepare(self) -> None:
-        self._check()
+        check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
         self._reads_left = self.model.config.model_type == "bart"
         self._layout = lru_cache(maxsize=256)(_layout)
         self._about = lru_cache(maxsize=16)(self._cut_at_slot)
         # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
-
-    def _check(self) -> bool:
-        """Check the output layer."""
-        check_output_layer(self.model)
-        return True
 
     def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
         """Return the scores of the targets of each task, blank by blank."""
@@ -124,8 +129,8 @@ class Seq2SeqInfiller(FrozenModel):
             fillings = [
                 tuple(each.truncate(self.decoder_limit) for each in group) for group in fillings
             ]
-        scored = iter(self.fill([self._around_mask(ids) for ids in sources], fillings))
-        return [TokenScores.joined([next(scored) for _ in task.blanks]) for task in tasks]
+        scores = self.fill([self._around_mask(ids) for ids in sources], fillings)
+        return scores.split([sum(len(blank.targets) for blank in task.blanks) for task in tasks])
 
     def _asked(self, task: Patterns) -> list[tuple[Pieces, tuple[Filling, ...]]]:
         """Return the masked pattern and the fillings of each blank."""
@@ -159,18 +164,20 @@ class Seq2SeqInfiller(FrozenModel):
         """Return the ids of strings in pieces, with special tokens."""
         strings = dict.fromkeys(piece for row in rows for piece in row)
         reading = Reading(self.tokenizer, strings, (pair for row in rows for pair in pairwise(row)))
+        apart = ["".join(row) for row in rows if not reading.meeting.issuperset(pairwise(row))]
+        whole = Reading(self.tokenizer, apart).ids
         before, after = self._special
-        found = [reading.joined(row, before, after) for row in rows]
-        whole = [i for i, ids in enumerate(found) if ids is None]
-        read = read_ids(self.tokenizer, ["".join(rows[i]) for i in whole])
-        for i, ids in zip(whole, read, strict=True):
-            found[i] = np.concatenate([before, np.array(ids, np.int64), after])
-        return [ids for ids in found if ids is not None]
+        found = []
+        for row in rows:
+            string = "".join(row)
+            parts = [whole[string]] if string in whole else [reading.ids[piece] for piece in row]
+            found.append(np.concatenate([before, *parts, after]))
+        return found
 
     @cached_property
     def _special(self) -> tuple[Integers, Integers]:
         """Special tokens before and after a text."""
-        (alone,) = read_ids(self.tokenizer, ["a"])
+        (alone,) = read_strings(self.tokenizer, ["a"])["input_ids"]
         whole = self.tokenizer("a").input_ids
         start = next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)
         parts = whole[:start], whole[start + len(alone) :]
@@ -186,8 +193,8 @@ class Seq2SeqInfiller(FrozenModel):
 
     def fill(
         self, sources: Sequence[Integers], fillings: Sequence[tuple[Filling, ...]]
-    ) -> list[TokenScores]:
-        """Score the fillings of each masked text; equal texts are encoded once."""
+    ) -> TokenScores:
+        """Score the fillings of all masked texts, in order; equal texts are encoded once."""
         keys = [source.tobytes() for source in sources]
         wanted: dict[bytes, tuple[Filling, ...]] = {}
         for key, group in zip(keys, fillings, strict=True):
@@ -198,16 +205,24 @@ class Seq2SeqInfiller(FrozenModel):
         groups = [(distinct[key], self._layout(group)) for key, group in wanted.items()]
         ends = np.cumsum([len(layout.tokens) for _, layout in groups])
         most = max(_STATES_PER_CALL, self.batch_tokens)
-        scored: list[TokenScores] = []
+        log_probs = [np.zeros(0)]
         for _, run in groupby(range(len(groups)), lambda i: ends[i] // most):
-            scored += self._score([groups[i] for i in run])
-        found = dict(zip(wanted, scored, strict=True))
-        return [
-            _part(found[key], wanted[key], group) for key, group in zip(keys, fillings, strict=True)
-        ]
+            log_probs.append(self._score([groups[i] for i in run]))
+        scores = TokenScores(
+            np.concatenate([NOTHING, *(layout.tokens for _, layout in groups)]),
+            np.concatenate(log_probs),
+            np.concatenate([NOTHING, *(layout.sizes for _, layout in groups)]),
+        )
+        first = dict(zip(wanted, np.cumsum([0, *map(len, wanted.values())]), strict=False))
+        order = [NOTHING]
+        for key, group in zip(keys, fillings, strict=True):
+            known = wanted[key]
+            places = range(len(known)) if known == group else map(known.index, group)
+            order.append(first[key] + np.array([*places], np.int64))
+        return scores.reordered(np.concatenate(order))
 
-    def _score(self, groups: list[tuple[Integers, _Layout]]) -> list[TokenScores]:
-        """Score the fillings of each source with one call of the output layer."""
+    def _score(self, groups: list[tuple[Integers, _Layout]]) -> npt.NDArray[np.float64]:
+        """Return the log-probabilities of the scored tokens, by one call of the output layer."""
         first = np.cumsum([0, *(layout.states for _, layout in groups)])
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
@@ -224,20 +239,14 @@ class Seq2SeqInfiller(FrozenModel):
         description = f"{self.name}: {len(groups)} blanks"
         run_batched(lengths, self.batch_tokens, read, description, self.padding)
         predicting = [layout.predicting + k for (_, layout), k in zip(groups, first, strict=False)]
-        tokens = np.concatenate([layout.tokens for _, layout in groups])
         log_probs = token_log_probs(
             self.model,
             states,
             torch.from_numpy(np.concatenate(predicting)),
-            torch.from_numpy(tokens),
+            torch.from_numpy(np.concatenate([layout.tokens for _, layout in groups])),
             block=self.block,
         )
-        ends = np.cumsum([len(layout.tokens) for _, layout in groups])[:-1]
-        values = np.split(log_probs.cpu().double().numpy(), ends)
-        return [
-            TokenScores(layout.tokens, value, layout.sizes)
-            for (_, layout), value in zip(groups, values, strict=True)
-        ]
+        return log_probs.cpu().double().numpy()
 
     def _read(
         self, groups: Sequence[tuple[Integers, _Layout]], first: Integers, states: Tensor
@@ -275,15 +284,6 @@ class Seq2SeqInfiller(FrozenModel):
         decoder = np.array([len(row.read) for row in rows])
         lengths = (decoder + (encoder[owners] + 1) // 2).tolist()
         run_batched(lengths, self.batch_tokens, decode, self.name, self.padding)
-
-
-def _part(
-    scores: TokenScores, known: tuple[Filling, ...], wanted: tuple[Filling, ...]
-) -> TokenScores:
-    """Return the scores of some of the fillings of a source."""
-    if known is wanted or known == wanted:
-        return scores
-    return scores.reordered(np.array([known.index(filling) for filling in wanted], np.int64))
 
 
 def _masked(blank: Blank, mask: str) -> Pieces:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.models.pieces import Pieces
+from ctrlreward.models.tokenization import Pieces
 
 TEXT_SLOT = "<gen_result>"
 """Piece of a pattern that stands for the text of the task."""
@@ -115,8 +115,6 @@ class TokenScores(NamedTuple):
 
     def split(self, counts: Sequence[int]) -> list[TokenScores]:
         """Return the scores of the first targets, of the next ones, and so on."""
-        if len(counts) == 1:
-            return [self]
         edges = np.cumsum([0, *counts])
         ends = np.concatenate([[0], np.cumsum(self.sizes)])[edges].tolist()
         spans = zip(pairwise(ends), pairwise(edges.tolist()), strict=True)
@@ -124,17 +122,6 @@ class TokenScores(NamedTuple):
             TokenScores(self.ids[i:j], self.log_probs[i:j], self.sizes[k:n])
             for (i, j), (k, n) in spans
         ]
-
-    @staticmethod
-    def joined(parts: Sequence[TokenScores], order: Sequence[int] | None = None) -> TokenScores:
-        """Return the scores of the targets of several tasks, possibly in another order."""
-        if not parts:
-            nothing = np.zeros(0, np.int64)
-            return TokenScores(nothing, np.zeros(0), nothing)
-        whole = parts[0]
-        if len(parts) > 1:
-            whole = TokenScores(*map(np.concatenate, zip(*parts, strict=True)))
-        return whole if order is None else whole.reordered(np.array(order))
 
     def reordered(self, order: npt.NDArray[np.int64]) -> TokenScores:
         """Return the scores of the targets at some places, which may repeat."""

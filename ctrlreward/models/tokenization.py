@@ -1,19 +1,33 @@
-"""Tokenization: token ids, truncation to a model's context, and the start token."""
+"""Tokenization: token ids of texts, and of strings that are put together from pieces.
+
+A tokenizer reads a string in parts that begin at its spaces, so the ids of a string are mostly the
+ids of its pieces, one after the other. Where two pieces meet, the last word of one and the first
+word of the other are read together to see whether that holds; if not, the string is read whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
+import numpy as np
+import numpy.typing as npt
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ctrlreward.items import item_logger
-from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.control_tokens import real_ids, text_reader
 
 log = item_logger(__name__)
 
 Ids = tuple[int, ...]
-Result = TypeVar("Result")
+
+Pieces: TypeAlias = tuple[str, ...]
+"""A string, cut anywhere."""
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+NOTHING: Integers = np.zeros(0, np.int64)
 
 # Model types whose positions start after the id of the padding token.
 _POSITIONS_AFTER_PADDING = {
@@ -159,3 +173,99 @@ def start_token(tokenizer: object) -> list[int]:
         if token in vocabulary:
             return [vocabulary[token]]
     return []
+
+
+# A token that continues after a space, in the spellings of a space.
+_BEYOND_A_WORD = re.compile(r"[^ \u2581\u0120\s][ \u2581\u0120]")
+_APART: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()
+
+
+def read_strings(tokenizer: PreTrainedTokenizerBase, strings: list[str], **options: Any) -> Any:
+    """Return `input_ids` of strings, without special tokens, and what a tokenizer's options add."""
+    if not strings:
+        return {"input_ids": [], "offset_mapping": []}
+    reader = text_reader(tokenizer, strings)
+    read = reader(
+        strings, add_special_tokens=False, return_attention_mask=False, verbose=False, **options
+    )
+    if reader is not tokenizer:
+        read["input_ids"] = [real_ids(tokenizer, row) for row in read["input_ids"]]
+    return read
+
+
+class Reading:
+    """Token ids of strings and of pieces, without special tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        strings: Strings to read.
+        pairs: Pairs of strings to put together.
+
+    Attributes:
+        ids: Ids of each string.
+        meeting: The pairs whose ids are the ids of both, one after the other.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        strings: Iterable[str],
+        pairs: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        pairs = pairs if _reads_words_apart(tokenizer) else ()
+        edges = {(a, b): (_last_word(a), first_word(b)) for a, b in dict.fromkeys(pairs)}
+        wanted = dict.fromkeys(strings)
+        for pair, (last, first) in edges.items():
+            wanted |= dict.fromkeys((*pair, last, first, last + first))
+        ids = dict(zip(wanted, read_strings(tokenizer, [*wanted])["input_ids"], strict=True))
+        self.meeting = {
+            (a, b)
+            for (a, b), (last, first) in edges.items()
+            if ids[last + first] == ids[last] + ids[first]
+            and ids[a][len(ids[a]) - len(ids[last]) :] == ids[last]
+            and ids[b][: len(ids[first])] == ids[first]
+        }
+        self.ids = {string: np.array(row, np.int64) for string, row in ids.items()}
+
+
+def _reads_words_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokens of a word don't depend on words further away.
+
+    This holds if the tokenizer splits a string at its spaces, or no token continues after one.
+    """
+    if tokenizer not in _APART:
+        splitter: Any = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
+        _APART[tokenizer] = tokenizer.is_fast and (
+            (splitter is not None and len(splitter.pre_tokenize_str("ab cd")) > 1)
+            or not any(_BEYOND_A_WORD.search(token) for token in tokenizer.get_vocab())
+        )
+    return _APART[tokenizer]
+
+
+def glued(pieces: Iterable[str]) -> tuple[list[str], str]:
+    """Return a string cut before white space, which begins a token, and the space at its end.
+
+    Examples:
+        >>> glued(["It was. ", "", "So", " "])
+        (['It was.', ' So'], ' ')
+    """
+    cut, space = [], ""
+    for piece in pieces:
+        joined = space + piece
+        kept = joined.rstrip()
+        space = joined[len(kept) :]
+        if kept:
+            cut.append(kept)
+    return cut, space
+
+
+def _last_word(text: str) -> str:
+    """Return the last word with the white space around it."""
+    parts = text.rsplit(None, 1)
+    return text[len(parts[0]) :] if len(parts) == 2 else text
+
+
+def first_word(text: str) -> str:
+    """Return the first word with the white space before it."""
+    parts = text.split(None, 1)
+    return text[: text.index(parts[0]) + len(parts[0])] if parts else text
