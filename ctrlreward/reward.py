@@ -29,7 +29,6 @@ from ctrlreward.scorers.base import (
     Component,
     Scorer,
     Scores,
-    counted_since,
     counters_of,
     describe_batch,
     reasons_of,
@@ -395,13 +394,13 @@ class Reward(AnyReward):
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
-        started, before = time.perf_counter(), counters_of(self.components)
+        started, before = time.perf_counter(), counters_of(self._scorers())
         scores = self.time_limit.run(
             partial(describe_batch, self.components, samples),
             partial(scoring_stream(self.device)(score), self.components, samples),
         )
         batch = self.combine(scores, time.perf_counter() - started)
-        counters = counted_since(before, counters_of(self.components))
+        counters = counters_of(self._scorers(), before)
         return replace(batch, reasons=reasons_of(self.components, samples), counters=counters)
 
     def _scorers(self) -> list[Scorer]:

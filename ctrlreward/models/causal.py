@@ -92,24 +92,24 @@ class CausalLM(FrozenModel):
         groups: dict[object, _Group] = {}
         wanted: list[tuple[list[tuple[_Group, list[int]]], Sequence[int] | None]] = []
         for task in tasks:
-            own, order = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
+            own, sorting = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
             found = []
             for each in (continuation for continuation in own if continuation.targets):
                 # Texts that begin a document share only its start token.
                 key = each.context or (each.context, each.targets)
                 group = groups.setdefault(key, _Group(each.context))
                 found.append((group, group.add(each)))
-            wanted.append((found, order))
+            wanted.append((found, sorting))
         encoded = self._encode([group.whole() for group in groups.values()], lengths)
         first = 0
-        for group, (_, sorting) in zip(groups.values(), encoded, strict=True):
+        for group, (_, order) in zip(groups.values(), encoded, strict=True):
             count = len(group.places)
-            group.scored = first + (np.arange(count) if sorting is None else np.argsort(sorting))
+            group.scored = first + (np.arange(count) if order is None else np.argsort(order))
             first += count
         targets = []
-        for found, order in wanted:
+        for found, sorting in wanted:
             scored = np.concatenate([NOTHING, *(group.scored[places] for group, places in found)])
-            targets.append(scored if order is None else scored[list(order)])
+            targets.append(scored if sorting is None else scored[list(sorting)])
         scores = self._read([row for rows, _ in encoded for row in rows])
         return scores.reordered(np.concatenate(targets)).split([len(each) for each in targets])
 

@@ -25,13 +25,13 @@ from ctrlreward.samples import (
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
     DEVIATION,
+    CompositeScorer,
     CorpusFold,
     Scores,
     ScoreSpec,
     nonempty,
     scatter,
 )
-from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
 

@@ -273,11 +273,7 @@ class Scorer(ABC):
     @property
     def counters(self) -> Mapping[str, float]:
         """Numbers that grow while it scores, such as requests and costs, by the key of a log."""
-        totals: dict[str, float] = {}
-        for part in self._inner:
-            for key, value in part.counters.items():
-                totals[key] = totals.get(key, 0) + value
-        return totals
+        return counters_of(self._inner)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that samples must have, each with the name of the score that needs it.
@@ -464,6 +460,44 @@ class TaskScorer(Scorer):
         return self.fold(samples, answers, wanted)
 
 
+class CompositeScorer(Scorer):
+    """A scorer that combines the scores of other scorers.
+
+    Examples:
+        >>> from ctrlreward import ScoreSpec, Similarity, WordVectors
+        >>> class Strictest(CompositeScorer):
+        ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
+        ...     parts = [
+        ...         Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]})),
+        ...         Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]})),
+        ...     ]
+        ...
+        ...     def score_samples(self, samples):
+        ...         scores = [part.score(samples)["similarity"] for part in self.parts]
+        ...         return {"strictest": np.min(scores, axis=0)}
+        >>> Strictest().score(["broth"], sources=["soup"])
+        {'strictest': array([0.6])}
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[Scorer]:
+        """The scorers that are combined."""
+
+    @property
+    def _inner(self) -> Sequence[Scorer]:
+        return self.parts
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that any part needs."""
+        return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
+
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise the errors that a part would raise."""
+        for part in self.parts:
+            part.check_samples(samples)
+
+
 def scores_of(
     wanted: Mapping[Scorer, Collection[str]], samples: Samples
 ) -> dict[Scorer, dict[str, Scores]]:
@@ -621,18 +655,15 @@ def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[st
     return found
 
 
-def counters_of(components: Mapping[str, Component]) -> dict[str, float]:
-    """Return the sums of the scorers' counters, by key."""
-    totals: dict[str, float] = {}
-    for scorer in dict.fromkeys(component.scorer for component in components.values()):
+def counters_of(
+    scorers: Iterable[Scorer], since: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the sums of the scorers' counters, by key, or what they have grown by since then."""
+    totals = {key: -value for key, value in (since or {}).items()}
+    for scorer in dict.fromkeys(scorers):
         for key, value in scorer.counters.items():
             totals[key] = totals.get(key, 0) + value
     return totals
-
-
-def counted_since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return what counters have grown by."""
-    return {key: value - before.get(key, 0) for key, value in after.items()}
 
 
 def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:

@@ -17,8 +17,14 @@ from ctrlreward.functional.transfer import (
 )
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, scores_of
-from ctrlreward.scorers.composite import CompositeScorer
+from ctrlreward.scorers.base import (
+    CompositeScorer,
+    CorpusFold,
+    Scorer,
+    Scores,
+    ScoreSpec,
+    scores_of,
+)
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
