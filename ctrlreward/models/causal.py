@@ -90,7 +90,7 @@ class CausalLM(FrozenModel):
     ) -> list[TokenScores]:
         """Answer tasks; add the length of each continuation to `lengths`."""
         groups: dict[object, _Group] = {}
-        wanted: list[tuple[list[tuple[_Group, list[int]]], Sequence[int] | None]] = []
+        wanted: list[tuple[list[tuple[_Group, list[int]]], tuple[int, ...] | None]] = []
         for task in tasks:
             own, sorting = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
             found = []

@@ -102,10 +102,6 @@ class CorpusFold:
     Attributes:
         parts: Names of its arguments: scores, or values that `score_samples` returns only by name.
         fold: Maps arrays of shape (n,), NaN where a sample failed, to a number; NaN if none counts.
-
-    Examples:
-        >>> CorpusFold(("words",), len).fold(np.array([3.0, 4.0, np.nan]))
-        3
     """
 
     parts: tuple[str, ...]
@@ -461,22 +457,9 @@ class TaskScorer(Scorer):
 
 
 class CompositeScorer(Scorer):
-    """A scorer that combines the scores of other scorers.
+    """A scorer that combines the scores of others, which it loads, moves and releases.
 
-    Examples:
-        >>> from ctrlreward import ScoreSpec, Similarity, WordVectors
-        >>> class Strictest(CompositeScorer):
-        ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
-        ...     parts = [
-        ...         Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]})),
-        ...         Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]})),
-        ...     ]
-        ...
-        ...     def score_samples(self, samples):
-        ...         scores = [part.score(samples)["similarity"] for part in self.parts]
-        ...         return {"strictest": np.min(scores, axis=0)}
-        >>> Strictest().score(["broth"], sources=["soup"])
-        {'strictest': array([0.6])}
+    `score_samples` gets the scores of its parts from `part.score(samples)`.
     """
 
     @property

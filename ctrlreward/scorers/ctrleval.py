@@ -80,12 +80,11 @@ class Explanation:
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
     """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
 
-    A record has `sample` (its index), `aspect`, `score` (None for NaN) and `evaluators`, a list of
-    records with the fields of `PatternScore`.
+    A record has `sample` (its index) and the fields of `Explanation`; NaN is None.
     """
     return [
-        {"sample": index, **asdict(found), "score": finite_or_none(found.score)}
-        for index, aspects in enumerate(explained)
+        {"sample": i, **asdict(found), "score": finite_or_none(found.score)}
+        for i, aspects in enumerate(explained)
         for found in aspects.values()
     ]
 
@@ -114,10 +113,7 @@ def consistency_blanks(text: str, prefix: str) -> tuple[Blank, ...]:
 
 
 def neutral_blank(blank: Blank, text: str) -> Blank:
-    """Return the blank with a text in place of its context.
-
-    The text follows the blank if nothing precedes it. A blank without context is not changed.
-    """
+    """Return the blank with a text in place of its context, if it has one."""
     if "".join(blank.left).strip():
         return blank._replace(left=(f"{text} ",), right=())
     if "".join(blank.right).strip():
@@ -129,16 +125,13 @@ def relevance_blanks(evaluators: Sequence[Evaluator]) -> tuple[Blank, ...]:
     """Return one blank per prompt about a text, with all its words as candidates."""
     blanks = []
     for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
-        left, right = prompt.split(WORD_SLOT, 1)
+        left, right = (part.partition(TEXT_SLOT) for part in prompt.split(WORD_SLOT, 1))
         words = tuple(word for evaluator in group for word in evaluator.words)
-        closing = right.partition(TEXT_SLOT)[0].rstrip()
-        blanks.append(Blank(_cut(left), _cut(right), words, closing=closing))
+        closing = right[0].rstrip()
+        blanks.append(
+            Blank((*filter(None, left),), (*filter(None, right),), words, closing=closing)
+        )
     return tuple(blanks)
-
-
-def _cut(pattern: str) -> tuple[str, ...]:
-    """Return a pattern in pieces, one of which may be the slot of the text."""
-    return tuple(piece for piece in pattern.partition(TEXT_SLOT) if piece)
 
 
 def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
@@ -154,17 +147,13 @@ AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance
 
 
 class Evaluated(NamedTuple):
-    """Pattern evaluators of one text for one aspect; none if there is nothing to score.
-
-    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
-    `label` is the index of the target label in attribute relevance, None in the other aspects.
-    """
+    """Pattern evaluators of one text for one aspect; none if there is nothing to score."""
 
     sample: int
     aspect: str
-    label: int | None
-    scores: Scores
-    weights: Scores
+    label: int | None  # index of the target label, in attribute relevance
+    scores: Scores  # (evaluators,)
+    weights: Scores  # (evaluators,), 0 or more; they need not sum to 1
 
 
 # Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
@@ -315,7 +304,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         Without patterns, and with a warning, for an empty text; for consistency also for one
         without a prefix, or with nothing after it.
         """
-        aspects = self._chosen(names)
+        aspects = [aspect for aspect in self.aspects if aspect in names]
         prefixes: Sequence[str] = [""] * len(samples.texts)
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
@@ -348,9 +337,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
         """Return the chosen aspects, each float64 of shape (n,); NaN for one without patterns."""
-        results: dict[str, Scores] = {
-            aspect: np.full(len(samples), np.nan) for aspect in self._chosen(names)
-        }
+        results = {aspect: np.full(len(samples), np.nan) for aspect in names}
         for found in self.evaluated(samples, answers, names):
             results[found.aspect][found.sample] = weighted_mean(found.scores, found.weights)
         return results
@@ -359,7 +346,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> Iterator[Evaluated]:
         """Yield the evaluators behind the scores, sample by sample and aspect by aspect."""
-        aspects = self._chosen(names)
+        aspects = [aspect for aspect in self.aspects if aspect in names]
         targets = self._targets(samples) if "attribute_relevance" in aspects else []
         left = iter(answers)
         for i in range(len(samples)):
@@ -380,9 +367,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                     beta = np.array([self.iwf.sentence_weight(ids) for ids in answer.tokens])
                 weights = evaluator_weights(weighting, scores, beta) if len(scores) else beta
                 yield Evaluated(i, aspect, label, scores, weights)
-
-    def _chosen(self, names: Collection[str]) -> list[AspectName]:
-        return [aspect for aspect in self.aspects if aspect in names]
 
     def _targets(self, samples: Samples) -> list[int]:
         """Return the index of each sample's label."""
