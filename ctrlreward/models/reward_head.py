@@ -16,7 +16,7 @@ from transformers import (
 
 from ctrlreward.engine.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, encode, render
+from ctrlreward.models.rendering import Answer, Side, encode
 from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
 from ctrlreward.weights.loading import load_config, load_tokenizer, remote_code
 
@@ -98,12 +98,7 @@ class RewardHead(FrozenModel):
         the tokenizer's side. NaN for a text without a token that the model knows, which `name`
         names in a warning.
         """
-        if template is None:
-            chat = self.tokenizer.chat_template is not None
-            chat = chat and all(answer.prompt is not None for answer in answers)
-            template = CHAT if chat else PLAIN
-        texts = render(self.tokenizer, answers, template, self.name)
-        rows = encode(self.tokenizer, texts, template, self.max_tokens, side)
+        rows = encode(self.tokenizer, answers, template, side, self.max_tokens, self.name)
 
         def read(output: Any, mask: Tensor) -> list[Ratings]:
             return list(output.logits.cpu().double().numpy())

@@ -12,22 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.items import item_logger
-from ctrlreward.models.rendering import (
-    CHAT,
-    PLAIN,
-    Answer,
-    Side,
-    check_template,
-    encode,
-    render,
-    slots_of,
-)
+from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
 from ctrlreward.models.tokenization import Ids
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_servers import ModelServer, check_address, connected, in_parallel
-from ctrlreward.scorers.reward_model import answers_of
+from ctrlreward.scorers.reward_model import answers_of, fold_outputs
 from ctrlreward.text.chats import prompt_text
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -199,9 +190,7 @@ class RemoteRewardModel(Scorer):
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`prompts` if the template or the contract needs them."""
-        template = self.template or PLAIN
-        needed = template == CHAT or (template != PLAIN and "prompt" in slots_of(template))
-        needed = needed or self.api == "openrlhf"
+        needed = needs_prompts(self.template) or self.api == "openrlhf"
         return {"prompts": type(self).__name__} if needed else {}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
@@ -220,10 +209,7 @@ class RemoteRewardModel(Scorer):
         values = np.concatenate(replies)
         for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
             log.warning("texts[%d] got no value of %s, it is NaN", kept[row], self.address)
-        columns = dict(zip(self.outputs, values.T, strict=True))
-        if self.weights is not None:
-            total = sum(weight * columns[name] for name, weight in self.weights.items())
-            columns = {REWARD: np.asarray(total)}
+        columns = fold_outputs(self.outputs, values, self.weights)
         return {name: scatter(column, kept, n) for name, column in columns.items()}
 
     @cached_property
@@ -237,14 +223,9 @@ class RemoteRewardModel(Scorer):
             f"{prompt}{answer.completion}" for prompt, answer in zip(prompts, answers, strict=True)
         ]
         if self.tokenizer is not None:
-            template = self.template
-            if template is None:
-                chat = self._tokenizer.chat_template is not None
-                chat = chat and all(answer.prompt is not None for answer in answers)
-                template = CHAT if chat else PLAIN
-            rendered = render(self._tokenizer, answers, template, self.tokenizer)
             limit = self.max_tokens or self._tokenizer.model_max_length
-            texts = encode(self._tokenizer, rendered, template, limit, self.truncation_side)
+            options = self.template, self.truncation_side, limit, self.tokenizer
+            texts = encode(self._tokenizer, answers, *options)
         size = self.batch_texts
         return [
             Batch(texts[start : start + size], prompts[start : start + size])
