@@ -62,8 +62,8 @@ def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
     """Return the fixed cost of a forward pass, in tokens of padding.
 
     An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
-    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU a pass costs 1/64 of
-    the default budget; a larger budget is given for fewer passes.
+    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU it is 1/64 of the
+    budget.
     """
     if free_memory(model.device) is None:
         return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
@@ -107,12 +107,10 @@ def run_batched(
     description: str,
     padding: float | None = None,
 ) -> list[Result]:
-    """Call `forward` on batches of items and return the results in the caller's order.
+    """Call `forward` on batches of items, by their indices; return a result each, in order.
 
-    Items are sorted by length, longest first, which minimises padding, and memory runs out at
-    the first batch or never. A batch that runs out of memory is halved and retried, and the smaller
-    budget is kept. An item longer than the budget is a batch. `forward` takes indices into
-    `lengths`, the numbers of tokens, and returns one result each. A batch ends where its padding
+    Items are sorted by length, longest first, so that memory runs out at the first batch or never;
+    a batch that does is halved, and the smaller budget is kept. A batch ends where its padding
     would exceed `padding` tokens, by default 1/64 of the budget.
     """
     global passes

@@ -106,8 +106,7 @@ def _gather(
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` in row `states[k]` of logits, shape (k,).
 
-    `blocks` are logits of consecutive parts of the vocabulary, each of shape (rows, words), and
-    `edges` has the first word of each, and the size of the vocabulary.
+    `blocks` are logits of consecutive parts of the vocabulary, which begin and end at `edges`.
     """
     if len(edges) == 2:
         (logits,) = blocks

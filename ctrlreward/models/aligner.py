@@ -21,12 +21,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class TokenAlignment(NamedTuple):
-    """Alignment of the tokens of text a with text b.
-
-    Attributes:
-        spans: Character span of each token in a, end exclusive.
-        values: Alignment of each token, float64, shape (len(spans),); higher is better.
-    """
+    """Spans of the tokens of a text, and their alignment with another; higher is better."""
 
     spans: Spans
     values: npt.NDArray[np.float64]
@@ -36,10 +31,7 @@ class Aligner(Protocol):
     """Model that aligns the tokens of texts with other texts."""
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterable[TokenAlignment]:
-        """Return the alignment of a with b for each pair (a, b), in the given order.
-
-        May be a generator, so that not all alignments are in memory at once.
-        """
+        """Yield the alignment of a with b for each pair (a, b), in the given order."""
 
 
 class EmbeddingAligner:
@@ -47,22 +39,17 @@ class EmbeddingAligner:
 
     Deng et al. (2021), https://arxiv.org/abs/2109.06379: the matching of BERTScore without idf
     weights. As in their package, special tokens are encoded but not matched.
-
-    Args:
-        encoder: Encoder whose layer is compared; other scorers may share it.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
-        """Yield the cosines of each pair (a, b); each text is encoded once.
+        """Yield the cosines of each pair (a, b); each text is encoded once, long ones truncated.
 
-        The embeddings of a text are freed after its last pair, so that memory does not grow with
-        the number of pairs if pairs with a common text are adjacent (`group_shared_texts`).
-
-        Texts longer than the model's context are truncated, with a warning. No values if a does
-        not have a token; NaN values if b does not have one.
+        Memory does not grow with the pairs if those with a common text are adjacent
+        (`group_shared_texts`). No values if a does not have a token; NaN values if b does not have
+        one.
         """
         last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))

@@ -48,11 +48,7 @@ _MAX_FREE_TREE = 192
 
 
 class CausalLM(FrozenModel):
-    """Frozen decoder-only model that scores continuations.
-
-    Blanks are ordered as `models.blank_orders.BlankOrders` says. `Blank.ends` is ignored, since no
-    end token follows a filling in running text.
-    """
+    """Frozen decoder-only model that scores continuations, and blanks in `BlankOrders`."""
 
     auto_class = AutoModelForCausalLM
     reads_padding = False
@@ -73,9 +69,8 @@ class CausalLM(FrozenModel):
     def answer(self, tasks: Sequence[Continuation | Patterns]) -> list[TokenScores]:
         """Return the log-probabilities of the tokens of each task's targets, in the given order.
 
-        A context is read once for all its targets. A continuation that exceeds the model's context
-        loses the tokens farthest from the target first, then the last ones of the target, with a
-        warning.
+        A continuation that exceeds the model's context loses the tokens farthest from the target
+        first, then the last ones of the target, with a warning.
         """
         answers: list[TokenScores] = []
         lengths: list[int] = []
@@ -293,8 +288,7 @@ class _Group:
 class _Targets(NamedTuple):
     """Token ids of targets, and the place from which each is scored.
 
-    `begins` are the strings that they begin with, and `forest` their trees with the targets' order,
-    where these are known.
+    Fixed ones have the strings that they begin with, and their trees with the targets' order.
     """
 
     ids: list[list[int]]
@@ -391,9 +385,8 @@ def tree_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor
 def _reads_trees(model: PreTrainedModel) -> bool:
     """Return True if the branches of a prefix tree do not affect each other in this model.
 
-    This holds where tokens interact through attention only. A recurrence or convolution (Mamba,
-    LFM2 and other hybrids) passes state from branch to branch, and ALiBi counts distances along
-    the row.
+    They do in a recurrence or convolution (Mamba, LFM2), and where ALiBi counts distances along a
+    row.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False

@@ -39,8 +39,8 @@ class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
     Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
-    The model's `problem_type` decides, as in the pipelines of transformers: the probabilities of
-    `"multi_label_classification"` are independent (`multi_label` is True).
+    `problem_type="multi_label_classification"` in its config sets `multi_label`: each label has a
+    probability of its own.
 
     Raises:
         ValueError: The model does not have a trained classification head, is a regression model, or
@@ -50,8 +50,6 @@ class Classifier(FrozenModel):
         >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
         >>> classifier.labels
         ('NEGATIVE', 'POSITIVE')
-        >>> classifier.probabilities(["The soup was good.", "Cold soup."]).sum(axis=1).round(6)
-        array([1., 1.])
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -69,10 +67,7 @@ class Classifier(FrozenModel):
         self.multi_label = self.model.config.problem_type == "multi_label_classification"
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Return the probabilities, float64, (texts, labels); long texts are truncated.
-
-        A row is the softmax over the outputs, with `multi_label` the sigmoid of each.
-        """
+        """Return float64 of shape (texts, labels); long texts are truncated, with a warning."""
 
         def activate(output: Any, mask: Tensor) -> list[Probabilities]:
             logits = output.logits.cpu().double()

@@ -1,14 +1,12 @@
 """Control tokens: texts never contain them, and ours are written by marks.
 
-A published tokenizer reads the string `</s>` in a text as the end token, and `<mask_1>` as a blank.
-Here text is text: `text_reader` spells such a string with ordinary tokens. Where we write a control
-token ourselves, between texts or in a chat template, the string has its `mark`, which begins with
-a number that is drawn in each process, so that no text contains it.
+A published tokenizer reads the string `</s>` in a text as the end token. Here text is text:
+`text_reader` spells such a string with ordinary tokens. Where we write a control token ourselves,
+the string has its `mark`, which begins with a number that is drawn in each process.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
-fill-in-the-middle token (`<|user|>`, `<｜User｜>`, `<fim_prefix>`), which some tokenizers do not
-declare. Other added tokens, such as `<think>`, are text, and so is a special token of one
-character.
+fill-in-the-middle token (`<|user|>`, `<fim_prefix>`), which some tokenizers do not declare. Other
+added tokens, such as `<think>`, are text, and so is a special token of one character.
 """
 
 from __future__ import annotations
@@ -60,9 +58,7 @@ def mark(token_id: int) -> str:
 def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any:
     """Return a tokenizer for these texts that reads marks as control tokens, and the rest as text.
 
-    It is the given tokenizer, unless a text has a character that a control token begins with. The
-    returned one then reads every text without control tokens as the given one does, and a
-    control token in a text as a published tokenizer reads any other string.
+    It is the given tokenizer, unless a text has a character that a control token begins with.
     """
     readers = _CACHE.get(tokenizer) or _build(tokenizer)
     suspects, marked = [], False

@@ -74,13 +74,12 @@ def token_layer(model: str) -> int | None:
 class Encoder(FrozenModel):
     """Frozen encoder, read at its last layer or at a layer below.
 
-    Takes the arguments of `FrozenModel`; `layer` is read, and the last one that is computed; 0 is
-    the embeddings, None the last.
+    Takes the arguments of `FrozenModel`; `layer` is the last one that is computed, 0 the
+    embeddings.
 
     Raises:
-        ValueError: The model has fewer layers, or is of another kind, or its checkpoint lacks
-            weights, or its folder declares a layer of sentence-transformers that is not read.
-        OSError: The hub cannot be reached.
+        ValueError: The model has fewer layers, or is of another kind, its checkpoint lacks weights,
+            or its folder declares a layer of sentence-transformers that is not read.
     """
 
     auto_class = AutoModel
@@ -103,12 +102,11 @@ class Encoder(FrozenModel):
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Return sentence embeddings as sentence-transformers computes them.
+        """Return sentence embeddings as sentence-transformers computes them: unit vectors, float64.
 
-        An embedding is the mean over the text's tokens, special tokens included, or the first or
-        the last of them if the folder says so (`1_Pooling/config.json`), normalised to length 1:
-        float64, shape (texts, width), NaN for a text without a token that the model knows. That
-        package truncates MiniLM at 256 tokens, this class at the model's context, with a warning.
+        Shape (texts, width), NaN for a text without a token that the model knows. They pool the
+        tokens as `1_Pooling/config.json` says, by default the mean, up to the model's context, with
+        a warning.
         """
         pooling = declared_pooling(self.name)
 
@@ -135,8 +133,8 @@ class Encoder(FrozenModel):
     ) -> list[npt.NDArray[np.float32]]:
         """Return the hidden states of each text at the layer, float32, shape (tokens, width).
 
-        Row j of a text belongs to token j of `text_reader`, special tokens included, and is not
-        normalised. Longer texts are truncated, with a warning. `rows` are the tokens, if known.
+        Row j belongs to token j of `text_reader`, special tokens included. Longer texts are
+        truncated, with a warning. `rows` are the tokens, if known.
         """
 
         def split(output: Any, mask: Tensor) -> list[npt.NDArray[np.float32]]:
@@ -148,9 +146,9 @@ class Encoder(FrozenModel):
 
 @cache
 def declared_pooling(model: str) -> str:
-    """Return how a folder of sentence-transformers makes a vector of a text's tokens.
+    """Return how sentence-transformers pools the tokens: "mean", "cls" or "lasttoken".
 
-    "mean", also for another model, "cls" or "lasttoken". A ValueError names what is not read.
+    A ValueError names what its folder declares and is not read.
     """
     folder = Path(resolve(model)).expanduser()
     file = folder / "modules.json"
@@ -172,11 +170,7 @@ def declared_pooling(model: str) -> str:
 
 
 def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
-    """Drop the layers above the first `count`.
-
-    Raises:
-        ValueError: The model has fewer layers, or its layers can't be cut.
-    """
+    """Drop the layers above the first `count`; a ValueError if they can't be cut or are fewer."""
     total = model.config.num_hidden_layers
     if not 0 <= count <= total:
         raise ValueError(f"layer = {count} must be 0 to {total}, the layers of {name!r}")

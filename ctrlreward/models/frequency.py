@@ -66,10 +66,7 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Read the published format: one weight per line, in the order of token ids.
-
-        `path` may name a file of a data set, such as `ctrleval/iwf_full.txt`.
-        """
+        """Read a file, also of a data set (`ctrleval/iwf_full.txt`): one weight a line."""
         weights = []
         text = local_file(Path(path)).read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(), 1):
@@ -112,17 +109,10 @@ class InverseFrequency:
     ) -> InverseFrequency:
         """Estimate weights for any tokenizer: each token has the frequency of the word it spells.
 
-        A token that starts a word (`▁house`) mostly is that word. A continuation (`ing`) gets the
-        frequency of the word with the same letters, which is rarer than the token, and a
-        capitalised token the frequency of the lower-case word. Since single estimates are rough,
-        the weight is logarithmic (`log_inverse_frequency`) instead of the paper's IWF, where the
-        roughest estimate in a text would dominate. Both order sentences alike by the largest weight
-        of their tokens, and agree with the published PEGASUS table on that order much better than
-        on single weights. Tokens unknown to wordfreq (punctuation, fragments) and special tokens
-        have weight 0.
-
-        |C| is set to 10^8 sentences, the size of the published table's corpus, since the size of
-        wordfreq's corpus is not known in sentences.
+        The weight is logarithmic (`log_inverse_frequency`): single estimates are rough, above all
+        of continuations (`ing`), and would dominate the paper's IWF. Punctuation, fragments that
+        are unknown to wordfreq and special tokens have weight 0. The corpus counts as 10^8
+        sentences, the size of the published table's.
 
         Raises:
             LookupError: wordfreq has no list for that language code or a similar one.

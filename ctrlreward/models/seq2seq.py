@@ -40,9 +40,8 @@ def conditional_log_probs(
 ) -> list[TokenScores]:
     """Return the scores of each target's tokens given its source, in the given order.
 
-    The encoder reads the source and the decoder the target, as in training for translation or
-    summarization; special tokens that the tokenizer adds to the target are predicted as well. Equal
-    sources are encoded once. Both are n texts by their names in warnings (`"sources[3]"`).
+    The decoder predicts the special tokens that the tokenizer adds to the target as well. Both are
+    n texts by their names in warnings (`"sources[3]"`).
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
@@ -85,8 +84,7 @@ class Filling(NamedTuple):
 class Seq2SeqInfiller(FrozenModel):
     """Infiller over an encoder-decoder that was pretrained to fill masks.
 
-    Each distinct masked text is encoded once. Targets share a decoder row if the input of one is
-    a prefix of another's: all one-token words are scored by a single decoder step.
+    Targets share a decoder row if the input of one is a prefix of another's.
     """
 
     auto_class = AutoModelForSeq2SeqLM
@@ -303,15 +301,7 @@ class _DecoderRow(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Decoder rows of the fillings of a source.
-
-    Attributes:
-        rows: The rows.
-        states: Number of states that predict tokens, row by row.
-        predicting: State that predicts each scored token, shape (tokens,).
-        tokens: The scored tokens, filling by filling, shape (tokens,).
-        sizes: Number of scored tokens of each filling, shape (fillings,).
-    """
+    """Decoder rows of the fillings of a source, and their scored tokens, filling by filling."""
 
     rows: list[_DecoderRow]
     states: int

@@ -2,11 +2,8 @@
 
 `Continuation(("The soup was",), (("", " cold."), ("", " hot.")))` asks a decoder-only model for the
 log-probabilities of the tokens of " cold." and of " hot."; `Patterns((Blank(("The ",),
-(" was cold.",), ("soup", "staff")),))` asks any model that fills blanks for the log-probabilities
-of each candidate at the blank. Each task is answered by one `TokenScores`.
-
-A string is given in pieces wherever several tasks share a part of it, such as the text that they
-are about: each piece is tokenized once.
+(" was cold.",), ("soup", "staff")),))` asks any model that fills blanks for each candidate's. A
+string is given in pieces where several tasks share a part of it: each piece is tokenized once.
 """
 
 from __future__ import annotations
@@ -25,14 +22,10 @@ TEXT_SLOT = "<gen_result>"
 
 
 class Continuation(NamedTuple):
-    """A context, and targets of which each follows it character for character.
+    """A context, in pieces, and targets of which each follows it character for character.
 
-    An empty context means that the targets begin a document.
-
-    Attributes:
-        context: The context, in pieces.
-        targets: Of each target, a beginning that is only read, and the rest, which is scored.
-        fixed: Whether the same targets follow many contexts.
+    A target is a beginning that is only read, and the rest, which is scored. `fixed` targets follow
+    many contexts. An empty context means that the targets begin a document.
     """
 
     context: Pieces
@@ -91,10 +84,7 @@ class Patterns(NamedTuple):
 class TokenScores(NamedTuple):
     """Tokens of the targets of a task, one target after the other, and their log-probabilities.
 
-    Attributes:
-        ids: Tokens, int64, shape (tokens,).
-        log_probs: Their natural log-probabilities, float64, shape (tokens,).
-        sizes: Number of tokens of each target, int64, shape (targets,).
+    `ids` and `log_probs` (natural logarithms) have shape (tokens,), `sizes` (targets,).
     """
 
     ids: npt.NDArray[np.int64]

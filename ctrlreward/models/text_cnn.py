@@ -76,10 +76,9 @@ class TextCNNConfig:
 
 
 class TextCNN(nn.Module):
-    """Convolutions over words with max-over-time pooling (Kim 2014,
-    https://aclanthology.org/D14-1181).
+    """Convolutions over words with max-over-time pooling, independent of the padding of a row.
 
-    The logits of a text do not depend on the padding of its row.
+    Kim (2014), https://aclanthology.org/D14-1181.
     """
 
     def __init__(self, config: TextCNNConfig) -> None:
@@ -94,11 +93,7 @@ class TextCNN(nn.Module):
         self.output = nn.Linear(config.filters * len(config.widths), len(config.labels))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return logits, shape (rows, labels).
-
-        `ids` are padded results of `TextCNNConfig.encode` and `mask` is 0 on the padding, both of
-        shape (rows, longest).
-        """
+        """Map padded ids and their mask, (rows, longest), to logits, (rows, labels)."""
         vectors = self.embedding(ids)
         features = []
         for width, convolution in zip(self.config.widths, self.convolutions, strict=True):

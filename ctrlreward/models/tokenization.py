@@ -79,10 +79,7 @@ def encode_texts(
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that stands for any string outside the vocabulary; None without one.
-
-    GPT-2's tokenizers name one, the end token, but never need it.
-    """
+    """Return the token that stands for any string outside the vocabulary; None without one."""
     named = ("bos", "eos", "pad", "cls", "sep", "mask")
     unknown: int | None = tokenizer.unk_token_id
     return None if unknown in [getattr(tokenizer, f"{n}_token_id") for n in named] else unknown
@@ -94,10 +91,7 @@ def warn_unknown(
     rows: Sequence[Ids],
     name: Callable[[int], str],
 ) -> list[int]:
-    """Log one warning for all texts with unknown tokens; return the rows without a known one.
-
-    All unknown strings are equal to the model. A row without one has only special tokens besides.
-    """
+    """Log one warning for all texts with unknown tokens; return the rows without a known one."""
     unknown = unknown_token(tokenizer)
     found = [i for i, ids in enumerate(rows) if unknown is not None and unknown in ids]
     if not found:
@@ -147,10 +141,9 @@ def first_tokens(
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:
-    """Log one warning for all items (`"continuations"`) that exceed a model's context.
+    """Log one warning for all items, `"continuations"`, that exceed a context, 0 or None for none.
 
-    `dropped` is the part that is cut, `reader` the part of the model that reads them. A limit of 0
-    or None means no limit.
+    `dropped` is the part that is cut, `reader` the part of the model that reads them.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:
@@ -165,8 +158,7 @@ def start_token(tokenizer: object) -> list[int]:
     """Return the token that begins a document, as a list of one id or none.
 
     `<|endoftext|>` comes first: instruction models of the GPT-2 family keep it as the separator of
-    documents, while their `bos_token` is a chat token (`<|im_start|>` in SmolLM2). Then come the
-    tokenizer's own `bos_token` and `eos_token`.
+    documents, while their `bos_token` is a chat token (`<|im_start|>` in SmolLM2).
     """
     vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]
     for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):  # type: ignore[attr-defined]
@@ -194,12 +186,7 @@ def read_strings(tokenizer: PreTrainedTokenizerBase, strings: list[str], **optio
 
 
 class Reading:
-    """Token ids of strings and of pieces, without special tokens.
-
-    Args:
-        tokenizer: The tokenizer.
-        strings: Strings to read.
-        pairs: Pairs of strings to put together.
+    """Token ids of strings, and of the strings of pairs, without special tokens.
 
     Attributes:
         ids: Ids of each string.
@@ -229,10 +216,7 @@ class Reading:
 
 
 def _reads_words_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokens of a word don't depend on words further away.
-
-    This holds if the tokenizer splits a string at its spaces, or no token continues after one.
-    """
+    """Return whether a tokenizer splits a string at its spaces, or no token continues after one."""
     if tokenizer not in _APART:
         splitter: Any = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
         _APART[tokenizer] = tokenizer.is_fast and (

@@ -49,18 +49,10 @@ def reads_left_to_right(config: PretrainedConfig) -> bool:
 def unit_logits(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], batch: Sequence[EncodedPair]
 ) -> Tensor:
-    """Return the logits of a token classifier for the units of a, of all pairs in order.
+    """Return the logits of a token classifier for the units of a of all pairs, (units, labels).
 
     As in the package released with the paper, the features of a unit's tokens are summed before the
-    head reads them.
-
-    Args:
-        model: Token classifier.
-        inputs: Its inputs for the pairs.
-        batch: The pairs.
-
-    Returns:
-        Shape (units, labels).
+    head reads them. `inputs` are the model's inputs for the pairs of the batch.
     """
     features = model.base_model(**inputs).last_hidden_state
     *_, head = model.children()
@@ -78,28 +70,19 @@ def unit_logits(
 
 
 class TokenAligner(FrozenModel):
-    """Discriminative aligner: the probability that b supports each word of a.
+    """Discriminative aligner: the probability that b supports each word of a, in [0, 1].
 
     The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
-    classifier over both texts. Values are in [0, 1]; higher is better aligned.
-    `ctrlreward.recipes.papers.ctc` trains one.
+    classifier with a label "aligned". `ctrlreward.recipes.papers.ctc` trains one. It reads a before
+    b, unless `aligner_b_first` in its config.json is true, as for a decoder.
 
-    The model is a token classifier with a label "aligned". It reads a before b, unless
-    `aligner_b_first` in its config.json is true, as for a decoder. Unnamed labels are an error:
-    "aligned" is the first of two in the paper's models, the second in others.
-
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        unit: Unit with a value: a `"word"` between white space, by the sum of its tokens' features
-            as in the released package, or a `"piece"`, a token. None takes the unit that
-            `aligner_unit` of the model's config.json names, or `"word"`.
+    Takes the arguments of `FrozenModel`; `unit` is a `"word"` between white space, by the sum of
+    its tokens' features, or a `"piece"`, a token. None takes the unit that `aligner_unit` of the
+    model's config.json names, or `"word"`.
 
     Raises:
         ValueError: `unit` is unknown, or the model does not have a trained head, or a label of that
-            name.
+            name. Unnamed labels are an error: "aligned" is the first of two in the paper's models.
     """
 
     auto_class = AutoModelForTokenClassification
@@ -129,11 +112,7 @@ class TokenAligner(FrozenModel):
         self._b_first = getattr(self.model.config, "aligner_b_first", False)
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """Yield the probabilities of the units of a for each pair (a, b).
-
-        A pair that exceeds the model's context loses the end of b, with a warning. No values if a
-        does not have a token; NaN values if b does not have one.
-        """
+        """Yield the probabilities of the units of a for each pair; NaN if b has no token."""
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
             # float64 on the CPU: not every device has it.
@@ -146,15 +125,12 @@ class TokenAligner(FrozenModel):
 
 
 class RegressionAligner(FrozenModel):
-    """Regression aligner: one value for how well b supports the whole of a.
+    """Regression aligner: one value for how well b supports the whole of a; higher is better.
 
-    The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5. It estimates
-    the aggregate of D's labels, so a has one span with one value, which mean and sum do not change.
-    Higher is better aligned. The unit is as in training: about 0 to 1 for the share of
-    aligned tokens, 0 or more for their number.
-
-    Takes the arguments of `FrozenModel`; the model is a sequence classifier with one output. It
-    reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's model.
+    The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a sequence
+    classifier with one output, in the unit of its training: about 0 to 1 for the share of aligned
+    tokens, 0 or more for their number. It reads a before b, unless `aligner_b_first` in its
+    config.json is true, as for the paper's model. Takes the arguments of `FrozenModel`.
 
     Raises:
         ValueError: The model does not have a trained head, or has more than one output.
@@ -170,11 +146,7 @@ class RegressionAligner(FrozenModel):
             )
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """Yield one span, the whole of a, and its value for each pair (a, b).
-
-        A pair that exceeds the model's context loses the end of b, with a warning. No span if a
-        does not have a token; NaN if b does not have one.
-        """
+        """Yield one span, the whole of a, and its value for each pair; NaN if b has no token."""
 
         def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
             return list(self.model(**inputs).logits.float().cpu().double().numpy())

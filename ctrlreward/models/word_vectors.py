@@ -31,10 +31,7 @@ _ROUNDING = 1e-9
 
 
 class WordMatrix(Mapping[str, Matrix]):
-    """Vectors of many words in one array, which may be mapped from a file.
-
-    `words` are distinct, in the order of the rows of `matrix`, float32 of shape (words, width).
-    """
+    """Vectors of distinct words, the rows of a float32 array, which may be mapped from a file."""
 
     def __init__(self, words: Iterable[str], matrix: Matrix) -> None:
         self.matrix = matrix
@@ -118,13 +115,11 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> WordVectors:
-        """Load vectors by a short name, or a folder written by `save`; see the class for the
-        rest.
+        """Load vectors by a short name, or a folder written by `save`; see the class for the rest.
 
-        The vectors are mapped from the file, so that only those in use take memory. The name
-        `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
-        downloaded on first use (76 MB) and kept in the cache folder. `idf` of None keeps the
-        folder's weights.
+        `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0),
+        downloaded on first use (76 MB). The vectors are mapped from the file. `idf` of None keeps
+        the folder's weights.
 
         Raises:
             ValueError: The name is unknown, the folder is damaged, or `idf` is passed for vectors
