@@ -35,13 +35,9 @@ from ctrlreward.text.stop_words import read_stop_words
 
 @dataclass(frozen=True)
 class AlignedToken:
-    """A token of a text with its alignment.
+    """A token of a text, from `start` to before `end`, with its alignment; higher is better.
 
-    Attributes:
-        start: Index of its first character in the text.
-        end: Index after its last character.
-        value: Alignment with the other text; higher is better.
-        counted: False if the score leaves the token out, such as a stop word.
+    `counted` is False if the score leaves the token out, such as a stop word.
     """
 
     start: int
@@ -52,13 +48,9 @@ class AlignedToken:
 
 @dataclass(frozen=True)
 class AlignedText:
-    """A text aligned with another one, token by token.
+    """A text aligned with another one, token by token; without tokens if either text has none.
 
-    Attributes:
-        text: Text whose tokens are aligned.
-        other: Text with which they are aligned.
-        score: Mean or sum of the counted values; NaN if there is nothing to score.
-        tokens: Tokens in text order; empty if either text has none.
+    `score` is the mean or sum of the counted values, NaN if there is nothing to score.
     """
 
     text: str
@@ -194,9 +186,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     reference, c the context and h the dialog history:
 
     - `consistency`: mean align(y → x). Needs `sources`.
-    - `relevance`: mean align(r → y) × mean align(y → x), and the factors as `relevance_reference`
-      and `relevance_output`. Needs `sources` and `references`; of several references of a sample,
-      `relevance_reference` is the mean.
+    - `relevance`: mean align(r → y) × mean align(y → x), and the factors as `relevance_reference`,
+      the mean over several references, and `relevance_output`. Needs `sources` and `references`.
     - `preservation`: harmonic mean of mean align(y → x) and mean align(x → y), and the two means
       as `preservation_output` and `preservation_source`. Needs `sources`.
     - `engagingness`: sum align(y → c and h) without stop words. Needs `contexts`, `histories`.
@@ -207,14 +198,13 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     Args:
         model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
             aligner trained for the method otherwise. Or a model for each direction, by the name
-            of its score: the paper's relevance has an aligner for each,
-            `{"relevance_reference": "summary_to_reference", "relevance_output": "document"}`.
+            of its score: `{"relevance_reference": "summary", "relevance_output": "document"}`.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
-        stop_words: Words that engagingness and groundedness leave out: a file with one word per
-            line, or a list; `[]` leaves out nothing. None uses `ENGLISH_STOP_WORDS`, the function
-            words of English; the paper used NLTK's list. Regression ignores stop words.
+        stop_words: Words that engagingness and groundedness leave out, not with a regression: a
+            file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`,
+            the function words of English; the paper used NLTK's list.
         aggregate: Aggregation of every aspect; None uses the paper's for each.
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer of the models in
@@ -232,8 +222,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         >>> scores = scorer.score(["The soup was good."], sources="I liked it.", contexts="A menu.")
         >>> {name: values.shape for name, values in scores.items()}
         {'consistency': (1,), 'groundedness': (1,)}
-        >>> scorer["groundedness"].spec
-        ScoreSpec(higher_is_better=True, range=(-inf, inf))
     """
 
     def __init__(
@@ -296,10 +284,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {direction: self.build_model(name) for direction, name in self.models.items()}
 
     def build_model(self, name: str) -> Aligner:
-        """Load the aligner of the method, or share it with other scorers.
-
-        An encoder that is read at its last layer is also shared with `Similarity`.
-        """
+        """Load the aligner of the method, or share it with other scorers."""
         settings = (name, self.device, self.dtype, self.batch_tokens)
         if self.method == "embedding":
             layer = token_layer(name) if self.layer is None else self.layer
@@ -313,8 +298,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     ) -> dict[str, Scores]:
         """Return the chosen aspects and their directions; with `names` only these scores.
 
-        NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
-        The sum over a text of stop words only is 0: such a text carries no information.
+        NaN, with a warning, without a text or a token to average. The sum over stop words only is
+        0.
         """
         aspects = self._wanted(names)
         return _folded(aspects, self._align_each(samples, aspects), len(samples))

@@ -83,17 +83,12 @@ class AttributeClassifier(CompositeScorer):
 
     Higher is better for all. The label of a sample names its attributes, as in
     `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
-    plain label is enough.
-
-    A corpus has the mean of each over the combinations of target labels, and the population
-    standard deviation over them, `<score>_deviation`, as tables of multi-aspect control print it.
-    `GenerationScorer` logs both: `score/corpus/accuracy_topic`,
-    `score/corpus/accuracy_topic_deviation`.
+    plain label is enough. A corpus has the mean of each over the combinations of target labels, and
+    the population standard deviation over them, `<score>_deviation`.
 
     Args:
-        models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
-            (`"world"` and the text, as AG News classifiers of control studies do) is passed as
-            an object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
+        models: Attribute → classifier, as in `Accuracy`; one that reads text pairs is passed as an
+            object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
             weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
 
@@ -182,9 +177,8 @@ class AttributeClassifier(CompositeScorer):
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
         """Return means and deviations over the combinations of target labels.
 
-        Gu et al. (2022, 2023) report them as accuracy: the share of correct decisions
-        (`"accuracy"`), or, in their published evaluation, the mean probability of the target label
-        (`"label_probability"`).
+        As Gu et al. (2022, 2023) report them: of `"accuracy"`, or, in their published evaluation,
+        of `"label_probability"`.
         """
         one_of("score", score, _NAMES)
         samples = as_samples(samples)
@@ -267,11 +261,8 @@ def attribute_report(
 ) -> AttributeReport:
     """Return means and deviations over combinations from the scores of n samples.
 
-    Args:
-        targets: Target labels of each sample, by attribute.
-        scores: Scores of `AttributeClassifier`, each of shape (n,).
-        attributes: Attributes in the order of the report.
-        score: `"accuracy"` or `"label_probability"`.
+    `targets` are the target labels of each sample, `attributes` in the order of the report, and
+    `score` is `"accuracy"` or `"label_probability"`.
     """
     rows: dict[str, list[int]] = {}
     for i, labels in enumerate(targets):
