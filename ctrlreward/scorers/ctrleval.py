@@ -48,12 +48,10 @@ class PatternScore:
         right: Text after the blank.
         target: Filling whose likelihood counts: a sentence, the prefix, the remainder, or the
             word of the target label.
-        candidates: Fillings to compare with the target, including itself; in attribute
-            relevance a word of each label, in their order, elsewhere only the target.
-        score: Mean log-probability of the target's tokens, of a sentence or prefix calibrated for
-            a decoder-only model (`functional.calibration.context_gain`), in (-inf, 0]; for
-            attribute relevance the share of the target among the candidates, in [0, 1]. Higher is
-            better.
+        candidates: In attribute relevance a word of each label, in their order, else the target.
+        score: Mean log-probability of the target's tokens, in (-inf, 0], calibrated for a
+            decoder-only model (`functional.calibration.context_gain`); for attribute relevance the
+            share of the target among the candidates, in [0, 1]. Higher is better.
         weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
@@ -67,10 +65,7 @@ class PatternScore:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One aspect of one text: its score, and the pattern evaluators behind it in their order.
-
-    The score is their weighted mean; NaN, without evaluators, if there is nothing to score.
-    """
+    """One aspect of one text: its score, NaN without evaluators, else their weighted mean."""
 
     aspect: str
     score: float
@@ -183,9 +178,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
       and verbalizers of the task. Needs `labels`.
 
     Higher is better for all three. Where the paper and its published code differ, this follows the
-    code, which produced the published numbers: the coherence target includes the end token. The
-    defaults are for a small decoder-only model (docs/ctrleval.md);
-    `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
+    code, which produced the published numbers. The defaults are for a small decoder-only model
+    (docs/ctrleval.md); `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
@@ -197,19 +191,17 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         weights: Aggregation of a text's pattern evaluators: `"beta"`, the mean with the paper's
             weights, or an ablation of its Table 5: `"mean"`, the plain mean, `"max"`, the highest,
             `"min"`, the lowest score. None uses `"beta"`, except for the relevance of a
-            decoder-only model, which uses `"mean"` (see docs/ctrleval.md).
+            decoder-only model, which uses `"mean"`.
         evaluators: Number of the task's evaluators (prompts × verbalizers) to draw at random for
             attribute relevance (Figure 4), the same for all samples; None uses all.
         seed: Seed of that draw.
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
             a longer text. The cost of coherence grows with the square of a text's length.
-        calibration: For attribute relevance, subtract how likely each label's word is independent
-            of the text (`functional.calibration.label_bias`): True measures it once, after 16
-            `neutral_texts`, a list after its texts, False turns it off. None is True for a
-            decoder-only model with three labels or more (see docs/label_calibration.md).
-            For a decoder-only model, subtract half of how likely a sentence (coherence) or a
-            prefix (consistency) is after the first two of these texts
-            (`functional.calibration.context_gain`); False turns it off.
+        calibration: Whether relevance is independent of how likely each label's word is anyway, as
+            measured on 16 `neutral_texts` (True) or on a list of texts. None is True for a
+            decoder-only model with three labels or more (docs/label_calibration.md). Unless False,
+            coherence and consistency of a decoder-only model are a gain over the first two of
+            these texts as the context (`functional.calibration.context_gain`).
         attribute: Attribute whose label is the target, for samples with labels of several
             (`Samples`); None takes the whole label.
         **options: See `ModelOptions`.
@@ -299,11 +291,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             self._targets(samples)
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
-        """Return the patterns of each aspect of each text, and the ones of neutral contexts.
-
-        Without patterns, and with a warning, for an empty text; for consistency also for one
-        without a prefix, or with nothing after it.
-        """
+        """Return the patterns of each aspect of each text, none where there is nothing to score."""
         aspects = [aspect for aspect in self.aspects if aspect in names]
         prefixes: Sequence[str] = [""] * len(samples.texts)
         if "consistency" in aspects:
@@ -384,11 +372,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         return [aspect for aspect in self.aspects if aspect == "coherence"]
 
     def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
-        """Split coherence over the sentences: the weighted score of each, at its end.
-
-        Raises:
-            ValueError: The sentence splitter has changed a sentence.
-        """
+        """Split coherence over the sentences, at their ends; a ValueError if one was changed."""
         credits = []
         for found, blanks in self._with_blanks(samples, ["coherence"]):
             if not len(found.scores):
@@ -414,8 +398,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     ) -> list[dict[str, Explanation]]:
         """Return the chosen aspects of each sample by name, with their evaluators (Figure 5).
 
-        Takes the arguments of `score`. `scorers.ctrleval.to_records` converts the result to plain
-        data.
+        Takes the arguments of `score`; `to_records` converts the result to plain data.
         """
         samples = as_samples(samples, **columns)
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
@@ -452,10 +435,10 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                     next(kept)
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
-        """Return the probability of each label, shape (n, labels): the task as a classifier.
+        """Return the probability of each label, shape (n, labels); NaN for an empty text.
 
-        NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
-        which pick an evaluator for each label.
+        Each row sums to 1, except with the weights `"max"` and `"min"`, each of one evaluator a
+        label.
         """
         bias = self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)

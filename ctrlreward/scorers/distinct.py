@@ -22,12 +22,7 @@ log = item_logger(__name__)
 
 
 class TokenCounts(Scorer):
-    """Base of scorers that count n-grams of a model's tokens.
-
-    Args:
-        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
-            or a loaded tokenizer.
-    """
+    """Base of scorers that count n-grams of a model's tokens; `model` may be a loaded tokenizer."""
 
     pointwise = False
 
@@ -73,8 +68,7 @@ class Distinct(TokenCounts):
     - `distinct`: mean of the three, as in studies of multi-aspect control.
 
     Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
-    call are one group. The value depends on all texts of the group and decreases with its size:
-    score whole groups, repeated texts included, and only compare groups of the same size.
+    call are one group. It falls with the size of a group: compare groups of the same size.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
@@ -132,11 +126,8 @@ class Repetition(_OneLength):
     - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
       better. seq-rep-n of Welleck et al. 2020. NaN for a text of fewer than n tokens.
 
-    It reads a text alone, so that it can be part of a reward, with a negative weight.
-
     Args:
-        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
-            or a loaded tokenizer.
+        model: As in `Distinct`.
         n: Length of the n-grams, in tokens. The paper's is 4; short sentences need 2.
 
     Raises:
@@ -163,18 +154,15 @@ class Uniqueness(_OneLength):
     """Share of a text's n-grams that answers to other prompts don't have (`uniqueness`).
 
     - `uniqueness`: mean over the text's n-grams of 1 / number of groups that have them; higher is
-      more diverse. An n-gram of this group alone counts 1, and one shared by the answers to all
-      prompts, such as a "very good" in each, almost 0. NaN for a text of fewer than n tokens.
+      more diverse. An n-gram of this group alone counts 1, one of the answers to all prompts almost
+      0. NaN for a text of fewer than n tokens.
 
-    `Distinct` is one number for a group, so that no text is preferred; this is the
-    contribution of each text, for rewards and for the ranges of `RewardShaping`. Groups are the
-    column `groups` (in a rollout, the prompts) or, if it is absent, `prefixes`; without either,
-    each text is a separate group. The value depends on all texts of a call and falls with their
+    Groups are as in `Distinct`, but without a column each text is a separate group. This is the
+    contribution of each text, for rewards. It depends on all texts of a call and falls with their
     number: compare calls of one size.
 
     Args:
-        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
-            or a loaded tokenizer.
+        model: As in `Distinct`.
         n: Length of the n-grams, in tokens.
 
     Raises:

@@ -70,8 +70,6 @@ def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
     log(p - Σ p of the answers that directly continue it).
 
     Examples:
-        >>> from ctrlreward.models.tasks import TokenScores
-        >>> from ctrlreward.scorers.judge import closed
         >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
         >>> np.exp(closed(TokenScores(ids, np.log(chances), np.array([1, 2]))))
         array([0.125, 0.375])
@@ -95,33 +93,31 @@ def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
 class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text.
 
-    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Nothing
-    in the library uses a judge by default.
+    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Higher
+    is better for all scores.
 
-    With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
+    With `Rubric.name` (`rating`), in the range of the answers' scores:
 
-    - A local model is scored, not sampled: the rating is the mean of the answers' scores, weighted
-      by the probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The
-      probability of "1" is without its continuations that are answers, such as "10".
-    - A server writes one reply, at temperature 0, which must name one of the answers. The rating is
-      NaN, and counted in a warning, if it names none or several.
+    - A local model is scored, not sampled: the mean of the answers' scores, weighted by the
+      probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The probability
+      of "1" is without its continuations that are answers, such as "10".
+    - A server writes one reply, at temperature 0. The rating is NaN, and counted in a warning, if
+      it names none or several of the answers.
 
     With criteria each is a score, and `rating` their weighted mean. A server answers all in one
     reply, by a JSON schema; a local model gets a prompt for each. Reasons come from servers only.
 
-    In a comparison of each text with its reference, in both orders:
+    In a comparison of each text with its reference, in both orders; NaN if one names no answer:
 
-    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5. A
-      choice that changes with the order is a tie, and counted in a warning.
-    - `consistent`: 1 if both orders have the same winner, else 0; its mean shows how reliable
-      the judge is. Both are NaN if a reply names none of the answers.
+    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5, which a
+      warning counts.
+    - `consistent`: 1 if both orders have the same winner, else 0.
 
-    In a ranking of the texts of each of `groups`, as given and in reverse:
+    In a ranking of the texts of each of `groups`, as given and in reverse; NaN for a group of 1:
 
     - `rank`: from 1 for the best of the group to 0 for the worst, evenly, the mean of both orders.
-      A local model ranks by the probability of each number as the best. NaN for a group of 1.
-    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1], for each
-      of its samples; higher is better.
+      A local model ranks by the probability of each number as the best.
+    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1].
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
@@ -129,8 +125,7 @@ class Judge(ModelScorer[CausalLM]):
         rubric: A `Rubric`, or a YAML file with its arguments.
         address: Address of an OpenAI-compatible server, `"http://127.0.0.1:8000/v1"`, to which
             the texts are sent. None loads the model here.
-        key_variable: Environment variable with the server's API key, so that it is not in a YAML
-            file.
+        key_variable: Environment variable with the server's API key.
         concurrency: Requests to the server at the same time.
         max_tokens: Tokens of a reply; None takes enough for the answers and reasons of the rubric.
             A model that thinks first needs more.
@@ -156,8 +151,7 @@ class Judge(ModelScorer[CausalLM]):
     Examples:
         >>> from ctrlreward import Rubric
         >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-        >>> rating = Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"])
-        >>> rating.shape
+        >>> Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"]).shape
         (2,)
     """
 

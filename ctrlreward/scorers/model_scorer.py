@@ -38,11 +38,6 @@ class ModelOptions(TypedDict, total=False):
         device: Device of the model, as in torch: `"cpu"` (the default), `"cuda:1"`.
         dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-
-    Examples:
-        >>> from ctrlreward import Perplexity, Similarity
-        >>> options = ModelOptions(device="cpu", dtype="float32", batch_tokens=2048)
-        >>> scorers = [Perplexity(**options), Similarity(**options)]
     """
 
     device: str
@@ -54,13 +49,13 @@ class ModelScorer(Scorer, Generic[Model]):
     """A scorer that uses one frozen model.
 
     Subclasses implement `build_model`, which returns a model that other scorers may share
-    (`engine.sharing.shared_model`). They call the model inside `locked_model()`, or send it
-    requests (`engine.sharing`), so that only one thread at a time uses it.
+    (`engine.sharing.shared_model`), and call it inside `locked_model()`, so that only one thread at
+    a time uses it, or are a `TaskScorer` as well.
 
     Args:
         model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
-            accepts one. A model that is itself a scorer is loaded, moved and released with this
-            one. Any other object stays on its device and is not released.
+            accepts one, which stays on its device. A model that is itself a scorer is loaded, moved
+            and released with this one.
         device: See `ModelOptions`.
         dtype: See `ModelOptions`.
         batch_tokens: See `ModelOptions`.

@@ -25,21 +25,17 @@ TOKENS = "tokens"
 
 
 def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
-    """Return the mean log-probability of each answer's tokens, NaN without any, and their number.
-
-    Rounding can push the log-probability of a certain token just above 0.
-    """
+    """Return the mean log-probability of each answer's tokens, and their number; NaN for 0."""
     tokens = np.array([len(answer.ids) for answer in answers], np.float64)
     totals = np.array([np.minimum(answer.log_probs, 0.0).sum() for answer in answers])
     return np.divide(totals, tokens, where=tokens > 0, out=np.full_like(totals, np.nan)), tokens
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
-    """Return exp of the negative mean log-probability over the tokens of n texts; lower is better.
+    """Return the perplexity over the tokens of n texts, 1 or more or NaN; lower is better.
 
-    Longer texts weigh more, unlike in a mean of perplexities, and one unlikely sentence does not
-    dominate. `log_likelihood` is the mean token log-probability of each text, shape (n,), and
-    `tokens` their number, 0 or NaN for texts to leave out. 1 or more; NaN without tokens.
+    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
+    number, 0 or NaN for texts to leave out.
     """
     read = tokens > 0
     if not read.any():
@@ -148,16 +144,13 @@ class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
 
     Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
     all sentences, as in the pseudo-perplexity of masked language models (Salazar et al., ACL 2020,
-    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens. A single
-    sentence is predicted from the mask alone.
+    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens. It is our
+    interpretation of the baseline "PPL" under PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3
+    and 4).
 
     - `infilling_perplexity`: exp of the negative mean token log-probability, 1 or more; lower is
       better.
     - `infilling_log_likelihood`: the mean token log-probability, 0 or less; higher is better.
-
-    It is our interpretation of the baseline "PPL" under PEGASUS in CTRLEval (Ke et al., ACL 2022,
-    Tables 3 and 4). Coherence in CTRLEval has the same patterns, but takes a mean over sentences,
-    in which the sentence with the rarest token counts most.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.

@@ -94,9 +94,9 @@ class RemoteRewardModel(Scorer):
     The server may be vLLM (`vllm serve MODEL --runner pooling`), SGLang (`--is-embedding`), or one
     with OpenRLHF's `/get_reward`. For a reward that `ctrlreward serve` serves use `RemoteReward`.
 
-    With a tokenizer, texts are rendered and tokenized here as `RewardModel` does, and sent as
-    token ids, so that no completion can end its turn and a long text is cut as you choose. Without,
-    prompt and completion are sent as one string.
+    With a tokenizer, texts are rendered and tokenized here as `RewardModel` does, so that no
+    completion can end its turn and a long text is cut as you choose. Without, prompt and completion
+    are sent as one string.
 
     Args:
         address: URL of the server, `"http://127.0.0.1:8000"`.
@@ -104,8 +104,7 @@ class RemoteRewardModel(Scorer):
             `"sglang"` (`/classify`) or `"openrlhf"` (`/get_reward`, strings only).
         model: Name of the model on the server, if it needs one.
         tokenizer: Local folder or Hugging Face id of the model's tokenizer.
-        template: As in `RewardModel`; `"chat"` needs a tokenizer. None: `"chat"` if the tokenizer
-            has a chat template and the samples have `prompts`, else `"plain"`.
+        template: As in `RewardModel`; it needs a tokenizer, but for `"plain"`.
         max_tokens: Context of the model on the server, beyond which texts are cut, with a warning;
             None takes the tokenizer's.
         truncation_side: Side at which they are cut; None takes the tokenizer's.

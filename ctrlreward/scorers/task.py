@@ -105,13 +105,10 @@ class Task:
 
     @staticmethod
     def load(name: str | PathLike[str]) -> Task:
-        """Load a built-in task (`sentiment`, `topic`) or a YAML file of the same format.
+        """Load a built-in task (`sentiment`, `topic`) or a YAML file with the same keys.
 
-        The file has the key `verbalizers`, and `prompts` or `phrases`. Each phrase makes two
-        prompts: one after the text and one before it.
-
-        Raises:
-            ValueError: The task or file does not exist, lacks a key, or is not a valid task.
+        These are `verbalizers`, and `prompts` or `phrases`; a phrase is a prompt after the text and
+        one before it. A ValueError if the task does not exist, lacks a key, or is not valid.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
         path = Path(str(built_in)) if built_in.is_file() else Path(name).expanduser()
@@ -133,8 +130,8 @@ class Task:
     def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
         """Load a task in the published format.
 
-        `prompts` has one prompt per line, `verbalizers` the labels in the first line and one
-        verbalizer per further line, separated by tabs.
+        `prompts` has one prompt per line, `verbalizers` the labels and then a verbalizer per line,
+        by tabs.
         """
         lines, table = (
             [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]
