@@ -54,19 +54,19 @@ class EmbeddingAligner:
         last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
         remaining = windows(list(map(len, distinct)), self.encoder.batch_tokens)
-        tokens: dict[str, _Tokens] = {}
+        tokens: dict[str, tuple[Spans, npt.NDArray[np.float32]]] = {}
         for i, pair in enumerate(pairs):
             while not tokens.keys() >= {*pair}:
                 texts = [distinct[j] for j in next(remaining)]
                 tokens.update(zip(texts, self._tokens(texts), strict=True))
-            a, b = (tokens[text] for text in pair)
-            yield TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
+            (spans, vectors), (_, others) = (tokens[text] for text in pair)
+            yield TokenAlignment(spans, best_cosines(vectors, others))
             for text in {*pair}:
                 if last_pair[text] == i:
                     del tokens[text]
 
-    def _tokens(self, texts: list[str]) -> list[_Tokens]:
-        """Encode texts; drop their special tokens."""
+    def _tokens(self, texts: list[str]) -> list[tuple[Spans, npt.NDArray[np.float32]]]:
+        """Return spans and vectors of the tokens of texts, without special ones."""
         reader = text_reader(self.encoder.tokenizer, texts)
         read = partial(
             reader,
@@ -88,7 +88,7 @@ class EmbeddingAligner:
             own = [j for j, added in enumerate(encoded.special_tokens_mask[i]) if not added]
             offsets = encoded.offset_mapping[i]
             spans = tuple((offsets[j][0], offsets[j][1]) for j in own)
-            tokens.append(_Tokens(spans, vectors[own]))
+            tokens.append((spans, vectors[own]))
         return tokens
 
 
@@ -97,8 +97,3 @@ def group_shared_texts(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]
     distinct = list(dict.fromkeys(pairs))
     counts = Counter(text for pair in distinct for text in pair)
     return sorted(distinct, key=lambda pair: sorted(pair, key=lambda text: (-counts[text], text)))
-
-
-class _Tokens(NamedTuple):
-    spans: Spans
-    vectors: npt.NDArray[np.float32]

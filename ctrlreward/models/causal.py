@@ -46,6 +46,8 @@ _MAX_TREE = 512
 # as long as a text, and fits into one pass with other rows.
 _MAX_FREE_TREE = 192
 
+_Strings: TypeAlias = tuple[tuple[str, str], ...]
+
 
 class CausalLM(FrozenModel):
     """Frozen decoder-only model that scores continuations, and blanks in `BlankOrders`."""
@@ -84,27 +86,30 @@ class CausalLM(FrozenModel):
         self, tasks: Sequence[Continuation | Patterns], lengths: list[int]
     ) -> list[TokenScores]:
         """Answer tasks; add the length of each continuation to `lengths`."""
-        groups: dict[object, _Group] = {}
-        wanted: list[tuple[list[tuple[_Group, list[int]]], tuple[int, ...] | None]] = []
+        # Targets by their contexts, each with its place. Texts that begin a document share only its
+        # start token.
+        groups: dict[tuple[Pieces, _Strings], dict[tuple[str, str], int]] = {}
+        free, wanted = set(), []
         for task in tasks:
             own, sorting = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
             found = []
             for each in (continuation for continuation in own if continuation.targets):
-                # Texts that begin a document share only its start token.
-                key = each.context or (each.context, each.targets)
-                group = groups.setdefault(key, _Group(each.context))
-                found.append((group, group.add(each)))
+                key = each.context, () if each.context else each.targets
+                places = groups.setdefault(key, {})
+                found.append((key, [places.setdefault(t, len(places)) for t in each.targets]))
+                if not each.fixed:
+                    free.add(key)
             wanted.append((found, sorting))
-        encoded = self._encode([group.whole() for group in groups.values()], lengths)
-        first = 0
-        for group, (_, order) in zip(groups.values(), encoded, strict=True):
-            count = len(group.places)
-            group.scored = first + (np.arange(count) if order is None else np.argsort(order))
-            first += count
+        merged = [Continuation(k[0], tuple(each), k not in free) for k, each in groups.items()]
+        encoded = self._encode(merged, lengths)
+        scored, first = {}, 0
+        for (key, places), (_, order) in zip(groups.items(), encoded, strict=True):
+            scored[key] = first + np.argsort(range(len(places)) if order is None else order)
+            first += len(places)
         targets = []
         for found, sorting in wanted:
-            scored = np.concatenate([NOTHING, *(group.scored[places] for group, places in found)])
-            targets.append(scored if sorting is None else scored[list(sorting)])
+            own_targets = np.concatenate([NOTHING, *(scored[key][row] for key, row in found)])
+            targets.append(own_targets if sorting is None else own_targets[list(sorting)])
         scores = self._read([row for rows, _ in encoded for row in rows])
         return scores.reordered(np.concatenate(targets)).split([len(each) for each in targets])
 
@@ -179,7 +184,7 @@ class CausalLM(FrozenModel):
         ]
         return _Targets(read["input_ids"], starts)
 
-    def _build_fixed(self, targets: tuple[tuple[str, str], ...]) -> _Targets:
+    def _build_fixed(self, targets: _Strings) -> _Targets:
         """Return targets that follow many contexts, with their trees."""
         ids, starts, *_ = self._targets(targets)
         strings = ["".join(target) for target in targets]
@@ -264,25 +269,6 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     first, last = min(sequences), max(sequences)
     pairs = enumerate(zip(first, last, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))
-
-
-class _Group:
-    """Distinct targets of one context with their places, and the places of their scores."""
-
-    def __init__(self, context: Pieces) -> None:
-        self.context = context
-        self.places: dict[tuple[str, str], int] = {}
-        self.fixed = True
-        self.scored = NOTHING
-
-    def add(self, asked: Continuation) -> list[int]:
-        """Add the targets of a continuation of this context; return the place of each."""
-        self.fixed = self.fixed and asked.fixed
-        return [self.places.setdefault(target, len(self.places)) for target in asked.targets]
-
-    def whole(self) -> Continuation:
-        """Return all targets as one continuation."""
-        return Continuation(self.context, tuple(self.places), self.fixed)
 
 
 class _Targets(NamedTuple):

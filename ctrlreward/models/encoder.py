@@ -35,32 +35,15 @@ class SentenceEncoder(Protocol):
 # Layer whose tokens are compared, by the name of the model without its owner. RoBERTa-large-MNLI's
 # is CTC's, the others are BERTScore's. MiniLM is read at its last layer (docs/alignment.md).
 TOKEN_LAYERS: Mapping[str, int] = {
-    "roberta-large-mnli": 9,
-    "albert-base-v2": 9,
-    "albert-xlarge-v2": 13,
-    "bert-base-multilingual-cased": 9,
-    "bert-base-uncased": 9,
-    "bert-large-uncased": 18,
-    "deberta-base-mnli": 9,
-    "deberta-large-mnli": 18,
-    "deberta-v3-base": 9,
-    "deberta-v3-large": 12,
+    **{"distilbert-base-uncased": 5, "distilroberta-base": 5, "longformer-base-4096": 7},
+    **{"mpnet-base": 8, "scibert_scivocab_uncased": 8, "albert-base-v2": 9, "bert-base-uncased": 9},
+    **{"bert-base-multilingual-cased": 9, "deberta-base-mnli": 9, "deberta-v3-base": 9},
+    **{"electra-base-discriminator": 9, "roberta-large-mnli": 9, "xlm-roberta-base": 9},
+    **{"roberta-base": 10, "deberta-v3-large": 12, "albert-xlarge-v2": 13},
+    **{"electra-large-discriminator": 14, "longformer-large-4096": 14, "roberta-large": 17},
+    **{"xlm-roberta-large": 17, "bert-large-uncased": 18, "deberta-large-mnli": 18},
     "deberta-xlarge-mnli": 40,
-    "distilbert-base-uncased": 5,
-    "distilroberta-base": 5,
-    "electra-base-discriminator": 9,
-    "electra-large-discriminator": 14,
-    "longformer-base-4096": 7,
-    "longformer-large-4096": 14,
-    "mpnet-base": 8,
-    "roberta-base": 10,
-    "roberta-large": 17,
-    "scibert_scivocab_uncased": 8,
-    "xlm-roberta-base": 9,
-    "xlm-roberta-large": 17,
 }
-
-
 POOLING = ("mean", "cls", "lasttoken")
 
 

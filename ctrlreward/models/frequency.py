@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.data import local_file
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
-from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.tokenization import read_strings
 
 # Sentences tokenized per call: enough for a fast tokenizer, and small in memory.
 _CHUNK = 10_000
@@ -94,9 +94,7 @@ class InverseFrequency:
         total = 0
         rest = iter(sentences)
         while chunk := list(islice(rest, _CHUNK)):
-            reader = text_reader(tokenizer, chunk)
-            ids = reader(chunk, add_special_tokens=False, verbose=False)["input_ids"]
-            for row in ids:
+            for row in read_strings(tokenizer, chunk)["input_ids"]:
                 counts[np.unique(np.asarray(row, dtype=np.int64))] += 1
             total += len(chunk)
         if total == 0:

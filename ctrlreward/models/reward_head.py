@@ -106,13 +106,9 @@ class RewardHead(FrozenModel):
 def output_names(model: str) -> tuple[str, ...]:
     """Return the names of a reward model's outputs, from its config; `reward` if it has one."""
     base = base_of(model)
-    config = load_config(model) if base is None else adapted_config(model, base)
+    config: Any = load_config(model) if base is None else adapted_config(model, base)
     if _CLASS in (getattr(config, "auto_map", None) or {}):
         raise ValueError(remote_code(model))
-    return _names(model, config)
-
-
-def _names(model: str, config: Any) -> tuple[str, ...]:
     count = config.num_labels
     if count == 1:
         return (REWARD,)

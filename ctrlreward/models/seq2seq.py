@@ -20,7 +20,7 @@ from ctrlreward.engine.output_layer import (
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.models.control_tokens import control_tokens, mark, text_reader
+from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
 from ctrlreward.models.tokenization import (
@@ -342,7 +342,7 @@ def _family(
 
     @lru_cache(maxsize=256)  # for the words of a task, shared by all texts
     def ids(text: str) -> Ids:
-        return tuple(text_reader(tokenizer, [text])(text, add_special_tokens=False).input_ids)
+        return tuple(read_strings(tokenizer, [text])["input_ids"][0])
 
     def gap_sentence(blank: Blank, target: str) -> Filling:
         """PEGASUS: the decoder generates the missing text, then the end token."""

@@ -31,15 +31,8 @@ NOTHING: Integers = np.zeros(0, np.int64)
 
 # Model types whose positions start after the id of the padding token.
 _POSITIONS_AFTER_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "longformer",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 
 

@@ -97,6 +97,10 @@ class CorpusFold:
 
     `parts` names the arguments, arrays of shape (n,), NaN where a sample failed: scores, or values
     that `score_samples` returns only by name.
+
+    Examples:
+        >>> CorpusFold(("words",), len).fold(np.array([3.0, 4.0, np.nan]))
+        3
     """
 
     parts: tuple[str, ...]
@@ -435,7 +439,16 @@ class TaskScorer(Scorer):
 class CompositeScorer(Scorer):
     """A scorer that combines the scores of others, which it loads, moves and releases.
 
-    `score_samples` gets the scores of its parts from `part.score(samples)`.
+    Examples:
+        >>> from ctrlreward import LexiconSentiment
+        >>> class Strength(CompositeScorer):
+        ...     specs = {"strength": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
+        ...     parts = [LexiconSentiment("polarity")]
+        ...
+        ...     def score_samples(self, samples):
+        ...         return {"strength": abs(self.parts[0].score(samples)["polarity"])}
+        >>> Strength().score(["The soup was lovely."])
+        {'strength': array([0.5859])}
     """
 
     @property
@@ -585,15 +598,16 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
-    first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     pointwise = {s: names for s, names in wanted.items() if s.pointwise}
     others = {s: names for s, names in wanted.items() if not s.pointwise}
     with ExitStack() as contexts:
         for scorer in scorers:
             contexts.enter_context(locked(scorer))
-        with items_named(lambda column, i: f"{column}[{first_rows[i]}]"):
-            outputs = scores_of(pointwise, distinct) if pointwise else {}
-        outputs |= scores_of(others, samples) if others else {}
+        outputs = scores_of(others, samples) if others else {}
+        if distinct is not samples:
+            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
+            contexts.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
+        outputs |= scores_of(pointwise, distinct) if pointwise else {}
     return {
         name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
         for name, c in components.items()

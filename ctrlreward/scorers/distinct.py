@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition, uniqueness
 from ctrlreward.items import item_logger
-from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.tokenization import read_strings
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS
@@ -39,10 +39,7 @@ class TokenCounts(Scorer):
         column = samples.prefixes if samples.groups is None else samples.groups
         kept = nonempty(self._counted, texts=samples.texts)
         texts = [samples.texts[i] for i in kept]
-        ids: list[list[int]] = []
-        if texts:  # a transformers tokenizer fails on an empty list
-            reader = text_reader(self.tokenizer, texts)
-            ids = reader(texts, add_special_tokens=False, verbose=False).input_ids
+        ids = read_strings(self.tokenizer, texts)["input_ids"]
         groups = None if column is None else [column[i] for i in kept]
         scores = self._scores(ids, groups)
         return {name: scatter(values, kept, len(samples)) for name, values in scores.items()}

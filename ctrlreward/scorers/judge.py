@@ -70,6 +70,7 @@ def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
     log(p - Σ p of the answers that directly continue it).
 
     Examples:
+        >>> from ctrlreward.models.tasks import TokenScores
         >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
         >>> np.exp(closed(TokenScores(ids, np.log(chances), np.array([1, 2]))))
         array([0.125, 0.375])

@@ -38,6 +38,10 @@ class ModelOptions(TypedDict, total=False):
         device: Device of the model, as in torch: `"cpu"` (the default), `"cuda:1"`.
         dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+
+    Examples:
+        >>> from ctrlreward import Perplexity
+        >>> scorer = Perplexity(**ModelOptions(device="cpu", dtype="float32"))
     """
 
     device: str

@@ -14,7 +14,6 @@ from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.items import item_logger
 from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
-from ctrlreward.models.tokenization import Ids
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_servers import ModelServer, check_address, connected, in_parallel
@@ -31,9 +30,9 @@ _EXAMPLE = "http://127.0.0.1:8000"
 
 
 class Batch(NamedTuple):
-    """Texts of one request: token ids if there is a tokenizer, else strings."""
+    """Texts of one request, with their prompts: lists of token ids if there is a tokenizer."""
 
-    texts: Sequence[str] | Sequence[Ids]
+    texts: Sequence[str] | Sequence[list[int]]
     prompts: Sequence[str]
 
 
@@ -41,27 +40,8 @@ class Contract(NamedTuple):
     """How a server is asked, and where its reply has the values of each text."""
 
     route: str
-    body: Callable[[Batch, str | None], dict[str, Any]]
+    body: Callable[[Batch], dict[str, Any]]
     values: Callable[[Any], Sequence[Any]]
-
-
-def _named(model: str | None) -> dict[str, str]:
-    return {} if model is None else {"model": model}
-
-
-def _vllm(batch: Batch, model: str | None) -> dict[str, Any]:
-    # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
-    raw = {"use_activation": False, "activation": False}
-    return {**_named(model), "input": _plain(batch), **raw}
-
-
-def _sglang(batch: Batch, model: str | None) -> dict[str, Any]:
-    key = "text" if isinstance(batch.texts[0], str) else "input_ids"
-    return {**_named(model), key: _plain(batch)}
-
-
-def _plain(batch: Batch) -> list[Any]:
-    return [text if isinstance(text, str) else list(text) for text in batch.texts]
 
 
 def _last(row: Any) -> Any:
@@ -72,16 +52,25 @@ def _last(row: Any) -> Any:
 # vLLM 0.18: docs.vllm.ai/en/stable/models/pooling_models/classify. SGLang: docs.sglang.io, native
 # API. OpenRLHF 0.11.2: `openrlhf.cli.serve_rm`.
 _CONTRACTS: Mapping[str, Contract] = {
-    "vllm": Contract("/classify", _vllm, lambda reply: [row["probs"] for row in reply["data"]]),
+    "vllm": Contract(
+        "/classify",
+        # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
+        lambda batch: {"input": batch.texts, "use_activation": False, "activation": False},
+        lambda reply: [row["probs"] for row in reply["data"]],
+    ),
     "vllm_pooling": Contract(
         "/pooling",
-        lambda batch, model: {**_named(model), "input": _plain(batch)},
+        lambda batch: {"input": batch.texts},
         lambda reply: [_last(row["data"]) for row in reply["data"]],
     ),
-    "sglang": Contract("/classify", _sglang, lambda reply: [row["embedding"] for row in reply]),
+    "sglang": Contract(
+        "/classify",
+        lambda batch: {"text" if isinstance(batch.texts[0], str) else "input_ids": batch.texts},
+        lambda reply: [row["embedding"] for row in reply],
+    ),
     "openrlhf": Contract(
         "/get_reward",
-        lambda batch, _: {"query": _plain(batch), "prompts": list(batch.prompts), "labels": None},
+        lambda batch: {"query": batch.texts, "prompts": batch.prompts, "labels": None},
         lambda reply: [row if isinstance(row, list) else [row] for row in reply["rewards"]],
     ),
 }
@@ -224,7 +213,7 @@ class RemoteRewardModel(Scorer):
         if self.tokenizer is not None:
             limit = self.max_tokens or self._tokenizer.model_max_length
             options = self.template, self.truncation_side, limit, self.tokenizer
-            texts = encode(self._tokenizer, answers, *options)
+            texts = [list(ids) for ids in encode(self._tokenizer, answers, *options)]
         size = self.batch_texts
         return [
             Batch(texts[start : start + size], prompts[start : start + size])
@@ -234,7 +223,10 @@ class RemoteRewardModel(Scorer):
     def _values(self, server: ModelServer, batch: Batch) -> Scores:
         """Return the values of a request, float64 of shape (texts, outputs)."""
         contract = _CONTRACTS[self.api]
-        reply = server.post(contract.route, contract.body(batch, self.model))
+        body = contract.body(batch)
+        if self.model is not None and self.api != "openrlhf":
+            body["model"] = self.model
+        reply = server.post(contract.route, body)
         try:
             rows = [[_number(value) for value in row] for row in contract.values(reply)]
         except (KeyError, IndexError, TypeError, ValueError):
