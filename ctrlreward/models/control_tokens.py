@@ -168,7 +168,9 @@ def _patterns(tokenizer: PreTrainedTokenizerBase) -> tuple[Mapping[str, int], re
     known = _PATTERNS.get(tokenizer)
     if known is None or known[0] != special:  # a padding token may be set later
         control = control_tokens(tokenizer)
-        known = _PATTERNS[tokenizer] = (special, control, _any_of(control))
+        longest = sorted((token for token in control if len(token) > 1), key=len, reverse=True)
+        literals = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        known = _PATTERNS[tokenizer] = (special, control, literals)
     return known[1], known[2]
 
 
@@ -245,12 +247,6 @@ def _unspelled(reader: Any, literals: Mapping[str, int]) -> frozenset[str]:
     wrong = [k for k, ids in enumerate(rows) if not control.isdisjoint(ids)]
     tokens = [*literals]
     return frozenset(tokens[k // len(_AROUND)] for k in wrong)
-
-
-def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of the longest of some strings of two characters or more."""
-    longest = sorted((text for text in literals if len(text) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
 
 def _after_first(literals: Iterable[str]) -> str:

@@ -38,11 +38,9 @@ class InverseFrequency:
     Examples:
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
-        >>> from ctrlreward import CTRLEval
         >>> from ctrlreward.weights.loading import load_tokenizer
         >>> tokenizer = load_tokenizer("smollm2-135m")
         >>> table = InverseFrequency.from_corpus(["The soup was good.", "Cold soup."], tokenizer)
-        >>> scorer = CTRLEval("smollm2-135m", iwf=table)
     """
 
     weights: npt.NDArray[np.float64]
@@ -84,9 +82,7 @@ class InverseFrequency:
     ) -> InverseFrequency:
         """Count the sentences, which are streamed, in which each token occurs.
 
-        Raises:
-            TypeError: `sentences` is a single string.
-            ValueError: `sentences` is empty.
+        A TypeError for a single string, a ValueError for no sentences.
         """
         if isinstance(sentences, str):
             raise TypeError("sentences must be an iterable of sentences, got a str")

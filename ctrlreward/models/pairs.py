@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.models.tokenization import warn_unknown
 from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)
@@ -86,14 +85,6 @@ def encode_pairs(
         dropped_b = len(pair.ids) - len(short.ids) - dropped_a
         encoded[i] = short._replace(dropped=(dropped_a, dropped_b))
     return encoded
-
-
-def warn_unknown_pairs(
-    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], encoded: Sequence[EncodedPair]
-) -> None:
-    """Log one warning for all pairs with tokens that the model does not know."""
-    texts = [f"{a} {b}" for a, b in pairs]
-    warn_unknown(tokenizer, texts, [pair.ids for pair in encoded], lambda i: shortened(texts[i]))
 
 
 def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:

@@ -20,9 +20,11 @@ from ctrlreward.engine.output_layer import (
     states_and_output,
     token_log_probs,
 )
+from ctrlreward.engine.sharing import shared_model
+from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import (
     NOTHING,
     Integers,
@@ -33,6 +35,16 @@ from ctrlreward.models.tokenization import (
     read_strings,
     warn_truncated,
 )
+from ctrlreward.weights.loading import load_config
+
+
+def load_infiller(
+    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
+) -> Infiller:
+    """Load an infiller, shared by all calls with equal arguments: masked, or prompted."""
+    if load_config(model).is_encoder_decoder:
+        return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)
+    return shared_model(CausalLM, model, device, dtype, batch_tokens)
 
 
 def conditional_log_probs(
@@ -132,16 +144,14 @@ class Seq2SeqInfiller(FrozenModel):
 
     def _asked(self, task: Patterns) -> list[tuple[Pieces, tuple[Filling, ...]]]:
         """Return the masked pattern and the fillings of each blank."""
-        mask = mark(self._mask)
-        if not task.text:
-            return [(_masked(blank, mask), self._fillings(blank)) for blank in task.blanks]
-        if self._reads_left:  # the text may be part of what the decoder is given
-            blanks = [blank.about(task.text) for blank in task.blanks]
-            return [(_masked(blank, mask), self._fillings(blank)) for blank in blanks]
-        return [
-            ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
-            for before, slot, after, group in self._about(task.blanks)
-        ]
+        if task.text and not self._reads_left:
+            return [
+                ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
+                for before, slot, after, group in self._about(task.blanks)
+            ]
+        # The text may be part of what the decoder is given.
+        blanks = [blank.about(task.text) if task.text else blank for blank in task.blanks]
+        return [(_masked(blank, mark(self._mask)), self._fillings(blank)) for blank in blanks]
 
     def _cut_at_slot(
         self, blanks: tuple[Blank, ...]

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.tokenization import Pieces
 
@@ -120,3 +121,12 @@ class TokenScores(NamedTuple):
         shifts = starts - (np.cumsum(sizes) - sizes)
         tokens = np.arange(sizes.sum()) + np.repeat(shifts, sizes)
         return TokenScores(self.ids[tokens], self.log_probs[tokens], sizes)
+
+
+class Infiller(Protocol):
+    """Frozen model that scores fillings of blanks."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def answer(self, tasks: Sequence[Patterns], /) -> list[TokenScores]:
+        """Return the scores of the targets of each task, blank by blank."""

@@ -36,13 +36,8 @@ PADDING, _UNKNOWN = 0, 1
 class TextCNNConfig:
     """Vocabulary, labels and layer sizes of a `TextCNN`.
 
-    Args:
-        words: Vocabulary, in lower case; other words map to one unknown word.
-        labels: Labels, one per output, two or more.
-        embedding_size: Width of the word embeddings.
-        widths: Filter widths in words.
-        filters: Number of filters of each width.
-        dropout: Dropout rate of the features, 0 to 1.
+    `words` are in lower case; all others map to one unknown word. `widths` are filter widths in
+    words, with `filters` of each, and `dropout`, 0 to 1, is the rate of the features.
     """
 
     words: tuple[str, ...]

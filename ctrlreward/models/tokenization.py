@@ -71,13 +71,6 @@ def encode_texts(
     return rows
 
 
-def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that stands for any string outside the vocabulary; None without one."""
-    named = ("bos", "eos", "pad", "cls", "sep", "mask")
-    unknown: int | None = tokenizer.unk_token_id
-    return None if unknown in [getattr(tokenizer, f"{n}_token_id") for n in named] else unknown
-
-
 def warn_unknown(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
@@ -85,8 +78,12 @@ def warn_unknown(
     name: Callable[[int], str],
 ) -> list[int]:
     """Log one warning for all texts with unknown tokens; return the rows without a known one."""
-    unknown = unknown_token(tokenizer)
-    found = [i for i, ids in enumerate(rows) if unknown is not None and unknown in ids]
+    unknown = tokenizer.unk_token_id
+    # GPT-2's tokenizers name the end token, but never need an unknown one.
+    named = [
+        getattr(tokenizer, f"{n}_token_id") for n in ("bos", "eos", "pad", "cls", "sep", "mask")
+    ]
+    found = [] if unknown in named else [i for i, ids in enumerate(rows) if unknown in ids]
     if not found:
         return []
     known = {unknown, *tokenizer.all_special_ids}

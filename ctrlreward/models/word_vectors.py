@@ -167,9 +167,8 @@ class WordVectors:
     ) -> WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
-        The first line may be a word2vec header (number of words, width). Words may contain spaces,
-        as in GloVe. The first vector of a repeated word is kept. `words` keeps only these,
-        for files larger than memory.
+        The first line may be a word2vec header. Words may contain spaces, as in GloVe. The first
+        vector of a repeated word is kept. `words` keeps only these, for files larger than memory.
 
         Raises:
             OSError: The file cannot be read.
@@ -193,9 +192,8 @@ class WordVectors:
         """Return a copy whose embeddings are relative to the mean of a corpus, streamed.
 
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
-        unit vector of the text before centring, so that each sentence of the corpus counts the
-        same. The cosine of unrelated sentences is then about 0, and a generic sentence
-        does not have an advantage. Not part of the paper. Texts without a vector are left out.
+        unit vector of the text before centring. The cosine of unrelated sentences is then about 0.
+        Not part of the paper. Texts without a vector are left out.
 
         Raises:
             TypeError: `texts` is a single string.

@@ -21,12 +21,13 @@ from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
     Aligner,
     EmbeddingAligner,
+    RegressionAligner,
+    TokenAligner,
     TokenAlignment,
     group_shared_texts,
 )
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
-from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer

@@ -57,12 +57,10 @@ class MeanAndDeviation(NamedTuple):
 class AttributeReport:
     """Control accuracy of a generator, as studies of multi-aspect control report it.
 
-    Attributes:
-        combinations: Each combination of target labels (`"sentiment=negative topic=world"`) with
-            the mean over its samples for each attribute it names.
-        attributes: Each attribute, over the combinations that name it.
-        average: Mean over the attributes of each combination, over all combinations.
-        failed: Number of samples without a score, which are left out.
+    Each combination of target labels (`"sentiment=negative topic=world"`) has the mean for each
+    attribute that it names, and each attribute the mean over the combinations that name it.
+    `average` is over all attributes of each combination, `failed` the number of samples that are
+    left out.
     """
 
     combinations: Mapping[str, Mapping[str, float]]
@@ -159,35 +157,7 @@ class AttributeClassifier(CompositeScorer):
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
         """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
-        targets = self._targets(samples)
-        scores = self._score(samples, targets)
-        if _COMBINATION in (names or ()):
-            scores[_COMBINATION] = np.array([self._combination(row) for row in targets], float)
-        return scores
-
-    def _combination(self, targets: Targets) -> int:
-        """Return a number of these targets that no other combination has."""
-        number = 0
-        for attribute, classifier in self.classifiers.items():
-            known = classifier.configured_labels
-            named = known.index(targets[attribute]) + 1 if attribute in targets else 0
-            number = number * (len(known) + 1) + named
-        return number
-
-    def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
-        """Return means and deviations over the combinations of target labels.
-
-        As Gu et al. (2022, 2023) report them: of `"accuracy"`, or, in their published evaluation,
-        of `"label_probability"`.
-        """
-        one_of("score", score, _NAMES)
-        samples = as_samples(samples)
-        targets = self._targets(samples)
-        scores = self._score(samples, targets)
-        return attribute_report(targets, scores, tuple(self.classifiers), score)
-
-    def _score(self, samples: Samples, targets: Sequence[Targets]) -> dict[str, Scores]:
-        n = len(samples)
+        n, targets = len(samples), self._targets(samples)
         kept = []
         for i in nonempty("attributes", texts=samples.texts):
             if targets[i]:
@@ -209,7 +179,30 @@ class AttributeClassifier(CompositeScorer):
             for name in _NAMES:
                 by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
                 totals[name][rows] += scores[name]
-        return {name: total / counts for name, total in totals.items()} | by_attribute
+        scored = {name: total / counts for name, total in totals.items()} | by_attribute
+        if _COMBINATION in (names or ()):
+            scored[_COMBINATION] = np.array([self._combination(row) for row in targets], float)
+        return scored
+
+    def _combination(self, targets: Targets) -> int:
+        """Return a number of these targets that no other combination has."""
+        number = 0
+        for attribute, classifier in self.classifiers.items():
+            known = classifier.configured_labels
+            named = known.index(targets[attribute]) + 1 if attribute in targets else 0
+            number = number * (len(known) + 1) + named
+        return number
+
+    def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
+        """Return means and deviations over the combinations of target labels.
+
+        As Gu et al. (2022, 2023) report them: of `"accuracy"`, or, in their published evaluation,
+        of `"label_probability"`.
+        """
+        one_of("score", score, _NAMES)
+        samples = as_samples(samples)
+        scores = self.score_samples(samples)
+        return attribute_report(self._targets(samples), scores, tuple(self.classifiers), score)
 
     def _targets(self, samples: Samples) -> list[Targets]:
         """Return the target label of each attribute that a sample names, in label order."""

@@ -25,8 +25,8 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.infill import Infiller, load_infiller
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
+from ctrlreward.models.seq2seq import load_infiller
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, TaskScorer

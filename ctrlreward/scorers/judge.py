@@ -265,7 +265,8 @@ class Judge(ModelScorer[CausalLM]):
         for why in unreadable.values():
             log.warning("%s: %s is NaN", why, next(iter(self.specs)))
         asked = self._asked(samples, columns, unreadable)
-        judgements = self._judge([question for _, question in asked])
+        questions = [question for _, question in asked]
+        judgements = self._read(questions) if self.address is None else self._ask(questions)
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
         if rubric.ranks:
             alone = len(samples) - len(unreadable) - sum(len(rows) for rows, _ in asked[::2])
@@ -371,10 +372,6 @@ class Judge(ModelScorer[CausalLM]):
                             f"[{rows[0]}] = {shortened(column[rows[0]])} to rank group {group!r}"
                         )
         return [rows for rows in groups.values() if len(rows) > 1]
-
-    def _judge(self, questions: Sequence[Question]) -> list[Judgement]:
-        """Return the judgement of each question, NaN where it failed."""
-        return self._read(questions) if self.address is None else self._ask(questions)
 
     # A local model
 

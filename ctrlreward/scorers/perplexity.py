@@ -11,8 +11,8 @@ from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
-from ctrlreward.models.infill import Infiller, load_infiller
-from ctrlreward.models.tasks import Continuation, Patterns, TokenScores
+from ctrlreward.models.seq2seq import load_infiller
+from ctrlreward.models.tasks import Continuation, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, nonempty

@@ -36,8 +36,8 @@ class RewardModel(ModelScorer[RewardHead]):
     - A model with several outputs and `problem_type="regression"` has a score for each, named by
       `id2label`; with `weights` it has `reward`, their weighted sum.
 
-    A text is rendered as the model was trained. Its completion follows the prompt: the text after
-    its prefix if the prompt ends with the prefix, else the whole text.
+    The completion that follows the prompt is the text after its prefix if the prompt ends with the
+    prefix, else the whole text.
 
     Args:
         model: Local folder or Hugging Face id of a model for sequence classification in
@@ -158,11 +158,7 @@ def fold_outputs(
 
 
 def answers_of(samples: Samples) -> list[Answer]:
-    """Return prompt and completion of each sample.
-
-    The completion is the text after its prefix if the prompt ends with the prefix: the generator
-    continued it. Else the text answers the prompt.
-    """
+    """Return prompt and completion of each sample, without a prefix that ends the prompt."""
     if samples.prompts is None:
         return [Answer(None, text) for text in samples.texts]
     prefixes = samples.prefixes or [""] * len(samples)
