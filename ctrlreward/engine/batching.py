@@ -40,8 +40,7 @@ _MIN_BATCHES_FOR_PROGRESS = 20
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
     """Return the token budget of one forward pass: `batch_tokens`, or a default for the device.
 
-    The default fits the cache of a CPU, or a quarter of the free memory of an accelerator, at eight
-    activations per token of the width of the model's widest layer.
+    It fits the cache of a CPU, or a quarter of the free memory of an accelerator (`tokens_within`).
     """
     if batch_tokens is not None:
         return positive("batch_tokens", batch_tokens)
@@ -50,7 +49,7 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 
 
 def tokens_within(memory: int, model: PreTrainedModel) -> int:
-    """Return the number of tokens, 4096 to 65536, whose activations take `memory` bytes."""
+    """Return how many tokens, 4096 to 65536, have eight activations a layer in `memory` bytes."""
     vocabulary = model.get_input_embeddings().num_embeddings
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
@@ -76,9 +75,8 @@ def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
 def logits_within(batch_tokens: int, device: torch.device) -> int:
     """Return the number of logits, states × words, of one block of the output layer.
 
-    On the CPU a block for the default budget stays in the cache (`engine.output_layer`), and none
-    takes 32 MiB, which the heap would return to the system each time. On an accelerator it takes a
-    quarter of the free memory, at 16 bytes per logit with all copies.
+    On the CPU less than 32 MiB, which the heap would return to the system each time. On an
+    accelerator a quarter of the free memory, at 16 bytes per logit with all copies.
     """
     free = free_memory(device)
     return min(batch_tokens * 2**9, 6 * 2**20) if free is None else max(2**22, free // 64)

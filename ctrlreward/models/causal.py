@@ -227,13 +227,9 @@ class CausalLM(FrozenModel):
 class Row(NamedTuple):
     """Tokens that a model reads in one row, and the ones that it scores.
 
-    Attributes:
-        ids: Tokens of the nodes, shape (nodes,).
-        depths: Position of each node in its sequence, shape (nodes,).
-        ends: Index after the last descendant of each node, shape (nodes,).
-        predicting: Node that predicts each scored token, shape (scored,).
-        tokens: The scored tokens, target by target, shape (scored,).
-        sizes: Number of scored tokens of each target, shape (targets,).
+    Nodes, shape (nodes,), have a token, a depth in their sequence, and the index after their last
+    descendant. Scored tokens, (scored,), target by target, have the node that predicts them, and
+    targets, (targets,), a number of scored tokens.
     """
 
     ids: Integers
@@ -292,8 +288,8 @@ def trees(
 ) -> tuple[list[Row], list[int]]:
     """Return trees of at most `most` nodes, or of one sequence, and their targets' order.
 
-    Each sequence is scored from its start. Its last token is predicted, not read, and the first one
-    is predicted by node -1. In lexicographic order, a sequence shares most with its predecessor.
+    A sequence is scored from its start; its first token is predicted by node -1, its last is not
+    read. In lexicographic order, a sequence shares most with its predecessor.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
     rows: list[Row] = []
@@ -302,7 +298,8 @@ def trees(
     for i in order:
         sequence = sequences[i][:-1]
         shared = shared_length([previous, sequence])
-        if begun.ids and len(begun.ids) + len(sequence) - shared > most:
+        size = len(begun.columns.ids)
+        if size and size + len(sequence) - shared > most:
             rows.append(begun.row())
             begun, shared = _Tree(), 0
         begun.add(sequences[i], shared, starts[i])
@@ -314,32 +311,31 @@ class _Tree:
     """Tree to which sequences are added: columns of a `Row`, and the path of the last sequence."""
 
     def __init__(self) -> None:
-        columns: Any = [[] for _ in Row._fields]
-        self.ids, self.depths, self.ends, self.predicting, self.tokens, self.sizes = columns
+        self.columns: Any = Row._make([] for _ in Row._fields)  # of lists
         self.path: list[int] = []
 
     def add(self, sequence: list[int], shared: int, start: int) -> None:
         """Add a sequence that begins with `shared` nodes of the path."""
         self._leave(shared)
+        columns = self.columns
         for token in sequence[shared:-1]:
-            self.path.append(len(self.ids))
-            self.depths.append(len(self.path) - 1)
-            self.ids.append(token)
-            self.ends.append(0)
-        self.predicting += [-1, *self.path][start : len(sequence)]
-        self.tokens += sequence[start:]
-        self.sizes.append(len(sequence) - start)
+            columns.depths.append(len(self.path))
+            self.path.append(len(columns.ids))
+            columns.ids.append(token)
+            columns.ends.append(0)
+        columns.predicting.extend([-1, *self.path][start : len(sequence)])
+        columns.tokens.extend(sequence[start:])
+        columns.sizes.append(len(sequence) - start)
 
     def row(self) -> Row:
         """Return the row of the sequences that were added."""
         self._leave(0)
-        columns = self.ids, self.depths, self.ends, self.predicting, self.tokens, self.sizes
-        return Row(*(np.array(values, np.int64) for values in columns))
+        return Row._make(np.array(values, np.int64) for values in self.columns)
 
     def _leave(self, shared: int) -> None:
         """End the descendants of the nodes after the first ones of the path."""
         for node in self.path[shared:]:
-            self.ends[node] = len(self.ids)
+            self.columns.ends[node] = len(self.columns.ids)
         del self.path[shared:]
 
 

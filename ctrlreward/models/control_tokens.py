@@ -131,10 +131,8 @@ def rendered_chat(
 class _Readers(NamedTuple):
     """Copies of a tokenizer that share its vocabulary.
 
-    `first` are the characters that control tokens and marks begin with, `first_or_similar` also
-    characters that a normalizer may turn into them. `for_marks` reads marks in texts without
-    `first`, `for_any` all texts. `of_marks` maps the id of a mark to its control token's.
-    `unspelled` are control tokens that `for_any` still reads as such.
+    `for_marks` reads marks in texts without the characters `first` (or similar ones, which a
+    normalizer turns into them), `for_any` all texts but the control tokens `unspelled`.
     """
 
     first: str

@@ -41,15 +41,10 @@ class Continuation(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """A pattern with one blank, and candidate fillings to be scored there.
+    """A pattern with one blank, in pieces before and after it, and candidate fillings.
 
-    Attributes:
-        left: The pattern before the blank, in pieces.
-        right: The pattern after the blank, in pieces.
-        targets: Candidate fillings.
-        ends: Whether the end token counts as part of each target.
-        closing: In a prompt about a text, the part of `right` that completes it (`"."`).
-        joined: Whether the targets carry the space that separates them from `left`.
+    With `ends` the end token counts as part of each target, `joined` ones carry the space that
+    separates them from `left`. `closing` is the part of `right` that completes a prompt (`"."`).
     """
 
     left: Pieces

@@ -433,14 +433,7 @@ def _score(answer: object, scores: Mapping[str, float]) -> float:
 
 
 def places(order: object, size: int) -> dict[str, float]:
-    """Return the score of each place in a prompt by an order, the best first: 1 to 0, evenly.
-
-    NaN for all if the order does not have each of the numbers 1 to `size` once.
-
-    Examples:
-        >>> places([3, 1, 2], 3)
-        {'1': 0.5, '2': 0.0, '3': 1.0}
-    """
+    """Return the scores of places by an order, the best first: 1 to 0; NaN if it is not whole."""
     numbers = [str(number) for number in range(1, size + 1)]
     given = [str(number) for number in order] if isinstance(order, list) else []
     if sorted(given) != sorted(numbers):
@@ -452,11 +445,7 @@ def places(order: object, size: int) -> dict[str, float]:
 def read_answer(reply: str, scores: Mapping[str, float]) -> float:
     """Return the score of the only answer in a reply, as a word; NaN for none or several.
 
-    Case counts only if answers differ by it.
-
-    Examples:
-        >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})
-        (1.0, nan)
+    Case counts only if answers differ by it: "**Yes**." is yes, and "4/5" two answers.
     """
     folded = {answer.casefold(): score for answer, score in scores.items()}
     if len(folded) == len(scores):

@@ -37,8 +37,7 @@ class Task:
             words of all labels form the i-th verbalizer.
 
     Raises:
-        ValueError: `prompts` is empty, a prompt lacks a slot, labels have different numbers of
-            words, or a prompt, label or word is not a non-empty string.
+        ValueError: `prompts` is empty, or a prompt, label, word or their number is invalid.
 
     Examples:
         >>> words = {"past": ["past", "yesterday"], "future": ["future", "tomorrow"]}
