@@ -38,10 +38,7 @@ _MIN_BATCHES_FOR_PROGRESS = 20
 
 
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
-    """Return the token budget of one forward pass: `batch_tokens`, or a default for the device.
-
-    It fits the cache of a CPU, or a quarter of the free memory of an accelerator (`tokens_within`).
-    """
+    """Return the tokens of a pass: as given, or for a CPU's cache, or an accelerator's memory."""
     if batch_tokens is not None:
         return positive("batch_tokens", batch_tokens)
     free = free_memory(model.device)
@@ -58,11 +55,10 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 
 
 def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
-    """Return the fixed cost of a forward pass, in tokens of padding.
+    """Return the fixed cost of a forward pass, in tokens of padding; on the CPU 1/64 of the budget.
 
     An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
-    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU it is 1/64 of the
-    budget.
+    this time it reads so many tokens more at 40 % of 790 TFLOP/s.
     """
     if free_memory(model.device) is None:
         return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens

@@ -103,10 +103,7 @@ def token_log_probs(
 def _gather(
     blocks: Iterable[Tensor], rows: int, edges: Sequence[int], states: Tensor, tokens: Tensor
 ) -> Tensor:
-    """Return the log-probability of `tokens[k]` in row `states[k]` of logits, shape (k,).
-
-    `blocks` are logits of consecutive parts of the vocabulary, which begin and end at `edges`.
-    """
+    """Return the log-probability of `tokens[k]` in row `states[k]` of blocks of logits."""
     if len(edges) == 2:
         (logits,) = blocks
         return logits[states, tokens] - logits.logsumexp(dim=-1)[states]

@@ -67,9 +67,8 @@ class EmbeddingAligner:
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
         """Yield the cosines of each pair (a, b); each text is encoded once, long ones truncated.
 
-        Memory does not grow with the pairs if those with a common text are adjacent
-        (`group_shared_texts`). No values if a does not have a token; NaN values if b does not have
-        one.
+        A text is freed after its last pair (`group_shared_texts`). NaN values if b does not have a
+        token.
         """
         last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -128,8 +127,7 @@ def unit_logits(
 ) -> Tensor:
     """Return the logits of a token classifier for the units of a of all pairs, (units, labels).
 
-    As in the package released with the paper, the features of a unit's tokens are summed before the
-    head reads them. `inputs` are the model's inputs for the pairs of the batch.
+    As in the released package, the head reads the sum of the features of a unit's tokens.
     """
     features = model.base_model(**inputs).last_hidden_state
     *_, head = model.children()

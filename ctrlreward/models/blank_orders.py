@@ -141,8 +141,7 @@ def _infix_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
 def _chat_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
     """Return the order of a chat turn, or None if the tokenizer has no usable chat template.
 
-    A later turn is used, since templates add a system message, the date and the like to the first
-    one.
+    A later turn is used, since templates add a system message or the date to the first one.
     """
     if not tokenizer.chat_template:
         return None

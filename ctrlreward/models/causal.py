@@ -268,10 +268,7 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
 
 
 class _Targets(NamedTuple):
-    """Token ids of targets, and the place from which each is scored.
-
-    Fixed ones have the strings that they begin with, and their trees with the targets' order.
-    """
+    """Token ids of targets, the place from which each is scored, and for fixed ones their trees."""
 
     ids: list[list[int]]
     starts: list[int]
@@ -288,8 +285,7 @@ def trees(
 ) -> tuple[list[Row], list[int]]:
     """Return trees of at most `most` nodes, or of one sequence, and their targets' order.
 
-    A sequence is scored from its start; its first token is predicted by node -1, its last is not
-    read. In lexicographic order, a sequence shares most with its predecessor.
+    The first token of a sequence is predicted by node -1, its last one is not read.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
     rows: list[Row] = []
@@ -367,8 +363,7 @@ def tree_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor
 def _reads_trees(model: PreTrainedModel) -> bool:
     """Return True if the branches of a prefix tree do not affect each other in this model.
 
-    They do in a recurrence or convolution (Mamba, LFM2), and where ALiBi counts distances along a
-    row.
+    They do in a recurrence or convolution (Mamba, LFM2), and with ALiBi.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False

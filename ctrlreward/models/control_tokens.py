@@ -96,10 +96,7 @@ def rendered_chat(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
-    """Return a conversation formatted by a chat template, with marks for the template's tokens.
-
-    Control tokens in the messages stay text, so that a message cannot end its turn.
-    """
+    """Return a conversation by a chat template, with marks for the template's tokens alone."""
     control, literals = _patterns(tokenizer)
 
     def hidden(found: re.Match[str]) -> str:
@@ -129,11 +126,7 @@ def rendered_chat(
 
 
 class _Readers(NamedTuple):
-    """Copies of a tokenizer that share its vocabulary.
-
-    `for_marks` reads marks in texts without the characters `first` (or similar ones, which a
-    normalizer turns into them), `for_any` all texts but the control tokens `unspelled`.
-    """
+    """Copies of a tokenizer that share its vocabulary, and what decides between them."""
 
     first: str
     first_or_similar: str

@@ -85,11 +85,10 @@ class Encoder(FrozenModel):
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Return sentence embeddings as sentence-transformers computes them: unit vectors, float64.
+        """Return embeddings as sentence-transformers computes them, float64, (texts, width).
 
-        Shape (texts, width), NaN for a text without a token that the model knows. They pool the
-        tokens as `1_Pooling/config.json` says, by default the mean, up to the model's context, with
-        a warning.
+        Unit vectors, pooled as `1_Pooling/config.json` says, by default the mean; NaN for a text
+        without a token that the model knows. Long texts are truncated, with a warning.
         """
         pooling = declared_pooling(self.name)
 
@@ -129,10 +128,7 @@ class Encoder(FrozenModel):
 
 @cache
 def declared_pooling(model: str) -> str:
-    """Return how sentence-transformers pools the tokens: "mean", "cls" or "lasttoken".
-
-    A ValueError names what its folder declares and is not read.
-    """
+    """Return how sentence-transformers pools the tokens: "mean", "cls" or "lasttoken"."""
     folder = Path(resolve(model)).expanduser()
     file = folder / "modules.json"
     modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []

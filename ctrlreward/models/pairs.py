@@ -31,10 +31,7 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 class EncodedPair(NamedTuple):
-    """Text pair (a, b) as the model reads it, with the tokens and the span in a of each unit of a.
-
-    `dropped` are the numbers of truncated tokens of a and of b.
-    """
+    """Text pair (a, b) as the model reads it, and the numbers of dropped tokens of both."""
 
     ids: Ids
     types: Ids
@@ -117,8 +114,7 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
 def _beginnings(encoding: Any, first: str, second: str, limit: int) -> tuple[str, str]:
     """Return two texts truncated to `limit` tokens, the longer one with one more token.
 
-    A tokenizer that truncates keeps each combination of the parts that it cuts off: gigabytes for
-    two texts of 100,000 words.
+    A tokenizer that truncates keeps all parts that it cuts off: gigabytes for 100,000 words.
     """
     ends: tuple[list[int], list[int]] = ([], [])
     for side, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True):

@@ -50,10 +50,9 @@ def load_infiller(
 def conditional_log_probs(
     model: Seq2SeqInfiller, sources: Mapping[str, str], targets: Mapping[str, str]
 ) -> list[TokenScores]:
-    """Return the scores of each target's tokens given its source, in the given order.
+    """Return the scores of each target's tokens, special ones included, given its source.
 
-    The decoder predicts the special tokens that the tokenizer adds to the target as well. Both are
-    n texts by their names in warnings (`"sources[3]"`).
+    Both are n texts by their names in warnings (`"sources[3]"`).
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
@@ -94,10 +93,7 @@ class Filling(NamedTuple):
 
 
 class Seq2SeqInfiller(FrozenModel):
-    """Infiller over an encoder-decoder that was pretrained to fill masks.
-
-    Targets share a decoder row if the input of one is a prefix of another's.
-    """
+    """Infiller over an encoder-decoder that was pretrained to fill masks."""
 
     auto_class = AutoModelForSeq2SeqLM
 

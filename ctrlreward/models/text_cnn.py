@@ -71,10 +71,7 @@ class TextCNNConfig:
 
 
 class TextCNN(nn.Module):
-    """Convolutions over words with max-over-time pooling, independent of the padding of a row.
-
-    Kim (2014), https://aclanthology.org/D14-1181.
-    """
+    """Convolutions over words with max-over-time pooling (Kim 2014, aclanthology.org/D14-1181)."""
 
     def __init__(self, config: TextCNNConfig) -> None:
         super().__init__()
@@ -128,10 +125,7 @@ class TextCNNClassifier:
         self.model = model.eval().requires_grad_(False).to(self.device, pick_dtype(dtype, device))
 
     def probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return the softmax over the labels, float64, shape (texts, labels).
-
-        Texts are never truncated. A text without words has the probabilities of an empty input.
-        """
+        """Return the softmax over the labels, float64, (texts, labels); no text is truncated."""
 
         def forward(rows: list[Ids]) -> list[npt.NDArray[np.float64]]:
             logits = self.model(*pad_rows(rows, PADDING, self.device))

@@ -131,10 +131,7 @@ def first_tokens(
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:
-    """Log one warning for all items, `"continuations"`, that exceed a context, 0 or None for none.
-
-    `dropped` is the part that is cut, `reader` the part of the model that reads them.
-    """
+    """Log one warning for all items that exceed a context, 0 or None for none; `dropped` is cut."""
     long = [n for n in lengths if limit and n > limit]
     if long:
         log.warning(

@@ -145,8 +145,7 @@ class WordVectors:
     def save(self, folder: str | PathLike[str]) -> None:
         """Write vectors, idf and centre, but not `split`, as a folder for `load` and `Similarity`.
 
-        Raises:
-            ValueError: The folder exists and contains something else.
+        A ValueError if the folder exists and contains something else.
         """
         path = Path(folder).expanduser()
         if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):

@@ -49,10 +49,7 @@ class AlignedToken:
 
 @dataclass(frozen=True)
 class AlignedText:
-    """A text aligned with another one, token by token; without tokens if either text has none.
-
-    `score` is the mean or sum of the counted values, NaN if there is nothing to score.
-    """
+    """A text aligned with another; the score is NaN, and there are no tokens, if one has none."""
 
     text: str
     other: str
@@ -297,11 +294,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen aspects and their directions; with `names` only these scores.
-
-        NaN, with a warning, without a text or a token to average. The sum over stop words only is
-        0.
-        """
+        """Return the scores in `names`; NaN, with a warning, without a token to average."""
         aspects = self._wanted(names)
         return _folded(aspects, self._align_each(samples, aspects), len(samples))
 
@@ -338,8 +331,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         """Return the alignment of each token behind the scores, by direction, for each sample.
 
         Takes the arguments of `score`. Several references are `relevance_reference[0]`, `[1]`, ….
-        `plots.highlight.highlight` renders one sample as coloured text, `to_records` converts the
-        result to plain data.
+        See `plots.highlight.highlight` and `to_records`.
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))

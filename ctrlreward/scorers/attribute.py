@@ -194,10 +194,9 @@ class AttributeClassifier(CompositeScorer):
         return number
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
-        """Return means and deviations over the combinations of target labels.
+        """Return means and deviations over the combinations, as Gu et al. (2022, 2023) report them.
 
-        As Gu et al. (2022, 2023) report them: of `"accuracy"`, or, in their published evaluation,
-        of `"label_probability"`.
+        Their published evaluation reports `"label_probability"`.
         """
         one_of("score", score, _NAMES)
         samples = as_samples(samples)
@@ -252,11 +251,7 @@ def attribute_report(
     attributes: Sequence[str],
     score: str = "accuracy",
 ) -> AttributeReport:
-    """Return means and deviations over combinations from the scores of n samples.
-
-    `targets` are the target labels of each sample, `attributes` in the order of the report, and
-    `score` is `"accuracy"` or `"label_probability"`.
-    """
+    """Return means and deviations of a score over combinations, from the scores of n samples."""
     rows: dict[str, list[int]] = {}
     for i, labels in enumerate(targets):
         if not np.isnan(scores[score][i]):

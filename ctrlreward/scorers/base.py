@@ -159,10 +159,7 @@ class Scorer(ABC):
 
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Folds of the scores whose value for a corpus is not the mean over its samples.
-
-        The fold `<score>_deviation` is the deviation that papers print after a score.
-        """
+        """Folds of scores of a corpus that are not means, and of their `<score>_deviation`."""
         return {}
 
     def score(
@@ -265,17 +262,11 @@ class Scorer(ABC):
         return counters_of(self._inner)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Return the columns that samples must have, each with the name of the score that needs it.
-
-        Override it so that a run fails early. `names` are the requested scores, None for all.
-        """
+        """Return the columns that these scores need, by the name of the score, to fail early."""
         return {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise the errors that `score` would, such as for an unknown label; loads no weights.
-
-        Override it so that a run fails early. `names` are the requested scores, None for all.
-        """
+        """Raise the errors that scoring would, such as for an unknown label; loads no weights."""
         wanted = self.specs if names is None else names
         check_columns({name: Component(self, name) for name in wanted}, samples)
 
@@ -291,10 +282,7 @@ class Scorer(ABC):
         return tuple(dict.fromkeys((*own, *(d for part in self._inner for d in part.devices))))
 
     def load(self) -> None:
-        """Load the models now, before scoring on a thread parallel to training.
-
-        Building a model may draw random numbers, from generators that all threads share.
-        """
+        """Load the models now: it may draw random numbers, from generators that threads share."""
         for part in self._inner:
             part.load()
 
@@ -475,8 +463,7 @@ def scores_of(
 ) -> dict[Scorer, dict[str, Scores]]:
     """Return the named scores of each scorer; one call of a model answers the tasks of all.
 
-    Text that is not valid Unicode is scored as empty, since a tokenizer would fail on the whole
-    batch.
+    Text that is not valid Unicode, at which a tokenizer would fail, is scored as empty.
     """
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():

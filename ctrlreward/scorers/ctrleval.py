@@ -437,8 +437,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """Return the probability of each label, shape (n, labels); NaN for an empty text.
 
-        Each row sums to 1, except with the weights `"max"` and `"min"`, each of one evaluator a
-        label.
+        Each row sums to 1, except with the weights `"max"` and `"min"`.
         """
         bias = self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)

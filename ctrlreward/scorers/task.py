@@ -127,10 +127,9 @@ class Task:
 
     @staticmethod
     def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
-        """Load a task in the published format.
+        """Load a task in the published format: a prompt per line, and a table, separated by tabs.
 
-        `prompts` has one prompt per line, `verbalizers` the labels and then a verbalizer per line,
-        by tabs.
+        The first line of `verbalizers` has the labels, each further one a verbalizer.
         """
         lines, table = (
             [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]
