@@ -100,7 +100,10 @@ class CausalLM(FrozenModel):
                 if not each.fixed:
                     free.add(key)
             wanted.append((found, sorting))
-        merged = [Continuation(k[0], tuple(each), k not in free) for k, each in groups.items()]
+        merged = [
+            Continuation(key[0], tuple(places), fixed=key not in free)
+            for key, places in groups.items()
+        ]
         encoded = self._encode(merged, lengths)
         scored, first = {}, 0
         for (key, places), (_, order) in zip(groups.items(), encoded, strict=True):
@@ -108,8 +111,8 @@ class CausalLM(FrozenModel):
             first += len(places)
         targets = []
         for found, sorting in wanted:
-            own_targets = np.concatenate([NOTHING, *(scored[key][row] for key, row in found)])
-            targets.append(own_targets if sorting is None else own_targets[list(sorting)])
+            row = np.concatenate([NOTHING, *(scored[key][places] for key, places in found)])
+            targets.append(row if sorting is None else row[list(sorting)])
         scores = self._read([row for rows, _ in encoded for row in rows])
         return scores.reordered(np.concatenate(targets)).split([len(each) for each in targets])
 
@@ -145,8 +148,8 @@ class CausalLM(FrozenModel):
     def _encode(self, asked: Sequence[Continuation], lengths: list[int]) -> list[_Encoded]:
         """Return the rows of each continuation, piece by piece where that gives the same tokens."""
         fixed = {each.targets: self._fixed(each.targets) for each in asked if each.fixed}
-        free = [target for each in asked if not each.fixed for target in each.targets if target[0]]
-        starts = dict(zip(free, self._targets(free).starts, strict=True))
+        free = {t: None for each in asked if not each.fixed for t in each.targets if t[0]}
+        starts = dict(zip(free, self._targets([*free]).starts, strict=True))
         begins = [
             fixed[each.targets].begins if each.fixed else ["".join(t) for t in each.targets]
             for each in asked

@@ -262,7 +262,7 @@ class Scorer(ABC):
         return counters_of(self._inner)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Return the columns that these scores need, by the name of the score, to fail early."""
+        """Return the columns that scores need, each with the name of the one that reads it."""
         return {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
@@ -282,7 +282,7 @@ class Scorer(ABC):
         return tuple(dict.fromkeys((*own, *(d for part in self._inner for d in part.devices))))
 
     def load(self) -> None:
-        """Load the models now: it may draw random numbers, from generators that threads share."""
+        """Load the models now: before scoring on a thread, since this may draw random numbers."""
         for part in self._inner:
             part.load()
 

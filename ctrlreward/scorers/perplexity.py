@@ -144,9 +144,9 @@ class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
 
     Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
     all sentences, as in the pseudo-perplexity of masked language models (Salazar et al., ACL 2020,
-    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens. It is our
-    interpretation of the baseline "PPL" under PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3
-    and 4).
+    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens; a single
+    one is predicted from the mask alone. It is our interpretation of the baseline "PPL" under
+    PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3 and 4).
 
     - `infilling_perplexity`: exp of the negative mean token log-probability, 1 or more; lower is
       better.
