@@ -107,8 +107,9 @@ class CausalLM(FrozenModel):
         encoded = self._encode(merged, lengths)
         scored, first = {}, 0
         for (key, places), (_, order) in zip(groups.items(), encoded, strict=True):
-            scored[key] = first + np.argsort(range(len(places)) if order is None else order)
-            first += len(places)
+            count = len(places)
+            scored[key] = first + (np.arange(count) if order is None else np.argsort(order))
+            first += count
         targets = []
         for found, sorting in wanted:
             row = np.concatenate([NOTHING, *(scored[key][places] for key, places in found)])

@@ -43,7 +43,7 @@ class Classifier(FrozenModel):
 
     Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
     `problem_type="multi_label_classification"` in its config sets `multi_label`: each label has a
-    probability of its own.
+    separate probability.
 
     Raises:
         ValueError: The model does not have a trained classification head, is a regression model, or
