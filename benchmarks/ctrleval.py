@@ -29,9 +29,8 @@ from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGene
 from ctrlreward import Samples
 from ctrlreward.data import local_file
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.pieces import read_ids
 from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns
-from ctrlreward.models.tokenization import start_token
+from ctrlreward.models.tokenization import read_strings, start_token
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.task import Task
 
@@ -181,7 +180,7 @@ def recorded_strings(lm: CausalLM, work: Work) -> list[str]:
 def prefix_tree_size(lm: CausalLM, texts: list[str]) -> tuple[int, int]:
     """Return the number of tokens to read with shared prefixes read once, and without sharing."""
     start = start_token(lm.tokenizer)
-    inputs = [[*start, *ids][:-1] for ids in read_ids(lm.tokenizer, texts)]
+    inputs = [[*start, *ids][:-1] for ids in read_strings(lm.tokenizer, texts)["input_ids"]]
     nodes = {path for ids in inputs for path in accumulate(ids, lambda path, i: hash((path, i)))}
     return len(nodes), sum(len(ids) for ids in inputs)
 

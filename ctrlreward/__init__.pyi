@@ -13,7 +13,7 @@ from .functional.preferences import LearnedAggregate as LearnedAggregate
 from .functional.preferences import fit_aggregate as fit_aggregate
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
-from .models.descriptions import LabelDescriptions as LabelDescriptions
+from .models.classifier import LabelDescriptions as LabelDescriptions
 from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors
 from .preferences.candidates import best_of_n as best_of_n

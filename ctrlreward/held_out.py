@@ -30,7 +30,6 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
-    counted_since,
     counters_of,
     describe_batch,
     reasons_of,
@@ -119,6 +118,7 @@ class HeldOutScorer:
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
         self.prompts = self.samples.as_prompts()
+        self._digest = prompts_digest(self.prompts)
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
@@ -137,9 +137,8 @@ class HeldOutScorer:
     @property
     def evidence(self) -> dict[str, Scores]:
         """Key → last score of each prompt, shape (prompts,): the mean of its completions."""
-        prompts = prompts_digest(self.prompts)
         return {
-            key: PromptScores(valid_row_means(table), prompts)
+            key: PromptScores(valid_row_means(table), self._digest)
             for key, table in self.by_prompt.items()
         }
 
@@ -198,9 +197,9 @@ class HeldOutScorer:
         """
         if scores is None:
             what = partial(describe_batch, self.components, samples)
-            before = counters_of(self.components)
+            before = counters_of(self.scorers)
             scores = self._limit.run(what, partial(score, self.scored, samples))
-            counted = counted_since(before, counters_of(self.components))
+            counted = counters_of(self.scorers, before)
             scores |= {_part_key(_COUNTED, key): np.array([n]) for key, n in counted.items()}
         scores = dict(scores)
         shown, reasons = without_corpus_parts(scores), self.reasons(samples)

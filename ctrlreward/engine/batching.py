@@ -38,11 +38,7 @@ _MIN_BATCHES_FOR_PROGRESS = 20
 
 
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
-    """Return the token budget of one forward pass: `batch_tokens`, or a default for the device.
-
-    The default fits the cache of a CPU, or a quarter of the free memory of an accelerator, at eight
-    activations per token of the width of the model's widest layer.
-    """
+    """Return the tokens of a pass: as given, or for a CPU's cache, or an accelerator's memory."""
     if batch_tokens is not None:
         return positive("batch_tokens", batch_tokens)
     free = free_memory(model.device)
@@ -50,7 +46,7 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 
 
 def tokens_within(memory: int, model: PreTrainedModel) -> int:
-    """Return the number of tokens, 4096 to 65536, whose activations take `memory` bytes."""
+    """Return how many tokens, 4096 to 65536, have eight activations a layer in `memory` bytes."""
     vocabulary = model.get_input_embeddings().num_embeddings
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
@@ -59,11 +55,10 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 
 
 def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
-    """Return the fixed cost of a forward pass, in tokens of padding.
+    """Return the fixed cost of a forward pass, in tokens of padding; on the CPU 1/64 of the budget.
 
     An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
-    this time it reads so many tokens more at 40 % of 790 TFLOP/s. On the CPU a pass costs 1/64 of
-    the default budget; a larger budget is given for fewer passes.
+    this time it reads so many tokens more at 40 % of 790 TFLOP/s.
     """
     if free_memory(model.device) is None:
         return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
@@ -76,9 +71,8 @@ def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
 def logits_within(batch_tokens: int, device: torch.device) -> int:
     """Return the number of logits, states × words, of one block of the output layer.
 
-    On the CPU a block for the default budget stays in the cache (`engine.output_layer`), and none
-    takes 32 MiB, which the heap would return to the system each time. On an accelerator it takes a
-    quarter of the free memory, at 16 bytes per logit with all copies.
+    On the CPU less than 32 MiB, which the heap would return to the system each time. On an
+    accelerator a quarter of the free memory, at 16 bytes per logit with all copies.
     """
     free = free_memory(device)
     return min(batch_tokens * 2**9, 6 * 2**20) if free is None else max(2**22, free // 64)
@@ -107,12 +101,10 @@ def run_batched(
     description: str,
     padding: float | None = None,
 ) -> list[Result]:
-    """Call `forward` on batches of items and return the results in the caller's order.
+    """Call `forward` on batches of items, by their indices; return a result each, in order.
 
-    Items are sorted by length, longest first, which minimises padding, and memory runs out at
-    the first batch or never. A batch that runs out of memory is halved and retried, and the smaller
-    budget is kept. An item longer than the budget is a batch. `forward` takes indices into
-    `lengths`, the numbers of tokens, and returns one result each. A batch ends where its padding
+    Items are sorted by length, longest first, so that memory runs out at the first batch or never;
+    a batch that does is halved, and the smaller budget is kept. A batch ends where its padding
     would exceed `padding` tokens, by default 1/64 of the budget.
     """
     global passes

@@ -64,10 +64,9 @@ def token_log_probs(
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`, float32, (k,).
 
-    Differentiable with respect to the states, shape (states, width), and the weights. The logits of
-    a state, which are divided by `temperature`, are computed once, and only for states
-    in `states`, `block` of them at a time. A block that does not fit into the device's memory is
-    halved. `states` and `tokens` may be on the CPU.
+    Differentiable in the states, (states, width), and the weights. The logits, divided by
+    `temperature`, are computed once for each state in use, `block` at a time, or half of it where
+    memory runs out. `states` and `tokens` may be on the CPU.
     """
     used, states = states.unique(return_inverse=True)
     if len(used) < len(hidden):
@@ -104,11 +103,7 @@ def token_log_probs(
 def _gather(
     blocks: Iterable[Tensor], rows: int, edges: Sequence[int], states: Tensor, tokens: Tensor
 ) -> Tensor:
-    """Return the log-probability of `tokens[k]` in row `states[k]` of logits, shape (k,).
-
-    `blocks` are logits of consecutive parts of the vocabulary, each of shape (rows, words), and
-    `edges` has the first word of each, and the size of the vocabulary.
-    """
+    """Return the log-probability of `tokens[k]` in row `states[k]` of blocks of logits."""
     if len(edges) == 2:
         (logits,) = blocks
         return logits[states, tokens] - logits.logsumexp(dim=-1)[states]

@@ -1,32 +1,47 @@
-"""Aligners of CTC: how well each token of one text is supported by another text."""
+"""Aligners of CTC (E, D and R): how well each token of one text is supported by another text."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
-from ctrlreward.engine.batching import windows
+from ctrlreward.arguments import one_of
+from ctrlreward.engine.batching import run_batched, windows
 from ctrlreward.engine.sharing import locked
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.pairs import (
+    UNITS,
+    EncodedPair,
+    Pair,
+    Unit,
+    encode_pairs,
+    pad_pairs,
+    warn_truncated_pairs,
+)
+from ctrlreward.models.tokenization import warn_unknown
 from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
+Values = npt.NDArray[np.float64]
 
 
 class TokenAlignment(NamedTuple):
-    """Alignment of the tokens of text a with text b.
-
-    Attributes:
-        spans: Character span of each token in a, end exclusive.
-        values: Alignment of each token, float64, shape (len(spans),); higher is better.
-    """
+    """Spans of the tokens of a text, and their alignment with another; higher is better."""
 
     spans: Spans
     values: npt.NDArray[np.float64]
@@ -36,10 +51,7 @@ class Aligner(Protocol):
     """Model that aligns the tokens of texts with other texts."""
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterable[TokenAlignment]:
-        """Return the alignment of a with b for each pair (a, b), in the given order.
-
-        May be a generator, so that not all alignments are in memory at once.
-        """
+        """Yield the alignment of a with b for each pair (a, b), in the given order."""
 
 
 class EmbeddingAligner:
@@ -47,39 +59,33 @@ class EmbeddingAligner:
 
     Deng et al. (2021), https://arxiv.org/abs/2109.06379: the matching of BERTScore without idf
     weights. As in their package, special tokens are encoded but not matched.
-
-    Args:
-        encoder: Encoder whose layer is compared; other scorers may share it.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
-        """Yield the cosines of each pair (a, b); each text is encoded once.
+        """Yield the cosines of each pair (a, b); each text is encoded once, long ones truncated.
 
-        The embeddings of a text are freed after its last pair, so that memory does not grow with
-        the number of pairs if pairs with a common text are adjacent (`group_shared_texts`).
-
-        Texts longer than the model's context are truncated, with a warning. No values if a does
-        not have a token; NaN values if b does not have one.
+        A text is freed after its last pair (`group_shared_texts`). NaN values if b does not have a
+        token.
         """
         last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
         remaining = windows(list(map(len, distinct)), self.encoder.batch_tokens)
-        tokens: dict[str, _Tokens] = {}
+        tokens: dict[str, tuple[Spans, npt.NDArray[np.float32]]] = {}
         for i, pair in enumerate(pairs):
             while not tokens.keys() >= {*pair}:
                 texts = [distinct[j] for j in next(remaining)]
                 tokens.update(zip(texts, self._tokens(texts), strict=True))
-            a, b = (tokens[text] for text in pair)
-            yield TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
+            (spans, vectors), (_, others) = (tokens[text] for text in pair)
+            yield TokenAlignment(spans, best_cosines(vectors, others))
             for text in {*pair}:
                 if last_pair[text] == i:
                     del tokens[text]
 
-    def _tokens(self, texts: list[str]) -> list[_Tokens]:
-        """Encode texts; drop their special tokens."""
+    def _tokens(self, texts: list[str]) -> list[tuple[Spans, npt.NDArray[np.float32]]]:
+        """Return spans and vectors of the tokens of texts, without special ones."""
         reader = text_reader(self.encoder.tokenizer, texts)
         read = partial(
             reader,
@@ -101,7 +107,7 @@ class EmbeddingAligner:
             own = [j for j, added in enumerate(encoded.special_tokens_mask[i]) if not added]
             offsets = encoded.offset_mapping[i]
             spans = tuple((offsets[j][0], offsets[j][1]) for j in own)
-            tokens.append(_Tokens(spans, vectors[own]))
+            tokens.append((spans, vectors[own]))
         return tokens
 
 
@@ -112,6 +118,151 @@ def group_shared_texts(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]
     return sorted(distinct, key=lambda pair: sorted(pair, key=lambda text: (-counts[text], text)))
 
 
-class _Tokens(NamedTuple):
-    spans: Spans
-    vectors: npt.NDArray[np.float32]
+# Label of a token that b supports, as the recipe writes it to `id2label`.
+ALIGNED = "aligned"
+
+
+def unit_logits(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], batch: Sequence[EncodedPair]
+) -> Tensor:
+    """Return the logits of a token classifier for the units of a of all pairs, (units, labels).
+
+    As in the released package, the head reads the sum of the features of a unit's tokens.
+    """
+    features = model.base_model(**inputs).last_hidden_state
+    *_, head = model.children()
+    tokens = [
+        (row, place, unit)
+        for unit, (row, places) in enumerate(
+            (row, places) for row, pair in enumerate(batch) for places in pair.places
+        )
+        for place in places
+    ]
+    rows, places, units = torch.tensor(tokens, device=features.device).reshape(-1, 3).T
+    count = sum(len(pair.places) for pair in batch)
+    sums = features.new_zeros(count, features.shape[-1])
+    return head(sums.index_add(0, units, features[rows, places]))
+
+
+class TokenAligner(FrozenModel):
+    """Discriminative aligner: the probability that b supports each word of a, in [0, 1].
+
+    The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
+    classifier with a label "aligned". `ctrlreward.recipes.papers.ctc` trains one. It reads a before
+    b, unless `aligner_b_first` in its config.json is true, as for a decoder.
+
+    Takes the arguments of `FrozenModel`; `unit` is a `"word"` between white space, by the sum of
+    its tokens' features, or a `"piece"`, a token. None takes the unit that `aligner_unit` of the
+    model's config.json names, or `"word"`.
+
+    Raises:
+        ValueError: `unit` is unknown, or the model does not have a trained head, or a label of that
+            name. Unnamed labels are an error: "aligned" is the first of two in the paper's models.
+    """
+
+    auto_class = AutoModelForTokenClassification
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
+        unit: Unit | None = None,
+    ) -> None:
+        self._given_unit = unit
+        super().__init__(model, device, dtype, batch_tokens)
+
+    def _prepare(self) -> None:
+        trained = getattr(self.model.config, "aligner_unit", "word")
+        self.unit: Unit = one_of("unit", self._given_unit or trained, UNITS)
+        labels = {int(i): str(label) for i, label in (self.model.config.id2label or {}).items()}
+        aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
+        if not aligned:
+            raise ValueError(
+                f"model = {self.name!r} has the labels {', '.join(labels.values())}. Rename the "
+                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json."
+            )
+        self._aligned = aligned[0]
+        self._b_first = getattr(self.model.config, "aligner_b_first", False)
+
+    def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
+        """Yield the probabilities of the units of a for each pair; NaN if b has no token."""
+
+        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
+            # float64 on the CPU: not every device has it.
+            logits = unit_logits(self.model, inputs, batch).float().cpu().double()
+            values = logits.softmax(dim=-1)[:, self._aligned].numpy()
+            return np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
+
+        for pair, values in _run(self, pairs, read, self.unit, self._b_first):
+            yield TokenAlignment(pair.spans, values if pair.has_b else np.full(len(values), np.nan))
+
+
+class RegressionAligner(FrozenModel):
+    """Regression aligner: one value for how well b supports the whole of a; higher is better.
+
+    The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a sequence
+    classifier with one output, in the unit of its training: about 0 to 1 for the share of aligned
+    tokens, 0 or more for their number. It reads a before b, unless `aligner_b_first` in its
+    config.json is true, as for the paper's model. Takes the arguments of `FrozenModel`.
+
+    Raises:
+        ValueError: The model does not have a trained head, or has more than one output.
+    """
+
+    auto_class = AutoModelForSequenceClassification
+
+    def _prepare(self) -> None:
+        if self.model.config.num_labels != 1:
+            raise ValueError(
+                f"model = {self.name!r} has {self.model.config.num_labels} outputs, "
+                "must be a regression model, which has 1"
+            )
+
+    def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
+        """Yield one span, the whole of a, and its value for each pair; NaN if b has no token."""
+
+        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
+            return list(self.model(**inputs).logits.float().cpu().double().numpy())
+
+        b_first = getattr(self.model.config, "aligner_b_first", False)
+        results = _run(self, pairs, read, b_first=b_first)
+        for (a, _), (pair, value) in zip(pairs, results, strict=True):
+            if pair.places:
+                whole = value if pair.has_b else np.full(1, np.nan)
+                yield TokenAlignment(((0, len(a)),), whole)
+            else:
+                yield TokenAlignment((), np.zeros(0))
+
+
+def _run(
+    aligner: FrozenModel,
+    pairs: Sequence[Pair],
+    read: Callable[[dict[str, Tensor], list[EncodedPair]], list[Values]],
+    unit: Unit = "piece",
+    b_first: bool = False,
+) -> Iterator[tuple[EncodedPair, Values]]:
+    """Yield each encoded pair with its result of `read`, which gets the model's inputs."""
+
+    def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
+        chosen = [rows[i] for i in batch]
+        return read(
+            pad_pairs(chosen, aligner.tokenizer.pad_token_id or 0, aligner.model.device), chosen
+        )
+
+    limit = aligner.max_tokens
+    for window in windows([len(a) + len(b) for a, b in pairs], aligner.batch_tokens):
+        chosen = [pairs[i] for i in window]
+        encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
+        warn_truncated_pairs(chosen, encoded, limit)
+        texts, ids = [f"{a} {b}" for a, b in chosen], [pair.ids for pair in encoded]
+        warn_unknown(aligner.tokenizer, texts, ids, [*map(shortened, texts)].__getitem__)
+        values = run_batched(
+            [len(pair.ids) for pair in encoded],
+            aligner.batch_tokens,
+            partial(forward, encoded),
+            f"{aligner.name}: {len(chosen)} pairs",
+            aligner.padding,
+        )
+        yield from zip(encoded, values, strict=True)

@@ -10,9 +10,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
-from ctrlreward.models.pieces import Pieces, glued
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Continuation, Patterns
-from ctrlreward.models.tokenization import start_token
+from ctrlreward.models.tokenization import Pieces, glued, start_token
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +44,11 @@ _SUFFIX_FIRST = Order("", "\n\n", "", suffix_first=True)
 class BlankOrders:
     """Continuations that fill blanks.
 
-    A blank at the end of its pattern is scored as a continuation. Elsewhere, the pattern is ordered
-    with the model's fill-in-the-middle tokens if its vocabulary has them; otherwise the text after
-    the blank comes first and the text before it is continued.
-
-    In a prompt about a text, the filling is scored together with `Blank.closing`: "good for
-    nothing" does not count as "good.". If the text follows the prompt and the tokenizer has a chat
-    template, the text becomes the user's turn and the prompt begins the assistant's.
+    A blank at the end of its pattern is continued. Elsewhere the pattern is ordered with the
+    model's fill-in-the-middle tokens, or else the text after the blank comes first. In a prompt
+    about a text, `Blank.closing` is scored with the filling ("good for nothing" does not count as
+    "good."), and if the text follows the prompt, a chat template makes it the user's turn, which
+    the prompt answers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -60,10 +57,7 @@ class BlankOrders:
         self._prompts = lru_cache(maxsize=16)(self._about)
 
     def of(self, task: Patterns) -> tuple[list[Continuation], tuple[int, ...] | None]:
-        """Return continuations, and the place of each target of the task among theirs.
-
-        The places are None if they are in the task's order.
-        """
+        """Return continuations, and the place of each target among theirs, None if in order."""
         if not task.text:
             return [self._continuation(blank) for blank in task.blanks], None
         found = []
@@ -111,10 +105,7 @@ class BlankOrders:
 
 
 def _filling(blank: Blank, target: str, follows: bool) -> str:
-    """Return a target with the space that separates it from the text before it.
-
-    A joined filling may bring none ("The dog" and "'s fine").
-    """
+    """Return a target with the space before it; a joined one may bring none (`'s fine`)."""
     space = " " if follows and not (blank.joined and not target[:1].isspace()) else ""
     return space + target.strip()
 
@@ -150,8 +141,7 @@ def _infix_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
 def _chat_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
     """Return the order of a chat turn, or None if the tokenizer has no usable chat template.
 
-    A later turn is used: templates add a system message, the date and the like to the first one,
-    and no score should depend on these.
+    A later turn is used, since templates add a system message or the date to the first one.
     """
     if not tokenizer.chat_template:
         return None

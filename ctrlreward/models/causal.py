@@ -1,23 +1,25 @@
 """Decoder-only language models that score continuations, and fill blanks as continuations.
 
-The targets of a context are merged into a prefix tree that the model reads after it in one row
-(`models.prefix_trees`).
+The targets of a context are merged into a prefix tree that the model reads after it in one row.
+Nodes stand in depth-first order, so that the descendants of a node follow it without a gap: a token
+attends to the earlier ones whose descendants it is among, which two comparisons find for all pairs.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ctrlreward.engine.batching import run_batched, windows
+from ctrlreward.engine.batching import pad_rows, run_batched, windows
 from ctrlreward.engine.output_layer import (
     check_output_layer,
     states_and_output,
@@ -25,17 +27,17 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.models.blank_orders import BlankOrders
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.pieces import NOTHING, Integers, Reading, first_word, read_spans
-from ctrlreward.models.prefix_trees import (
-    Row,
-    chain,
-    padded_inputs,
-    shared_length,
-    tree_inputs,
-    trees,
-)
 from ctrlreward.models.tasks import Continuation, Patterns, TokenScores
-from ctrlreward.models.tokenization import start_token, warn_truncated
+from ctrlreward.models.tokenization import (
+    NOTHING,
+    Integers,
+    Pieces,
+    Reading,
+    first_word,
+    read_strings,
+    start_token,
+    warn_truncated,
+)
 
 # Most nodes of the tree after a context. Attention over branches that a token doesn't see is
 # wasted, but cheap next to the rest of the model.
@@ -44,13 +46,11 @@ _MAX_TREE = 512
 # as long as a text, and fits into one pass with other rows.
 _MAX_FREE_TREE = 192
 
+_Strings: TypeAlias = tuple[tuple[str, str], ...]
+
 
 class CausalLM(FrozenModel):
-    """Frozen decoder-only model that scores continuations.
-
-    Blanks are ordered as `models.blank_orders.BlankOrders` says. `Blank.ends` is ignored, since no
-    end token follows a filling in running text.
-    """
+    """Frozen decoder-only model that scores continuations, and blanks in `BlankOrders`."""
 
     auto_class = AutoModelForCausalLM
     reads_padding = False
@@ -58,16 +58,11 @@ class CausalLM(FrozenModel):
     def _prepare(self) -> None:
         self._start = np.array(start_token(self.tokenizer), np.int64)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        self._max_tree = _MAX_TREE if self._check() else 0
-        self._max_free = min(
-            self._max_tree, _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
-        )
-        self._fixed = lru_cache(maxsize=64)(self._build_fixed)
-
-    def _check(self) -> bool:
-        """Check the output layer, and return whether the model reads prefix trees."""
         check_output_layer(self.model)
-        return _reads_trees(self.model)
+        self._max_tree = _MAX_TREE if _reads_trees(self.model) else 0
+        free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
+        self._max_free = min(self._max_tree, free)
+        self._fixed = lru_cache(maxsize=64)(self._build_fixed)
 
     @cached_property
     def _orders(self) -> BlankOrders:
@@ -76,9 +71,8 @@ class CausalLM(FrozenModel):
     def answer(self, tasks: Sequence[Continuation | Patterns]) -> list[TokenScores]:
         """Return the log-probabilities of the tokens of each task's targets, in the given order.
 
-        A context is read once for all its targets. A continuation that exceeds the model's context
-        loses the tokens farthest from the target first, then the last ones of the target, with a
-        warning.
+        A continuation that exceeds the model's context loses the tokens farthest from the target
+        first, then the last ones of the target, with a warning.
         """
         answers: list[TokenScores] = []
         lengths: list[int] = []
@@ -92,50 +86,43 @@ class CausalLM(FrozenModel):
         self, tasks: Sequence[Continuation | Patterns], lengths: list[int]
     ) -> list[TokenScores]:
         """Answer tasks; add the length of each continuation to `lengths`."""
-        asked: list[Continuation] = []
-        parts: list[tuple[slice, Sequence[int] | None]] = []
+        # Targets by their contexts, each with its place. Texts that begin a document share only its
+        # start token.
+        groups: dict[tuple[Pieces, _Strings], dict[tuple[str, str], int]] = {}
+        free, wanted = set(), []
         for task in tasks:
-            if isinstance(task, Patterns):
-                own, places = self._orders.of(task)
-            else:
-                own, places = [task], None
-            own = [each for each in own if each.targets]
-            parts.append((slice(len(asked), len(asked) + len(own)), places))
-            asked += own
-        groups: dict[Hashable, list[int]] = {}
-        for i, each in enumerate(asked):
-            # Texts that begin a document share only its start token.
-            groups.setdefault(each.context or (each.context, each.targets), []).append(i)
-        merged = [_merged([asked[i] for i in members]) for members in groups.values()]
-        encoded = self._encode([each for each, _ in merged], lengths)
-        rows = [row for own, _ in encoded for row in own]
-        ends = np.cumsum([0, *(len(row.tokens) for row in rows)])
-        tokens = np.concatenate([np.zeros(0, np.int64), *(row.tokens for row in rows)])
-        log_probs = self._read(rows, ends)
-        scored: dict[int, TokenScores] = {}
-        first = 0
-        for members, (_, targets), (read, order) in zip(
-            groups.values(), merged, encoded, strict=True
-        ):
-            span = slice(ends[first], ends[first + len(read)])
-            sizes = np.concatenate([row.sizes for row in read])
-            found = TokenScores(tokens[span], log_probs[span], sizes)
-            if order is not None:
-                targets = np.argsort(order)[targets]
-            if order is not None or len(targets) > 1:
-                found = found.reordered(targets)
-            counts = [len(asked[i].targets) for i in members]
-            scored |= dict(zip(members, found.split(counts), strict=True))
-            first += len(read)
-        return [
-            TokenScores.joined([scored[i] for i in range(part.start, part.stop)], places)
-            for part, places in parts
+            own, sorting = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
+            found = []
+            for each in (continuation for continuation in own if continuation.targets):
+                key = each.context, () if each.context else each.targets
+                places = groups.setdefault(key, {})
+                found.append((key, [places.setdefault(t, len(places)) for t in each.targets]))
+                if not each.fixed:
+                    free.add(key)
+            wanted.append((found, sorting))
+        merged = [
+            Continuation(key[0], tuple(places), fixed=key not in free)
+            for key, places in groups.items()
         ]
+        encoded = self._encode(merged, lengths)
+        scored, first = {}, 0
+        for (key, places), (_, order) in zip(groups.items(), encoded, strict=True):
+            count = len(places)
+            scored[key] = first + (np.arange(count) if order is None else np.argsort(order))
+            first += count
+        targets = []
+        for found, sorting in wanted:
+            row = np.concatenate([NOTHING, *(scored[key][places] for key, places in found)])
+            targets.append(row if sorting is None else row[list(sorting)])
+        scores = self._read([row for rows, _ in encoded for row in rows])
+        return scores.reordered(np.concatenate(targets)).split([len(each) for each in targets])
 
-    def _read(self, rows: Sequence[Row], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the log-probabilities of the scored tokens of all rows."""
+    def _read(self, rows: Sequence[Row]) -> TokenScores:
+        """Return the scores of the targets of all rows, one row after the other."""
+        tokens = np.concatenate([NOTHING, *(row.tokens for row in rows)])
+        ends = np.cumsum([0, *(len(row.tokens) for row in rows)])
         # One array: small ones between the forward passes would fragment the heap.
-        log_probs = np.full(ends[-1], np.nan)
+        log_probs = np.full(len(tokens), np.nan)
 
         def score(batch: list[int]) -> list[None]:
             chosen = [rows[i] for i in batch]
@@ -148,7 +135,7 @@ class CausalLM(FrozenModel):
                 self.model,
                 hidden.flatten(0, 1),
                 torch.from_numpy(np.concatenate(states)),
-                torch.from_numpy(np.concatenate([row.tokens for row in chosen])),
+                torch.from_numpy(tokens[places]),
                 block=self.block,
             )
             log_probs[places] = values.cpu().numpy()
@@ -157,66 +144,61 @@ class CausalLM(FrozenModel):
         lengths = [len(row.ids) for row in rows]
         description = f"{self.name}: {len(rows)} rows"
         run_batched(lengths, self.batch_tokens, score, description, self.padding)
-        return log_probs
+        return TokenScores(tokens, log_probs, np.concatenate([NOTHING, *(r.sizes for r in rows)]))
 
     def _encode(self, asked: Sequence[Continuation], lengths: list[int]) -> list[_Encoded]:
         """Return the rows of each continuation, piece by piece where that gives the same tokens."""
         fixed = {each.targets: self._fixed(each.targets) for each in asked if each.fixed}
-        free = dict.fromkeys(t for each in asked if not each.fixed for t in each.targets)
+        free = {t: None for each in asked if not each.fixed for t in each.targets if t[0]}
+        starts = dict(zip(free, self._targets([*free]).starts, strict=True))
         begins = [
             fixed[each.targets].begins if each.fixed else ["".join(t) for t in each.targets]
             for each in asked
         ]
-        strings: dict[str, None] = {}
-        pairs: dict[tuple[str, str], None] = {}
+        strings: list[str] = []
+        meetings = []
         for each, own in zip(asked, begins, strict=True):
-            strings |= dict.fromkeys((*each.context, *own))
-            pairs |= dict.fromkeys(pairwise(each.context))
-            pairs |= dict.fromkeys((each.context[-1], begin) for begin in own if each.context)
+            strings += (*each.context, *own)
+            ends = [(each.context[-1], begin) for begin in own if each.context]
+            meetings.append([*pairwise(each.context), *ends])
+        pairs = (pair for meeting in meetings for pair in meeting)
         reading = Reading(self.tokenizer, strings, pairs)
-        given = [target for target in free if target[0]]
-        spans = read_spans(self.tokenizer, ["".join(target) for target in given])
-        starts = dict.fromkeys(free, 0) | {
-            target: _count_within(read, len(target[0]))
-            for target, (_, read) in zip(given, spans, strict=True)
-        }
         encoded = []
-        for each, own in zip(asked, begins, strict=True):
-            context = each.context
-            before = reading.joined(context, self._start, NOTHING)
-            if before is None or not all(reading.meets(context[-1], b) for b in own if context):
-                before, targets = self._start, self._read_whole(each)
+        for each, own, meeting in zip(asked, begins, meetings, strict=True):
+            before = np.concatenate([self._start, *(reading.ids[piece] for piece in each.context)])
+            if not reading.meeting.issuperset(meeting):
+                before, targets = self._start, self._targets(each.targets, "".join(each.context))
             elif each.fixed:
                 targets = fixed[each.targets]
             else:
-                ids = [reading[begin].tolist() for begin in own]
-                targets = _Targets(ids, [starts[t] for t in each.targets])
+                ids = [reading.ids[begin].tolist() for begin in own]
+                targets = _Targets(ids, [starts.get(target, 0) for target in each.targets])
             encoded.append(self._rows(before, targets, lengths))
         return encoded
 
-    def _build_fixed(self, targets: tuple[tuple[str, str], ...]) -> _Targets:
+    def _targets(self, targets: Sequence[tuple[str, str]], context: str = "") -> _Targets:
+        """Return the tokens of targets, each read together with the string before it."""
+        read = read_strings(
+            self.tokenizer, [context + a + b for a, b in targets], return_offsets_mapping=True
+        )
+        given = [len(context) + len(begin) for begin, _ in targets]
+        starts = [
+            bisect_right(spans, most, key=lambda span: span[1])
+            for spans, most in zip(read["offset_mapping"], given, strict=True)
+        ]
+        return _Targets(read["input_ids"], starts)
+
+    def _build_fixed(self, targets: _Strings) -> _Targets:
         """Return targets that follow many contexts, with their trees."""
+        ids, starts, *_ = self._targets(targets)
         strings = ["".join(target) for target in targets]
-        read = read_spans(self.tokenizer, strings)
-        starts = [_count_within(r, len(t[0])) for t, (_, r) in zip(targets, read, strict=True)]
-        ids = [ids for ids, _ in read]
         words = [first_word(string) for string in strings]
-        alone = Reading(self.tokenizer, words)
-        begins = all(
+        alone = Reading(self.tokenizer, words).ids
+        begin = all(
             row[: len(alone[w])] == alone[w].tolist() for w, row in zip(words, ids, strict=True)
         )
         forest = trees(ids, starts, self._max_tree)
-        return _Targets(ids, starts, tuple(dict.fromkeys(words if begins else strings)), forest)
-
-    def _read_whole(self, asked: Continuation) -> _Targets:
-        """Return the targets, each read together with the context."""
-        context = "".join(asked.context)
-        read = read_spans(self.tokenizer, [context + a + b for a, b in asked.targets])
-        starts = [
-            _count_within(r, len(context) + len(given))
-            for (given, _), (_, r) in zip(asked.targets, read, strict=True)
-        ]
-        return _Targets([ids for ids, _ in read], starts)
+        return _Targets(ids, starts, tuple(dict.fromkeys(words if begin else strings)), forest)
 
     def _rows(self, before: Integers, targets: _Targets, lengths: list[int]) -> _Encoded:
         """Return the rows of targets after some tokens, and the order of the targets in them."""
@@ -246,22 +228,51 @@ class CausalLM(FrozenModel):
         return chains, None
 
 
-def _merged(asked: Sequence[Continuation]) -> tuple[Continuation, npt.NDArray[np.int64]]:
-    """Return one continuation for several of one context, and the place of each target in it."""
-    if len(asked) == 1 and asked[0].fixed:
-        return asked[0], np.arange(len(asked[0].targets))
-    places: dict[tuple[str, str], int] = {}
-    found = [places.setdefault(t, len(places)) for each in asked for t in each.targets]
-    fixed = all(each.fixed for each in asked)
-    return Continuation(asked[0].context, tuple(places), fixed), np.array(found)
+class Row(NamedTuple):
+    """Tokens that a model reads in one row, and the ones that it scores.
+
+    Nodes, shape (nodes,), have a token, a depth in their sequence, and the index after their last
+    descendant. Scored tokens, (scored,), target by target, have the node that predicts them, and
+    targets, (targets,), a number of scored tokens.
+    """
+
+    ids: Integers
+    depths: Integers
+    ends: Integers
+    predicting: Integers
+    tokens: Integers
+    sizes: Integers
+
+    def after(self, chain: Integers) -> Row:
+        """Return the tree after the tokens of a chain; a predicting node of -1 is its last."""
+        length = len(chain)
+        ends = np.full(length, length + len(self.ids))
+        return Row(
+            np.concatenate([chain, self.ids]),
+            np.concatenate([np.arange(length), self.depths + length]),
+            np.concatenate([ends, self.ends + length]),
+            self.predicting + length,
+            self.tokens,
+            self.sizes,
+        )
+
+
+def chain(ids: Integers, start: int) -> Row:
+    """Return the row of one sequence that is scored from `start`, 1 or more."""
+    nodes, scored = np.arange(len(ids) - 1), ids[start:]
+    ends = np.full(len(nodes), len(nodes))
+    return Row(ids[:-1], nodes, ends, nodes[start - 1 :], scored, np.array([len(scored)]))
+
+
+def shared_length(sequences: Sequence[list[int]]) -> int:
+    """Return the length of the longest common prefix."""
+    first, last = min(sequences), max(sequences)
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
 class _Targets(NamedTuple):
-    """Token ids of targets, and the place from which each is scored.
-
-    `begins` are the strings that they begin with, and `forest` their trees with the targets' order,
-    where these are known.
-    """
+    """Token ids of targets, the place from which each is scored, and for fixed ones their trees."""
 
     ids: list[list[int]]
     starts: list[int]
@@ -273,20 +284,90 @@ class _Targets(NamedTuple):
 _Encoded: TypeAlias = tuple[list[Row], list[int] | None]
 
 
-def _count_within(spans: Sequence[tuple[int, int]], characters: int) -> int:
-    """Return the number of tokens before the first one that ends after some characters."""
-    count = len(spans)
-    while count and spans[count - 1][1] > characters:
-        count -= 1
-    return count
+def trees(
+    sequences: Sequence[list[int]], starts: Sequence[int], most: int
+) -> tuple[list[Row], list[int]]:
+    """Return trees of at most `most` nodes, or of one sequence, and their targets' order.
+
+    The first token of a sequence is predicted by node -1, its last one is not read.
+    """
+    order = sorted(range(len(sequences)), key=sequences.__getitem__)
+    rows: list[Row] = []
+    previous: list[int] = []
+    begun = _Tree()
+    for i in order:
+        sequence = sequences[i][:-1]
+        shared = shared_length([previous, sequence])
+        size = len(begun.columns.ids)
+        if size and size + len(sequence) - shared > most:
+            rows.append(begun.row())
+            begun, shared = _Tree(), 0
+        begun.add(sequences[i], shared, starts[i])
+        previous = sequence
+    return [*rows, begun.row()], order
+
+
+class _Tree:
+    """Tree to which sequences are added: columns of a `Row`, and the path of the last sequence."""
+
+    def __init__(self) -> None:
+        self.columns: Any = Row._make([] for _ in Row._fields)  # of lists
+        self.path: list[int] = []
+
+    def add(self, sequence: list[int], shared: int, start: int) -> None:
+        """Add a sequence that begins with `shared` nodes of the path."""
+        self._leave(shared)
+        columns = self.columns
+        for token in sequence[shared:-1]:
+            columns.depths.append(len(self.path))
+            self.path.append(len(columns.ids))
+            columns.ids.append(token)
+            columns.ends.append(0)
+        columns.predicting.extend([-1, *self.path][start : len(sequence)])
+        columns.tokens.extend(sequence[start:])
+        columns.sizes.append(len(sequence) - start)
+
+    def row(self) -> Row:
+        """Return the row of the sequences that were added."""
+        self._leave(0)
+        return Row._make(np.array(values, np.int64) for values in self.columns)
+
+    def _leave(self, shared: int) -> None:
+        """End the descendants of the nodes after the first ones of the path."""
+        for node in self.path[shared:]:
+            self.columns.ends[node] = len(self.columns.ids)
+        del self.path[shared:]
+
+
+def padded_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Return padded ids and attention mask of rows that are chains."""
+    ids, mask = pad_rows([row.ids for row in rows], 0, model.device)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def tree_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
+    """Return padded ids, positions, and the mask by which each node attends to its ancestors."""
+    width = max(1, *(len(row.ids) for row in rows))
+    # Padding is attended to by nothing but itself: a row of attention over nothing would be NaN.
+    table = np.zeros((3, len(rows), width), np.int64)
+    table[2] = np.arange(1, width + 1)
+    for place, row in enumerate(rows):
+        table[:, place, : len(row.ids)] = row.ids, row.depths, row.ends
+    ids, positions, ends = torch.from_numpy(table).to(model.device)
+    nodes = torch.arange(width, device=model.device)
+    hidden = (nodes[:, None] >= ends[:, None, :]) | (nodes[:, None] < nodes)
+    mask = hidden.new_zeros(hidden.shape, dtype=model.dtype)
+    return {
+        "input_ids": ids,
+        "position_ids": positions,
+        "attention_mask": mask.masked_fill_(hidden, torch.finfo(model.dtype).min)[:, None],
+    }
 
 
 def _reads_trees(model: PreTrainedModel) -> bool:
     """Return True if the branches of a prefix tree do not affect each other in this model.
 
-    This holds where tokens interact through attention only. A recurrence or convolution (Mamba,
-    LFM2 and other hybrids) passes state from branch to branch, and ALiBi counts distances along
-    the row.
+    They do in a recurrence or convolution (Mamba, LFM2), and with ALiBi.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False

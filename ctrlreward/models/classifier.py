@@ -1,8 +1,9 @@
-"""Sequence classifiers: label probabilities of texts."""
+"""Classifiers: label probabilities of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from ctrlreward.engine.sharing import locked, shared_model
+from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
 from ctrlreward.samples import shortened
@@ -39,8 +42,8 @@ class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
     Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
-    The model's `problem_type` decides, as in the pipelines of transformers: the probabilities of
-    `"multi_label_classification"` are independent (`multi_label` is True).
+    `problem_type="multi_label_classification"` in its config sets `multi_label`: each label has a
+    separate probability.
 
     Raises:
         ValueError: The model does not have a trained classification head, is a regression model, or
@@ -50,8 +53,6 @@ class Classifier(FrozenModel):
         >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
         >>> classifier.labels
         ('NEGATIVE', 'POSITIVE')
-        >>> classifier.probabilities(["The soup was good.", "Cold soup."]).sum(axis=1).round(6)
-        array([1., 1.])
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -69,10 +70,7 @@ class Classifier(FrozenModel):
         self.multi_label = self.model.config.problem_type == "multi_label_classification"
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Return the probabilities, float64, (texts, labels); long texts are truncated.
-
-        A row is the softmax over the outputs, with `multi_label` the sigmoid of each.
-        """
+        """Return float64 of shape (texts, labels); long texts are truncated, with a warning."""
 
         def activate(output: Any, mask: Tensor) -> list[Probabilities]:
             logits = output.logits.cpu().double()
@@ -87,7 +85,7 @@ def load_classifier(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> LabelProbabilities:
     """Load a frozen classifier of the kind that `model_type` in its `config.json` names."""
-    if is_text_cnn(model):
+    if _text_cnn_config(model) is not None:
         return TextCNNClassifier(model, device, dtype, batch_tokens)
     return Classifier(model, device, dtype, batch_tokens)
 
@@ -97,11 +95,6 @@ def classifier_labels(model: str) -> tuple[str, ...]:
     if (config := _text_cnn_config(model)) is not None:
         return tuple(config["labels"])
     return _labels(model, load_config(model), None)
-
-
-def is_text_cnn(model: str) -> bool:
-    """Return True for a folder of the text_cnn recipe."""
-    return _text_cnn_config(model) is not None
 
 
 def _text_cnn_config(model: str) -> dict[str, Any] | None:
@@ -126,3 +119,78 @@ def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, .
             f"{outputs} outputs of model = {name!r}"
         )
     return labels
+
+
+# Cosines of texts and descriptions differ by a few tenths.
+_TEMPERATURE = 0.05
+
+
+class LabelDescriptions:
+    """Classifier by the label whose descriptions are closest to a text, for `Accuracy`.
+
+    A text is compared with a description by the cosine of their sentence embeddings, and with a
+    label by the mean over its descriptions. A probability is the softmax of these means, divided by
+    0.05, over the labels; it ranks texts but is not calibrated.
+
+    Args:
+        descriptions: Label → sentences or phrases that describe it, two labels or more.
+        encoder: Local folder, Hugging Face id or short name of a sentence encoder.
+        device: Device of the encoder.
+
+    Raises:
+        ValueError: It is not a mapping of two labels or more, or a label does not have a
+            description.
+
+    Examples:
+        >>> from ctrlreward import Accuracy
+        >>> topics = {"food": ["meals and cooking"], "travel": ["trips and hotels"]}
+        >>> judge = Accuracy(LabelDescriptions(topics))
+        >>> judge["accuracy"](["The soup was cold.", "Our flight was late."], labels="food").shape
+        (2,)
+    """
+
+    def __init__(
+        self,
+        descriptions: Mapping[str, Sequence[str]],
+        encoder: str = "minilm-l6",
+        device: str = "cpu",
+    ) -> None:
+        if not isinstance(descriptions, Mapping) or len(descriptions) < 2:
+            raise ValueError(
+                f"descriptions = {descriptions!r} must be a mapping from two labels or more to "
+                "sentences"
+            )
+        for label, sentences in descriptions.items():
+            if isinstance(sentences, str) or not sentences:
+                raise ValueError(
+                    f"descriptions[{label!r}] = {sentences!r} must be a list of sentences"
+                )
+        self.descriptions = {label: tuple(each) for label, each in descriptions.items()}
+        self.encoder = encoder
+        self.device = device
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the settings; a copy in another process loads the encoder again."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels, in the order of the descriptions."""
+        return tuple(self.descriptions)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return shared_model(Encoder, self.encoder, self.device, None, None, None)
+
+    @cached_property
+    def _centres(self) -> Probabilities:
+        """Mean embedding of each label's descriptions, shape (labels, width)."""
+        return np.stack([self._encoder.embed(d).mean(axis=0) for d in self.descriptions.values()])
+
+    def probabilities(self, texts: Sequence[str]) -> Probabilities:
+        """Return float64 of shape (texts, labels); NaN for a text without tokens."""
+        with locked(self._encoder):
+            scaled = self._encoder.embed(texts) @ self._centres.T / _TEMPERATURE
+        shares = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        result: Probabilities = shares / shares.sum(axis=1, keepdims=True)
+        return result

@@ -1,14 +1,12 @@
 """Control tokens: texts never contain them, and ours are written by marks.
 
-A published tokenizer reads the string `</s>` in a text as the end token, and `<mask_1>` as a blank.
-Here text is text: `text_reader` spells such a string with ordinary tokens. Where we write a control
-token ourselves, between texts or in a chat template, the string has its `mark`, which begins with
-a number that is drawn in each process, so that no text contains it.
+A published tokenizer reads the string `</s>` in a text as the end token. Here text is text:
+`text_reader` spells such a string with ordinary tokens. Where we write a control token ourselves,
+the string has its `mark`, which begins with a number that is drawn in each process.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
-fill-in-the-middle token (`<|user|>`, `<｜User｜>`, `<fim_prefix>`), which some tokenizers do not
-declare. Other added tokens, such as `<think>`, are text, and so is a special token of one
-character.
+fill-in-the-middle token (`<|user|>`, `<fim_prefix>`), which some tokenizers do not declare. Other
+added tokens, such as `<think>`, are text, and so is a special token of one character.
 """
 
 from __future__ import annotations
@@ -60,9 +58,7 @@ def mark(token_id: int) -> str:
 def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any:
     """Return a tokenizer for these texts that reads marks as control tokens, and the rest as text.
 
-    It is the given tokenizer, unless a text has a character that a control token begins with. The
-    returned one then reads every text without control tokens as the given one does, and a
-    control token in a text as a published tokenizer reads any other string.
+    It is the given tokenizer, unless a text has a character that a control token begins with.
     """
     readers = _CACHE.get(tokenizer) or _build(tokenizer)
     suspects, marked = [], False
@@ -100,10 +96,7 @@ def rendered_chat(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
-    """Return a conversation formatted by a chat template, with marks for the template's tokens.
-
-    Control tokens in the messages stay text, so that a message cannot end its turn.
-    """
+    """Return a conversation by a chat template, with marks for the template's tokens alone."""
     control, literals = _patterns(tokenizer)
 
     def hidden(found: re.Match[str]) -> str:
@@ -133,13 +126,7 @@ def rendered_chat(
 
 
 class _Readers(NamedTuple):
-    """Copies of a tokenizer that share its vocabulary.
-
-    `first` are the characters that control tokens and marks begin with, `first_or_similar` also
-    characters that a normalizer may turn into them. `for_marks` reads marks in texts without
-    `first`, `for_any` all texts. `of_marks` maps the id of a mark to its control token's.
-    `unspelled` are control tokens that `for_any` still reads as such.
-    """
+    """Copies of a tokenizer that share its vocabulary, and what decides between them."""
 
     first: str
     first_or_similar: str
@@ -172,7 +159,9 @@ def _patterns(tokenizer: PreTrainedTokenizerBase) -> tuple[Mapping[str, int], re
     known = _PATTERNS.get(tokenizer)
     if known is None or known[0] != special:  # a padding token may be set later
         control = control_tokens(tokenizer)
-        known = _PATTERNS[tokenizer] = (special, control, _any_of(control))
+        longest = sorted((token for token in control if len(token) > 1), key=len, reverse=True)
+        literals = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        known = _PATTERNS[tokenizer] = (special, control, literals)
     return known[1], known[2]
 
 
@@ -249,12 +238,6 @@ def _unspelled(reader: Any, literals: Mapping[str, int]) -> frozenset[str]:
     wrong = [k for k, ids in enumerate(rows) if not control.isdisjoint(ids)]
     tokens = [*literals]
     return frozenset(tokens[k // len(_AROUND)] for k in wrong)
-
-
-def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of the longest of some strings of two characters or more."""
-    longest = sorted((text for text in literals if len(text) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
 
 def _after_first(literals: Iterable[str]) -> str:

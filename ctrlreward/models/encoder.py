@@ -35,32 +35,15 @@ class SentenceEncoder(Protocol):
 # Layer whose tokens are compared, by the name of the model without its owner. RoBERTa-large-MNLI's
 # is CTC's, the others are BERTScore's. MiniLM is read at its last layer (docs/alignment.md).
 TOKEN_LAYERS: Mapping[str, int] = {
-    "roberta-large-mnli": 9,
-    "albert-base-v2": 9,
-    "albert-xlarge-v2": 13,
-    "bert-base-multilingual-cased": 9,
-    "bert-base-uncased": 9,
-    "bert-large-uncased": 18,
-    "deberta-base-mnli": 9,
-    "deberta-large-mnli": 18,
-    "deberta-v3-base": 9,
-    "deberta-v3-large": 12,
+    **{"distilbert-base-uncased": 5, "distilroberta-base": 5, "longformer-base-4096": 7},
+    **{"mpnet-base": 8, "scibert_scivocab_uncased": 8, "albert-base-v2": 9, "bert-base-uncased": 9},
+    **{"bert-base-multilingual-cased": 9, "deberta-base-mnli": 9, "deberta-v3-base": 9},
+    **{"electra-base-discriminator": 9, "roberta-large-mnli": 9, "xlm-roberta-base": 9},
+    **{"roberta-base": 10, "deberta-v3-large": 12, "albert-xlarge-v2": 13},
+    **{"electra-large-discriminator": 14, "longformer-large-4096": 14, "roberta-large": 17},
+    **{"xlm-roberta-large": 17, "bert-large-uncased": 18, "deberta-large-mnli": 18},
     "deberta-xlarge-mnli": 40,
-    "distilbert-base-uncased": 5,
-    "distilroberta-base": 5,
-    "electra-base-discriminator": 9,
-    "electra-large-discriminator": 14,
-    "longformer-base-4096": 7,
-    "longformer-large-4096": 14,
-    "mpnet-base": 8,
-    "roberta-base": 10,
-    "roberta-large": 17,
-    "scibert_scivocab_uncased": 8,
-    "xlm-roberta-base": 9,
-    "xlm-roberta-large": 17,
 }
-
-
 POOLING = ("mean", "cls", "lasttoken")
 
 
@@ -74,13 +57,12 @@ def token_layer(model: str) -> int | None:
 class Encoder(FrozenModel):
     """Frozen encoder, read at its last layer or at a layer below.
 
-    Takes the arguments of `FrozenModel`; `layer` is read, and the last one that is computed; 0 is
-    the embeddings, None the last.
+    Takes the arguments of `FrozenModel`; `layer` is the last one that is computed, 0 the
+    embeddings.
 
     Raises:
-        ValueError: The model has fewer layers, or is of another kind, or its checkpoint lacks
-            weights, or its folder declares a layer of sentence-transformers that is not read.
-        OSError: The hub cannot be reached.
+        ValueError: The model has fewer layers, or is of another kind, its checkpoint lacks weights,
+            or its folder declares a layer of sentence-transformers that is not read.
     """
 
     auto_class = AutoModel
@@ -103,12 +85,10 @@ class Encoder(FrozenModel):
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Return sentence embeddings as sentence-transformers computes them.
+        """Return embeddings as sentence-transformers computes them, float64, (texts, width).
 
-        An embedding is the mean over the text's tokens, special tokens included, or the first or
-        the last of them if the folder says so (`1_Pooling/config.json`), normalised to length 1:
-        float64, shape (texts, width), NaN for a text without a token that the model knows. That
-        package truncates MiniLM at 256 tokens, this class at the model's context, with a warning.
+        Unit vectors, pooled as `1_Pooling/config.json` says, by default the mean; NaN for a text
+        without a token that the model knows. Long texts are truncated, with a warning.
         """
         pooling = declared_pooling(self.name)
 
@@ -135,8 +115,8 @@ class Encoder(FrozenModel):
     ) -> list[npt.NDArray[np.float32]]:
         """Return the hidden states of each text at the layer, float32, shape (tokens, width).
 
-        Row j of a text belongs to token j of `text_reader`, special tokens included, and is not
-        normalised. Longer texts are truncated, with a warning. `rows` are the tokens, if known.
+        Row j belongs to token j of `text_reader`, special tokens included. Longer texts are
+        truncated, with a warning. `rows` are the tokens, if known.
         """
 
         def split(output: Any, mask: Tensor) -> list[npt.NDArray[np.float32]]:
@@ -148,10 +128,7 @@ class Encoder(FrozenModel):
 
 @cache
 def declared_pooling(model: str) -> str:
-    """Return how a folder of sentence-transformers makes a vector of a text's tokens.
-
-    "mean", also for another model, "cls" or "lasttoken". A ValueError names what is not read.
-    """
+    """Return how sentence-transformers pools the tokens: "mean", "cls" or "lasttoken"."""
     folder = Path(resolve(model)).expanduser()
     file = folder / "modules.json"
     modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
@@ -172,11 +149,7 @@ def declared_pooling(model: str) -> str:
 
 
 def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
-    """Drop the layers above the first `count`.
-
-    Raises:
-        ValueError: The model has fewer layers, or its layers can't be cut.
-    """
+    """Drop the layers above the first `count`; a ValueError if they can't be cut or are fewer."""
     total = model.config.num_hidden_layers
     if not 0 <= count <= total:
         raise ValueError(f"layer = {count} must be 0 to {total}, the layers of {name!r}")

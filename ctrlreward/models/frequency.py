@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.data import local_file
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
-from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.tokenization import read_strings
 
 # Sentences tokenized per call: enough for a fast tokenizer, and small in memory.
 _CHUNK = 10_000
@@ -38,11 +38,9 @@ class InverseFrequency:
     Examples:
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
-        >>> from ctrlreward import CTRLEval
         >>> from ctrlreward.weights.loading import load_tokenizer
         >>> tokenizer = load_tokenizer("smollm2-135m")
         >>> table = InverseFrequency.from_corpus(["The soup was good.", "Cold soup."], tokenizer)
-        >>> scorer = CTRLEval("smollm2-135m", iwf=table)
     """
 
     weights: npt.NDArray[np.float64]
@@ -66,10 +64,7 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Read the published format: one weight per line, in the order of token ids.
-
-        `path` may name a file of a data set, such as `ctrleval/iwf_full.txt`.
-        """
+        """Read a file, also of a data set (`ctrleval/iwf_full.txt`): one weight a line."""
         weights = []
         text = local_file(Path(path)).read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(), 1):
@@ -87,9 +82,7 @@ class InverseFrequency:
     ) -> InverseFrequency:
         """Count the sentences, which are streamed, in which each token occurs.
 
-        Raises:
-            TypeError: `sentences` is a single string.
-            ValueError: `sentences` is empty.
+        A TypeError for a single string, a ValueError for no sentences.
         """
         if isinstance(sentences, str):
             raise TypeError("sentences must be an iterable of sentences, got a str")
@@ -97,9 +90,7 @@ class InverseFrequency:
         total = 0
         rest = iter(sentences)
         while chunk := list(islice(rest, _CHUNK)):
-            reader = text_reader(tokenizer, chunk)
-            ids = reader(chunk, add_special_tokens=False, verbose=False)["input_ids"]
-            for row in ids:
+            for row in read_strings(tokenizer, chunk)["input_ids"]:
                 counts[np.unique(np.asarray(row, dtype=np.int64))] += 1
             total += len(chunk)
         if total == 0:
@@ -112,17 +103,10 @@ class InverseFrequency:
     ) -> InverseFrequency:
         """Estimate weights for any tokenizer: each token has the frequency of the word it spells.
 
-        A token that starts a word (`▁house`) mostly is that word. A continuation (`ing`) gets the
-        frequency of the word with the same letters, which is rarer than the token, and a
-        capitalised token the frequency of the lower-case word. Since single estimates are rough,
-        the weight is logarithmic (`log_inverse_frequency`) instead of the paper's IWF, where the
-        roughest estimate in a text would dominate. Both order sentences alike by the largest weight
-        of their tokens, and agree with the published PEGASUS table on that order much better than
-        on single weights. Tokens unknown to wordfreq (punctuation, fragments) and special tokens
-        have weight 0.
-
-        |C| is set to 10^8 sentences, the size of the published table's corpus, since the size of
-        wordfreq's corpus is not known in sentences.
+        The weight is logarithmic (`log_inverse_frequency`): single estimates are rough, above all
+        of continuations (`ing`), and would dominate the paper's IWF. Punctuation, fragments that
+        are unknown to wordfreq and special tokens have weight 0. The corpus counts as 10^8
+        sentences, the size of the published table's.
 
         Raises:
             LookupError: wordfreq has no list for that language code or a similar one.

@@ -85,10 +85,9 @@ class FrozenModel:
     ) -> list[Row]:
         """Return the result of `read` for each text; equal texts are read once.
 
-        Texts longer than the model's context are truncated, with a warning that names them
-        `name(i)`. `read` returns a result per row of the model's output and of the attention mask.
-        Unknown tokens get a warning as well, and the vector of a text without a known one is NaN.
-        `rows` are the tokens of the texts, if they are known.
+        `read` gets the model's output and the attention mask, and returns a result per row.
+        Warnings name a text `name(i)` if it is truncated or has unknown tokens; the vector of one
+        without a known token is NaN. `rows` are the tokens of the texts, if they are known.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.models.tokenization import warn_unknown
 from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)
@@ -32,12 +31,7 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 class EncodedPair(NamedTuple):
-    """Text pair (a, b) as the model reads it.
-
-    `types` are token type ids, empty for models without them. `places` are the indices in `ids` of
-    the tokens of each unit of a, `spans` the units' character spans in a, end exclusive. `has_b` is
-    False if b does not have a token, and `dropped` has the truncated tokens of a and of b.
-    """
+    """Text pair (a, b) as the model reads it, and the numbers of dropped tokens of both."""
 
     ids: Ids
     types: Ids
@@ -54,12 +48,10 @@ def encode_pairs(
     unit: Unit = "piece",
     b_first: bool = False,
 ) -> list[EncodedPair]:
-    """Encode pairs (a, b) by the tokenizer's rule for text pairs.
+    """Encode pairs (a, b) by the tokenizer's rule for text pairs, or with two line breaks between.
 
-    Two line breaks separate the texts if the tokenizer has no token for that, as in GPT-2.
-
-    A pair that exceeds the limit loses the end of b; if a alone fills the limit, the longer of
-    the two is truncated. `warn_truncated_pairs` logs both.
+    A pair that exceeds the limit loses the end of b; if a alone fills the limit, the longer of the
+    two is truncated. `warn_truncated_pairs` logs both.
     """
     if not pairs:
         return []
@@ -92,14 +84,6 @@ def encode_pairs(
     return encoded
 
 
-def warn_unknown_pairs(
-    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], encoded: Sequence[EncodedPair]
-) -> None:
-    """Log one warning for all pairs with tokens that the model does not know."""
-    texts = [f"{a} {b}" for a, b in pairs]
-    warn_unknown(tokenizer, texts, [pair.ids for pair in encoded], lambda i: shortened(texts[i]))
-
-
 def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
     """Log one warning for all pairs with a truncated a, one for all with only b truncated."""
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
@@ -130,8 +114,7 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
 def _beginnings(encoding: Any, first: str, second: str, limit: int) -> tuple[str, str]:
     """Return two texts truncated to `limit` tokens, the longer one with one more token.
 
-    Truncation to a model's context, half of that, gives the same result. A tokenizer that truncates
-    keeps each combination of the parts that it cuts off, gigabytes for two texts of 100,000 words.
+    A tokenizer that truncates keeps all parts that it cuts off: gigabytes for 100,000 words.
     """
     ends: tuple[list[int], list[int]] = ([], [])
     for side, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True):
@@ -174,10 +157,7 @@ def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -
 def _words(
     text: str, tokens: Sequence[int], spans: Sequence[Span]
 ) -> tuple[tuple[Ids, ...], tuple[Span, ...]]:
-    """Return the tokens of each word between white space, and its span.
-
-    A word that the tokenizer drops is left out.
-    """
+    """Return the tokens of each word between white space, and its span; none for a dropped word."""
     words = [match.span() for match in re.finditer(r"\S+", text)]
     ends = [end for _, end in words]
     grouped: dict[int, list[int]] = {}

@@ -51,62 +51,61 @@ def slots_of(template: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
 
-def render(
+def needs_prompts(template: str | None) -> bool:
+    """Return whether a template can't do without prompts."""
+    return template == CHAT or (template not in (None, PLAIN) and "prompt" in slots_of(template))
+
+
+def _rendered(
     tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], template: str, model: str
 ) -> list[str]:
-    """Return the texts that a model reads, with marks for the control tokens of the template.
-
-    "plain" is the prompt and the completion, and the end token if the tokenizer has one and does
-    not end texts itself, as TRL's `RewardTrainer` makes them of strings.
-    """
+    """Return the texts that a model reads, with marks for the control tokens of the template."""
     if template == CHAT:
         return _chats(tokenizer, answers, model)
     if template == PLAIN:
+        # As TRL's `RewardTrainer` makes them of strings.
         pattern, end = "{prompt}{completion}", _end(tokenizer)
     else:
         pattern, end = template, ""
     # Slots of a part follow its text.
     parts = [(marked(tokenizer, text), slot) for text, slot, _, _ in Formatter().parse(pattern)]
     texts = []
-    for answer in answers:
-        cells = {
-            "prompt": prompt_text(answer.prompt or ""),
-            "completion": answer.completion,
-            None: "",
-        }
+    for prompt, completion in answers:
+        cells = {"prompt": prompt_text(prompt or ""), "completion": completion, None: ""}
         texts.append("".join(text + cells[slot] for text, slot in parts) + end)
     return texts
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    template: str,
-    limit: int,
+    answers: Sequence[Answer],
+    template: str | None,
     side: Side | None,
+    limit: int,
+    model: str,
 ) -> list[Ids]:
-    """Return the token ids of rendered texts, of at most `limit` tokens each.
+    """Return the token ids of answers as a model reads them, of at most `limit` tokens each.
 
-    Longer texts are cut at a side, None for the tokenizer's own, with one warning for all. Only a
-    chat template writes the special tokens itself.
+    Longer texts are cut at a side, None for the tokenizer's own, with one warning for all. Without
+    a template this is the chat template, if there are one and prompts, or else "plain".
     """
-    if not texts:
+    if not answers:
         return []
+    if template is None:
+        chat = tokenizer.chat_template is not None
+        template = CHAT if chat and all(each.prompt is not None for each in answers) else PLAIN
+    texts = _rendered(tokenizer, answers, template, model)
     cut_at: str = side or tokenizer.truncation_side
     reader = text_reader(tokenizer, texts)
-    special = template != CHAT
-    rows = reader(list(texts), add_special_tokens=special, verbose=False).input_ids
+    special = template != CHAT  # which writes the special tokens itself
+    rows = reader(texts, add_special_tokens=special, verbose=False).input_ids
     lengths = [len(ids) for ids in rows]
     warn_truncated("texts", lengths, limit, _DROPPED[cut_at])
     if long := [i for i, length in enumerate(lengths) if length > limit]:
         reader = copy.copy(reader)
         reader.truncation_side = cut_at
-        cut = reader(
-            [texts[i] for i in long],
-            add_special_tokens=special,
-            truncation=True,
-            max_length=limit,
-        )
+        options = {"add_special_tokens": special, "truncation": True, "max_length": limit}
+        cut = reader([texts[i] for i in long], **options)
         for i, ids in zip(long, cut.input_ids, strict=True):
             rows[i] = ids
     return [tuple(real_ids(tokenizer, ids)) for ids in rows]

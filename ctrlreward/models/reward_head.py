@@ -16,7 +16,7 @@ from transformers import (
 
 from ctrlreward.engine.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, encode, render
+from ctrlreward.models.rendering import Answer, Side, encode
 from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
 from ctrlreward.weights.loading import load_config, load_tokenizer, remote_code
 
@@ -70,10 +70,7 @@ class RewardHead(FrozenModel):
             self._set_padding(self.tokenizer.pad_token_id)
 
     def _padding_id(self, rows: list[Ids]) -> int:
-        """Return the declared padding token; without one, a token that ends none of the rows.
-
-        The model then pools the last token of each row, as it does for a text alone.
-        """
+        """Return the declared padding token; without one, a token that ends none of the rows."""
         if self.declared_padding is not None:
             return self.declared_padding
         ends = {row[-1] for row in rows if row}
@@ -93,17 +90,10 @@ class RewardHead(FrozenModel):
     ) -> Ratings:
         """Return the outputs for each answer, float64 of shape (answers, outputs).
 
-        None as template takes the chat template where the tokenizer has one and the answers have
-        prompts. Texts longer than the model's context are cut at a side, with a warning; None takes
-        the tokenizer's side. NaN for a text without a token that the model knows, which `name`
-        names in a warning.
+        See `rendering.encode` for template and side. NaN for a text without a token that the model
+        knows, which `name` names in a warning.
         """
-        if template is None:
-            chat = self.tokenizer.chat_template is not None
-            chat = chat and all(answer.prompt is not None for answer in answers)
-            template = CHAT if chat else PLAIN
-        texts = render(self.tokenizer, answers, template, self.name)
-        rows = encode(self.tokenizer, texts, template, self.max_tokens, side)
+        rows = encode(self.tokenizer, answers, template, side, self.max_tokens, self.name)
 
         def read(output: Any, mask: Tensor) -> list[Ratings]:
             return list(output.logits.cpu().double().numpy())
@@ -114,19 +104,11 @@ class RewardHead(FrozenModel):
 
 
 def output_names(model: str) -> tuple[str, ...]:
-    """Return the names of a reward model's outputs, from its config; `reward` if it has one.
-
-    Raises:
-        ValueError: The model is a classifier, or needs remote code.
-    """
+    """Return the names of a reward model's outputs, from its config; `reward` if it has one."""
     base = base_of(model)
-    config = load_config(model) if base is None else adapted_config(model, base)
+    config: Any = load_config(model) if base is None else adapted_config(model, base)
     if _CLASS in (getattr(config, "auto_map", None) or {}):
         raise ValueError(remote_code(model))
-    return _names(model, config)
-
-
-def _names(model: str, config: Any) -> tuple[str, ...]:
     count = config.num_labels
     if count == 1:
         return (REWARD,)

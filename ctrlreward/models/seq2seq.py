@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
@@ -19,26 +20,45 @@ from ctrlreward.engine.output_layer import (
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.models.control_tokens import control_tokens, mark, text_reader
+from ctrlreward.engine.sharing import shared_model
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.pieces import Integers, Pieces, Reading, glued, read_ids
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
-from ctrlreward.models.tokenization import encode_texts, warn_truncated
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
+from ctrlreward.models.tokenization import (
+    NOTHING,
+    Integers,
+    Pieces,
+    Reading,
+    encode_texts,
+    glued,
+    read_strings,
+    warn_truncated,
+)
+from ctrlreward.weights.loading import load_config
+
+
+def load_infiller(
+    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
+) -> Infiller:
+    """Load an infiller, shared by all calls with equal arguments: masked, or prompted."""
+    if load_config(model).is_encoder_decoder:
+        return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)
+    return shared_model(CausalLM, model, device, dtype, batch_tokens)
 
 
 def conditional_log_probs(
     model: Seq2SeqInfiller, sources: Mapping[str, str], targets: Mapping[str, str]
 ) -> list[TokenScores]:
-    """Return the scores of each target's tokens given its source, in the given order.
+    """Return the scores of each target's tokens, special ones included, given its source.
 
-    The encoder reads the source and the decoder the target, as in training for translation or
-    summarization; special tokens that the tokenizer adds to the target are predicted as well. Equal
-    sources are encoded once. Both are n texts by their names in warnings (`"sources[3]"`).
+    Both are n texts by their names in warnings (`"sources[3]"`).
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
     rows = [np.array(ids, np.int64) for ids in _encode(model, sources, model.max_tokens)]
-    return model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
+    scores = model.fill(rows, [(Filling((start,), ids),) for ids in fillings])
+    return scores.split([1] * len(rows))
 
 
 def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> list[Ids]:
@@ -73,27 +93,18 @@ class Filling(NamedTuple):
 
 
 class Seq2SeqInfiller(FrozenModel):
-    """Infiller over an encoder-decoder that was pretrained to fill masks.
-
-    Each distinct masked text is encoded once. Targets share a decoder row if the input of one is
-    a prefix of another's: all one-token words are scored by a single decoder step.
-    """
+    """Infiller over an encoder-decoder that was pretrained to fill masks."""
 
     auto_class = AutoModelForSeq2SeqLM
 
     def _prepare(self) -> None:
-        self._check()
+        check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
         self._reads_left = self.model.config.model_type == "bart"
         self._layout = lru_cache(maxsize=256)(_layout)
         self._about = lru_cache(maxsize=16)(self._cut_at_slot)
         # Positions of the decoder; T5 does not have a limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
-
-    def _check(self) -> bool:
-        """Check the output layer."""
-        check_output_layer(self.model)
-        return True
 
     def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
         """Return the scores of the targets of each task, blank by blank."""
@@ -124,21 +135,19 @@ class Seq2SeqInfiller(FrozenModel):
             fillings = [
                 tuple(each.truncate(self.decoder_limit) for each in group) for group in fillings
             ]
-        scored = iter(self.fill([self._around_mask(ids) for ids in sources], fillings))
-        return [TokenScores.joined([next(scored) for _ in task.blanks]) for task in tasks]
+        scores = self.fill([self._around_mask(ids) for ids in sources], fillings)
+        return scores.split([sum(len(blank.targets) for blank in task.blanks) for task in tasks])
 
     def _asked(self, task: Patterns) -> list[tuple[Pieces, tuple[Filling, ...]]]:
         """Return the masked pattern and the fillings of each blank."""
-        mask = mark(self._mask)
-        if not task.text:
-            return [(_masked(blank, mask), self._fillings(blank)) for blank in task.blanks]
-        if self._reads_left:  # the text may be part of what the decoder is given
-            blanks = [blank.about(task.text) for blank in task.blanks]
-            return [(_masked(blank, mask), self._fillings(blank)) for blank in blanks]
-        return [
-            ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
-            for before, slot, after, group in self._about(task.blanks)
-        ]
+        if task.text and not self._reads_left:
+            return [
+                ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
+                for before, slot, after, group in self._about(task.blanks)
+            ]
+        # The text may be part of what the decoder is given.
+        blanks = [blank.about(task.text) if task.text else blank for blank in task.blanks]
+        return [(_masked(blank, mark(self._mask)), self._fillings(blank)) for blank in blanks]
 
     def _cut_at_slot(
         self, blanks: tuple[Blank, ...]
@@ -159,18 +168,20 @@ class Seq2SeqInfiller(FrozenModel):
         """Return the ids of strings in pieces, with special tokens."""
         strings = dict.fromkeys(piece for row in rows for piece in row)
         reading = Reading(self.tokenizer, strings, (pair for row in rows for pair in pairwise(row)))
+        apart = ["".join(row) for row in rows if not reading.meeting.issuperset(pairwise(row))]
+        whole = Reading(self.tokenizer, apart).ids
         before, after = self._special
-        found = [reading.joined(row, before, after) for row in rows]
-        whole = [i for i, ids in enumerate(found) if ids is None]
-        read = read_ids(self.tokenizer, ["".join(rows[i]) for i in whole])
-        for i, ids in zip(whole, read, strict=True):
-            found[i] = np.concatenate([before, np.array(ids, np.int64), after])
-        return [ids for ids in found if ids is not None]
+        found = []
+        for row in rows:
+            string = "".join(row)
+            parts = [whole[string]] if string in whole else [reading.ids[piece] for piece in row]
+            found.append(np.concatenate([before, *parts, after]))
+        return found
 
     @cached_property
     def _special(self) -> tuple[Integers, Integers]:
         """Special tokens before and after a text."""
-        (alone,) = read_ids(self.tokenizer, ["a"])
+        (alone,) = read_strings(self.tokenizer, ["a"])["input_ids"]
         whole = self.tokenizer("a").input_ids
         start = next(i for i in range(len(whole)) if whole[i : i + len(alone)] == alone)
         parts = whole[:start], whole[start + len(alone) :]
@@ -186,8 +197,8 @@ class Seq2SeqInfiller(FrozenModel):
 
     def fill(
         self, sources: Sequence[Integers], fillings: Sequence[tuple[Filling, ...]]
-    ) -> list[TokenScores]:
-        """Score the fillings of each masked text; equal texts are encoded once."""
+    ) -> TokenScores:
+        """Score the fillings of all masked texts, in order; equal texts are encoded once."""
         keys = [source.tobytes() for source in sources]
         wanted: dict[bytes, tuple[Filling, ...]] = {}
         for key, group in zip(keys, fillings, strict=True):
@@ -198,16 +209,24 @@ class Seq2SeqInfiller(FrozenModel):
         groups = [(distinct[key], self._layout(group)) for key, group in wanted.items()]
         ends = np.cumsum([len(layout.tokens) for _, layout in groups])
         most = max(_STATES_PER_CALL, self.batch_tokens)
-        scored: list[TokenScores] = []
+        log_probs = [np.zeros(0)]
         for _, run in groupby(range(len(groups)), lambda i: ends[i] // most):
-            scored += self._score([groups[i] for i in run])
-        found = dict(zip(wanted, scored, strict=True))
-        return [
-            _part(found[key], wanted[key], group) for key, group in zip(keys, fillings, strict=True)
-        ]
+            log_probs.append(self._score([groups[i] for i in run]))
+        scores = TokenScores(
+            np.concatenate([NOTHING, *(layout.tokens for _, layout in groups)]),
+            np.concatenate(log_probs),
+            np.concatenate([NOTHING, *(layout.sizes for _, layout in groups)]),
+        )
+        first = dict(zip(wanted, np.cumsum([0, *map(len, wanted.values())]), strict=False))
+        order = [NOTHING]
+        for key, group in zip(keys, fillings, strict=True):
+            known = wanted[key]
+            places = range(len(known)) if known == group else map(known.index, group)
+            order.append(first[key] + np.array([*places], np.int64))
+        return scores.reordered(np.concatenate(order))
 
-    def _score(self, groups: list[tuple[Integers, _Layout]]) -> list[TokenScores]:
-        """Score the fillings of each source with one call of the output layer."""
+    def _score(self, groups: list[tuple[Integers, _Layout]]) -> npt.NDArray[np.float64]:
+        """Return the log-probabilities of the scored tokens, by one call of the output layer."""
         first = np.cumsum([0, *(layout.states for _, layout in groups)])
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
@@ -224,20 +243,14 @@ class Seq2SeqInfiller(FrozenModel):
         description = f"{self.name}: {len(groups)} blanks"
         run_batched(lengths, self.batch_tokens, read, description, self.padding)
         predicting = [layout.predicting + k for (_, layout), k in zip(groups, first, strict=False)]
-        tokens = np.concatenate([layout.tokens for _, layout in groups])
         log_probs = token_log_probs(
             self.model,
             states,
             torch.from_numpy(np.concatenate(predicting)),
-            torch.from_numpy(tokens),
+            torch.from_numpy(np.concatenate([layout.tokens for _, layout in groups])),
             block=self.block,
         )
-        ends = np.cumsum([len(layout.tokens) for _, layout in groups])[:-1]
-        values = np.split(log_probs.cpu().double().numpy(), ends)
-        return [
-            TokenScores(layout.tokens, value, layout.sizes)
-            for (_, layout), value in zip(groups, values, strict=True)
-        ]
+        return log_probs.cpu().double().numpy()
 
     def _read(
         self, groups: Sequence[tuple[Integers, _Layout]], first: Integers, states: Tensor
@@ -277,15 +290,6 @@ class Seq2SeqInfiller(FrozenModel):
         run_batched(lengths, self.batch_tokens, decode, self.name, self.padding)
 
 
-def _part(
-    scores: TokenScores, known: tuple[Filling, ...], wanted: tuple[Filling, ...]
-) -> TokenScores:
-    """Return the scores of some of the fillings of a source."""
-    if known is wanted or known == wanted:
-        return scores
-    return scores.reordered(np.array([known.index(filling) for filling in wanted], np.int64))
-
-
 def _masked(blank: Blank, mask: str) -> Pieces:
     """Return a pattern with a mask at its blank."""
     left, space = glued(blank.left)
@@ -303,15 +307,7 @@ class _DecoderRow(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Decoder rows of the fillings of a source.
-
-    Attributes:
-        rows: The rows.
-        states: Number of states that predict tokens, row by row.
-        predicting: State that predicts each scored token, shape (tokens,).
-        tokens: The scored tokens, filling by filling, shape (tokens,).
-        sizes: Number of scored tokens of each filling, shape (fillings,).
-    """
+    """Decoder rows of the fillings of a source, and their scored tokens, filling by filling."""
 
     rows: list[_DecoderRow]
     states: int
@@ -352,7 +348,7 @@ def _family(
 
     @lru_cache(maxsize=256)  # for the words of a task, shared by all texts
     def ids(text: str) -> Ids:
-        return tuple(text_reader(tokenizer, [text])(text, add_special_tokens=False).input_ids)
+        return tuple(read_strings(tokenizer, [text])["input_ids"][0])
 
     def gap_sentence(blank: Blank, target: str) -> Filling:
         """PEGASUS: the decoder generates the missing text, then the end token."""

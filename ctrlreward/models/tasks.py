@@ -2,37 +2,31 @@
 
 `Continuation(("The soup was",), (("", " cold."), ("", " hot.")))` asks a decoder-only model for the
 log-probabilities of the tokens of " cold." and of " hot."; `Patterns((Blank(("The ",),
-(" was cold.",), ("soup", "staff")),))` asks any model that fills blanks for the log-probabilities
-of each candidate at the blank. Each task is answered by one `TokenScores`.
-
-A string is given in pieces wherever several tasks share a part of it, such as the text that they
-are about: each piece is tokenized once.
+(" was cold.",), ("soup", "staff")),))` asks any model that fills blanks for each candidate's. A
+string is given in pieces where several tasks share a part of it: each piece is tokenized once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.models.pieces import Pieces
+from ctrlreward.models.tokenization import Pieces
 
 TEXT_SLOT = "<gen_result>"
 """Piece of a pattern that stands for the text of the task."""
 
 
 class Continuation(NamedTuple):
-    """A context, and targets of which each follows it character for character.
+    """A context, in pieces, and targets of which each follows it character for character.
 
-    An empty context means that the targets begin a document.
-
-    Attributes:
-        context: The context, in pieces.
-        targets: Of each target, a beginning that is only read, and the rest, which is scored.
-        fixed: Whether the same targets follow many contexts.
+    A target is a beginning that is only read, and the rest, which is scored. `fixed` targets follow
+    many contexts. An empty context means that the targets begin a document.
     """
 
     context: Pieces
@@ -47,15 +41,10 @@ class Continuation(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """A pattern with one blank, and candidate fillings to be scored there.
+    """A pattern with one blank, in pieces before and after it, and candidate fillings.
 
-    Attributes:
-        left: The pattern before the blank, in pieces.
-        right: The pattern after the blank, in pieces.
-        targets: Candidate fillings.
-        ends: Whether the end token counts as part of each target.
-        closing: In a prompt about a text, the part of `right` that completes it (`"."`).
-        joined: Whether the targets carry the space that separates them from `left`.
+    With `ends` the end token counts as part of each target, `joined` ones carry the space that
+    separates them from `left`. `closing` is the part of `right` that completes a prompt (`"."`).
     """
 
     left: Pieces
@@ -91,10 +80,7 @@ class Patterns(NamedTuple):
 class TokenScores(NamedTuple):
     """Tokens of the targets of a task, one target after the other, and their log-probabilities.
 
-    Attributes:
-        ids: Tokens, int64, shape (tokens,).
-        log_probs: Their natural log-probabilities, float64, shape (tokens,).
-        sizes: Number of tokens of each target, int64, shape (targets,).
+    `ids` and `log_probs` (natural logarithms) have shape (tokens,), `sizes` (targets,).
     """
 
     ids: npt.NDArray[np.int64]
@@ -115,8 +101,6 @@ class TokenScores(NamedTuple):
 
     def split(self, counts: Sequence[int]) -> list[TokenScores]:
         """Return the scores of the first targets, of the next ones, and so on."""
-        if len(counts) == 1:
-            return [self]
         edges = np.cumsum([0, *counts])
         ends = np.concatenate([[0], np.cumsum(self.sizes)])[edges].tolist()
         spans = zip(pairwise(ends), pairwise(edges.tolist()), strict=True)
@@ -125,17 +109,6 @@ class TokenScores(NamedTuple):
             for (i, j), (k, n) in spans
         ]
 
-    @staticmethod
-    def joined(parts: Sequence[TokenScores], order: Sequence[int] | None = None) -> TokenScores:
-        """Return the scores of the targets of several tasks, possibly in another order."""
-        if not parts:
-            nothing = np.zeros(0, np.int64)
-            return TokenScores(nothing, np.zeros(0), nothing)
-        whole = parts[0]
-        if len(parts) > 1:
-            whole = TokenScores(*map(np.concatenate, zip(*parts, strict=True)))
-        return whole if order is None else whole.reordered(np.array(order))
-
     def reordered(self, order: npt.NDArray[np.int64]) -> TokenScores:
         """Return the scores of the targets at some places, which may repeat."""
         starts = (np.cumsum(self.sizes) - self.sizes)[order]
@@ -143,3 +116,12 @@ class TokenScores(NamedTuple):
         shifts = starts - (np.cumsum(sizes) - sizes)
         tokens = np.arange(sizes.sum()) + np.repeat(shifts, sizes)
         return TokenScores(self.ids[tokens], self.log_probs[tokens], sizes)
+
+
+class Infiller(Protocol):
+    """Frozen model that scores fillings of blanks."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    def answer(self, tasks: Sequence[Patterns], /) -> list[TokenScores]:
+        """Return the scores of the targets of each task, blank by blank."""

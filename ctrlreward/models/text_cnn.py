@@ -36,13 +36,8 @@ PADDING, _UNKNOWN = 0, 1
 class TextCNNConfig:
     """Vocabulary, labels and layer sizes of a `TextCNN`.
 
-    Args:
-        words: Vocabulary, in lower case; other words map to one unknown word.
-        labels: Labels, one per output, two or more.
-        embedding_size: Width of the word embeddings.
-        widths: Filter widths in words.
-        filters: Number of filters of each width.
-        dropout: Dropout rate of the features, 0 to 1.
+    `words` are in lower case; all others map to one unknown word. `widths` are filter widths in
+    words, with `filters` of each, and `dropout`, 0 to 1, is the rate of the features.
     """
 
     words: tuple[str, ...]
@@ -76,11 +71,7 @@ class TextCNNConfig:
 
 
 class TextCNN(nn.Module):
-    """Convolutions over words with max-over-time pooling (Kim 2014,
-    https://aclanthology.org/D14-1181).
-
-    The logits of a text do not depend on the padding of its row.
-    """
+    """Convolutions over words with max-over-time pooling (Kim 2014, aclanthology.org/D14-1181)."""
 
     def __init__(self, config: TextCNNConfig) -> None:
         super().__init__()
@@ -94,11 +85,7 @@ class TextCNN(nn.Module):
         self.output = nn.Linear(config.filters * len(config.widths), len(config.labels))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return logits, shape (rows, labels).
-
-        `ids` are padded results of `TextCNNConfig.encode` and `mask` is 0 on the padding, both of
-        shape (rows, longest).
-        """
+        """Map padded ids and their mask, (rows, longest), to logits, (rows, labels)."""
         vectors = self.embedding(ids)
         features = []
         for width, convolution in zip(self.config.widths, self.convolutions, strict=True):
@@ -138,10 +125,7 @@ class TextCNNClassifier:
         self.model = model.eval().requires_grad_(False).to(self.device, pick_dtype(dtype, device))
 
     def probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return the softmax over the labels, float64, shape (texts, labels).
-
-        Texts are never truncated. A text without words has the probabilities of an empty input.
-        """
+        """Return the softmax over the labels, float64, (texts, labels); no text is truncated."""
 
         def forward(rows: list[Ids]) -> list[npt.NDArray[np.float64]]:
             logits = self.model(*pad_rows(rows, PADDING, self.device))

@@ -1,31 +1,38 @@
-"""Tokenization: token ids, truncation to a model's context, and the start token."""
+"""Tokenization: token ids of texts, and of strings that are put together from pieces.
+
+A tokenizer reads a string in parts that begin at its spaces, so the ids of a string are mostly the
+ids of its pieces, one after the other. Where two pieces meet, the last word of one and the first
+word of the other are read together to see whether that holds; if not, the string is read whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
+import numpy as np
+import numpy.typing as npt
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ctrlreward.items import item_logger
-from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.control_tokens import real_ids, text_reader
 
 log = item_logger(__name__)
 
 Ids = tuple[int, ...]
-Result = TypeVar("Result")
+
+Pieces: TypeAlias = tuple[str, ...]
+"""A string, cut anywhere."""
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+NOTHING: Integers = np.zeros(0, np.int64)
 
 # Model types whose positions start after the id of the padding token.
 _POSITIONS_AFTER_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "longformer",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 
 
@@ -64,28 +71,19 @@ def encode_texts(
     return rows
 
 
-def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that stands for any string outside the vocabulary; None without one.
-
-    GPT-2's tokenizers name one, the end token, but never need it.
-    """
-    named = ("bos", "eos", "pad", "cls", "sep", "mask")
-    unknown: int | None = tokenizer.unk_token_id
-    return None if unknown in [getattr(tokenizer, f"{n}_token_id") for n in named] else unknown
-
-
 def warn_unknown(
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     rows: Sequence[Ids],
     name: Callable[[int], str],
 ) -> list[int]:
-    """Log one warning for all texts with unknown tokens; return the rows without a known one.
-
-    All unknown strings are equal to the model. A row without one has only special tokens besides.
-    """
-    unknown = unknown_token(tokenizer)
-    found = [i for i, ids in enumerate(rows) if unknown is not None and unknown in ids]
+    """Log one warning for all texts with unknown tokens; return the rows without a known one."""
+    unknown = tokenizer.unk_token_id
+    # GPT-2's tokenizers name the end token, but never need an unknown one.
+    named = [
+        getattr(tokenizer, f"{n}_token_id") for n in ("bos", "eos", "pad", "cls", "sep", "mask")
+    ]
+    found = [] if unknown in named else [i for i, ids in enumerate(rows) if unknown in ids]
     if not found:
         return []
     known = {unknown, *tokenizer.all_special_ids}
@@ -133,11 +131,7 @@ def first_tokens(
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:
-    """Log one warning for all items (`"continuations"`) that exceed a model's context.
-
-    `dropped` is the part that is cut, `reader` the part of the model that reads them. A limit of 0
-    or None means no limit.
-    """
+    """Log one warning for all items that exceed a context, 0 or None for none; `dropped` is cut."""
     long = [n for n in lengths if limit and n > limit]
     if long:
         log.warning(
@@ -151,11 +145,98 @@ def start_token(tokenizer: object) -> list[int]:
     """Return the token that begins a document, as a list of one id or none.
 
     `<|endoftext|>` comes first: instruction models of the GPT-2 family keep it as the separator of
-    documents, while their `bos_token` is a chat token (`<|im_start|>` in SmolLM2). Then come the
-    tokenizer's own `bos_token` and `eos_token`.
+    documents, while their `bos_token` is a chat token (`<|im_start|>` in SmolLM2).
     """
     vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]
     for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):  # type: ignore[attr-defined]
         if token in vocabulary:
             return [vocabulary[token]]
     return []
+
+
+# A token that continues after a space, in the spellings of a space.
+_BEYOND_A_WORD = re.compile(r"[^ \u2581\u0120\s][ \u2581\u0120]")
+_APART: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()
+
+
+def read_strings(tokenizer: PreTrainedTokenizerBase, strings: list[str], **options: Any) -> Any:
+    """Return `input_ids` of strings, without special tokens, and what a tokenizer's options add."""
+    if not strings:
+        return {"input_ids": [], "offset_mapping": []}
+    reader = text_reader(tokenizer, strings)
+    read = reader(
+        strings, add_special_tokens=False, return_attention_mask=False, verbose=False, **options
+    )
+    if reader is not tokenizer:
+        read["input_ids"] = [real_ids(tokenizer, row) for row in read["input_ids"]]
+    return read
+
+
+class Reading:
+    """Token ids of strings, and of the strings of pairs, without special tokens.
+
+    Attributes:
+        ids: Ids of each string.
+        meeting: The pairs whose ids are the ids of both, one after the other.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        strings: Iterable[str],
+        pairs: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        pairs = pairs if _reads_words_apart(tokenizer) else ()
+        edges = {(a, b): (_last_word(a), first_word(b)) for a, b in dict.fromkeys(pairs)}
+        wanted = dict.fromkeys(strings)
+        for pair, (last, first) in edges.items():
+            wanted |= dict.fromkeys((*pair, last, first, last + first))
+        ids = dict(zip(wanted, read_strings(tokenizer, [*wanted])["input_ids"], strict=True))
+        self.meeting = {
+            (a, b)
+            for (a, b), (last, first) in edges.items()
+            if ids[last + first] == ids[last] + ids[first]
+            and ids[a][len(ids[a]) - len(ids[last]) :] == ids[last]
+            and ids[b][: len(ids[first])] == ids[first]
+        }
+        self.ids = {string: np.array(row, np.int64) for string, row in ids.items()}
+
+
+def _reads_words_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer splits a string at its spaces, or no token continues after one."""
+    if tokenizer not in _APART:
+        splitter: Any = tokenizer.backend_tokenizer.pre_tokenizer if tokenizer.is_fast else None
+        _APART[tokenizer] = tokenizer.is_fast and (
+            (splitter is not None and len(splitter.pre_tokenize_str("ab cd")) > 1)
+            or not any(_BEYOND_A_WORD.search(token) for token in tokenizer.get_vocab())
+        )
+    return _APART[tokenizer]
+
+
+def glued(pieces: Iterable[str]) -> tuple[list[str], str]:
+    """Return a string cut before white space, which begins a token, and the space at its end.
+
+    Examples:
+        >>> glued(["It was. ", "", "So", " "])
+        (['It was.', ' So'], ' ')
+    """
+    cut, space = [], ""
+    for piece in pieces:
+        joined = space + piece
+        kept = joined.rstrip()
+        space = joined[len(kept) :]
+        if kept:
+            cut.append(kept)
+    return cut, space
+
+
+def _last_word(text: str) -> str:
+    """Return the last word with the white space around it."""
+    parts = text.rsplit(None, 1)
+    return text[len(parts[0]) :] if len(parts) == 2 else text
+
+
+def first_word(text: str) -> str:
+    """Return the first word with the white space before it."""
+    parts = text.split(None, 1)
+    return text[: text.index(parts[0]) + len(parts[0])] if parts else text

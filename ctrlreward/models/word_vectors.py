@@ -31,10 +31,7 @@ _ROUNDING = 1e-9
 
 
 class WordMatrix(Mapping[str, Matrix]):
-    """Vectors of many words in one array, which may be mapped from a file.
-
-    `words` are distinct, in the order of the rows of `matrix`, float32 of shape (words, width).
-    """
+    """Vectors of distinct words, the rows of a float32 array, which may be mapped from a file."""
 
     def __init__(self, words: Iterable[str], matrix: Matrix) -> None:
         self.matrix = matrix
@@ -118,13 +115,11 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> WordVectors:
-        """Load vectors by a short name, or a folder written by `save`; see the class for the
-        rest.
+        """Load vectors by a short name, or a folder written by `save`; see the class for the rest.
 
-        The vectors are mapped from the file, so that only those in use take memory. The name
-        `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
-        downloaded on first use (76 MB) and kept in the cache folder. `idf` of None keeps the
-        folder's weights.
+        `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0),
+        downloaded on first use (76 MB). The vectors are mapped from the file. `idf` of None keeps
+        the folder's weights.
 
         Raises:
             ValueError: The name is unknown, the folder is damaged, or `idf` is passed for vectors
@@ -150,8 +145,7 @@ class WordVectors:
     def save(self, folder: str | PathLike[str]) -> None:
         """Write vectors, idf and centre, but not `split`, as a folder for `load` and `Similarity`.
 
-        Raises:
-            ValueError: The folder exists and contains something else.
+        A ValueError if the folder exists and contains something else.
         """
         path = Path(folder).expanduser()
         if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
@@ -172,9 +166,8 @@ class WordVectors:
     ) -> WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
-        The first line may be a word2vec header (number of words, width). Words may contain spaces,
-        as in GloVe. The first vector of a repeated word is kept. `words` keeps only these,
-        for files larger than memory.
+        The first line may be a word2vec header. Words may contain spaces, as in GloVe. The first
+        vector of a repeated word is kept. `words` keeps only these, for files larger than memory.
 
         Raises:
             OSError: The file cannot be read.
@@ -198,9 +191,8 @@ class WordVectors:
         """Return a copy whose embeddings are relative to the mean of a corpus, streamed.
 
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
-        unit vector of the text before centring, so that each sentence of the corpus counts the
-        same. The cosine of unrelated sentences is then about 0, and a generic sentence
-        does not have an advantage. Not part of the paper. Texts without a vector are left out.
+        unit vector of the text before centring. The cosine of unrelated sentences is then about 0.
+        Not part of the paper. Texts without a vector are left out.
 
         Raises:
             TypeError: `texts` is a single string.

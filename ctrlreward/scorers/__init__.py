@@ -5,16 +5,14 @@ from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier
 from ctrlreward.scorers.bartscore import BARTScore
-from ctrlreward.scorers.base import Component, CorpusFold, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, CompositeScorer, CorpusFold, Scorer, ScoreSpec
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer
-from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
-from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
 from ctrlreward.scorers.judge import Judge
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.scorers.perplexity import Perplexity
+from ctrlreward.scorers.perplexity import InfillingPerplexity, Perplexity
 from ctrlreward.scorers.remote_reward_model import RemoteRewardModel
 from ctrlreward.scorers.reward_model import RewardModel
 from ctrlreward.scorers.rubric import Criterion, Rubric

@@ -39,9 +39,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         >>> scorer = Accuracy("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
         >>> scorer.labels
         ('NEGATIVE', 'POSITIVE')
-        >>> scores = scorer.score(["The soup was good.", "Cold soup."], labels="POSITIVE")
-        >>> {name: values.shape for name, values in scores.items()}
-        {'accuracy': (2,), 'label_probability': (2,)}
+        >>> scorer["accuracy"](["The soup was good.", "Cold soup."], labels="POSITIVE").shape
+        (2,)
     """
 
     def __init__(

@@ -21,12 +21,13 @@ from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
     Aligner,
     EmbeddingAligner,
+    RegressionAligner,
+    TokenAligner,
     TokenAlignment,
     group_shared_texts,
 )
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
-from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
@@ -35,13 +36,9 @@ from ctrlreward.text.stop_words import read_stop_words
 
 @dataclass(frozen=True)
 class AlignedToken:
-    """A token of a text with its alignment.
+    """A token of a text, from `start` to before `end`, with its alignment; higher is better.
 
-    Attributes:
-        start: Index of its first character in the text.
-        end: Index after its last character.
-        value: Alignment with the other text; higher is better.
-        counted: False if the score leaves the token out, such as a stop word.
+    `counted` is False if the score leaves the token out, such as a stop word.
     """
 
     start: int
@@ -52,14 +49,7 @@ class AlignedToken:
 
 @dataclass(frozen=True)
 class AlignedText:
-    """A text aligned with another one, token by token.
-
-    Attributes:
-        text: Text whose tokens are aligned.
-        other: Text with which they are aligned.
-        score: Mean or sum of the counted values; NaN if there is nothing to score.
-        tokens: Tokens in text order; empty if either text has none.
-    """
+    """A text aligned with another; the score is NaN, and there are no tokens, if one has none."""
 
     text: str
     other: str
@@ -68,48 +58,27 @@ class AlignedText:
 
 
 class Aligned(NamedTuple):
-    """One direction of an aspect for one sample; without tokens if there is nothing to score.
-
-    Attributes:
-        sample: Index of the sample.
-        direction: Name of the direction.
-        part: Index of the reference, for a direction of the references; else 0.
-        text: Text whose tokens are aligned.
-        other: Text with which they are aligned.
-        alignment: Spans and values of the tokens.
-        counted: Whether each token counts, shape (tokens,).
-        score: Score of the text.
-    """
+    """One direction of an aspect for one sample; without tokens if there is nothing to score."""
 
     sample: int
     direction: str
-    part: int
+    part: int  # index of the reference; 0 for other directions
     text: str
     other: str
     alignment: TokenAlignment
-    counted: npt.NDArray[np.bool_]
+    counted: npt.NDArray[np.bool_]  # whether each token counts, shape (tokens,)
     score: float
 
 
 def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:
     """Convert the result of `Alignment.explain` to one record per sample and direction.
 
-    Args:
-        explained: For each sample, its directions by name.
-
-    Returns:
-        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`,
-        whose tokens are records as well.
+    A record has `sample` (its index), `direction` and the fields of `AlignedText`.
     """
     return [
-        {
-            "sample": index,
-            "direction": name,
-            **asdict(aligned),
-            "score": finite_or_none(aligned.score),
-        }
-        for index, directions in enumerate(explained)
-        for name, aligned in directions.items()
+        {"sample": i, "direction": name, **asdict(found), "score": finite_or_none(found.score)}
+        for i, directions in enumerate(explained)
+        for name, found in directions.items()
     ]
 
 
@@ -118,30 +87,18 @@ SEPARATOR = "\n\n\n"
 
 
 class Direction(NamedTuple):
-    """A column whose tokens are aligned, and the columns with which they are aligned.
-
-    Attributes:
-        text: Column of `Samples` whose tokens are aligned.
-        others: Columns with which they are aligned; several are joined by three line breaks.
-    """
+    """A column whose tokens are aligned, and columns with which they are, joined if several."""
 
     text: str
     others: tuple[str, ...]
 
 
 class Aspect(NamedTuple):
-    """Definition of an aspect.
-
-    Attributes:
-        directions: One or two directions, by the name of the score that each yields.
-        aggregate: Aggregation of the tokens of a direction: a key of `AGGREGATES`.
-        content_only: True if stop words are left out.
-        fold: Function that combines the scores of two directions, in their order.
-    """
+    """Directions of an aspect by the names of their scores, and the fold of two of them."""
 
     directions: Mapping[str, Direction]
-    aggregate: str = "mean"
-    content_only: bool = False
+    aggregate: str = "mean"  # of the tokens of a direction, a key of `AGGREGATES`
+    content_only: bool = False  # stop words are left out
     fold: Callable[[Scores, Scores], Scores] | None = None
 
 
@@ -191,7 +148,6 @@ _NO_TOKENS = TokenAlignment((), np.zeros(0))
 # Aspect, direction, sample and part of a pair of texts.
 _Job: TypeAlias = tuple[str, str, int, int]
 
-
 # Direction in which the text itself is aligned, by the names of the scores that it is part of.
 _OF_TEXT: Mapping[str, str] = {
     name: direction
@@ -228,9 +184,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     reference, c the context and h the dialog history:
 
     - `consistency`: mean align(y → x). Needs `sources`.
-    - `relevance`: mean align(r → y) × mean align(y → x), and the factors as `relevance_reference`
-      and `relevance_output`. Needs `sources` and `references`; of several references of a sample,
-      `relevance_reference` is the mean.
+    - `relevance`: mean align(r → y) × mean align(y → x), and the factors as `relevance_reference`,
+      the mean over several references, and `relevance_output`. Needs `sources` and `references`.
     - `preservation`: harmonic mean of mean align(y → x) and mean align(x → y), and the two means
       as `preservation_output` and `preservation_source`. Needs `sources`.
     - `engagingness`: sum align(y → c and h) without stop words. Needs `contexts`, `histories`.
@@ -241,14 +196,13 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     Args:
         model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
             aligner trained for the method otherwise. Or a model for each direction, by the name
-            of its score: the paper's relevance has an aligner for each,
-            `{"relevance_reference": "summary_to_reference", "relevance_output": "document"}`.
+            of its score: `{"relevance_reference": "summary", "relevance_output": "document"}`.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
-        stop_words: Words that engagingness and groundedness leave out: a file with one word per
-            line, or a list; `[]` leaves out nothing. None uses `ENGLISH_STOP_WORDS`, the function
-            words of English; the paper used NLTK's list. Regression ignores stop words.
+        stop_words: Words that engagingness and groundedness leave out, not with a regression: a
+            file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`,
+            the function words of English; the paper used NLTK's list.
         aggregate: Aggregation of every aspect; None uses the paper's for each.
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
             `"embedding"`. None uses the published layer of the models in
@@ -266,8 +220,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         >>> scores = scorer.score(["The soup was good."], sources="I liked it.", contexts="A menu.")
         >>> {name: values.shape for name, values in scores.items()}
         {'consistency': (1,), 'groundedness': (1,)}
-        >>> scorer["groundedness"].spec
-        ScoreSpec(higher_is_better=True, range=(-inf, inf))
     """
 
     def __init__(
@@ -293,7 +245,13 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         self.layer = layer
         self.unit: Unit | None = None if unit is None else one_of("unit", unit, UNITS)
         # Model of each direction; empty if one model has all.
-        self.models = self._checked_models(model) if isinstance(model, Mapping) else {}
+        self.models = {**model} if isinstance(model, Mapping) else {}
+        directions = [d for name in self.aspects for d in ASPECTS[name].directions]
+        if isinstance(model, Mapping) and {*model} != {*directions}:
+            raise ValueError(
+                f"model has a model for {', '.join(model) or 'nothing'}, must have one for each "
+                f"of {', '.join(directions)}"
+            )
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -324,10 +282,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {direction: self.build_model(name) for direction, name in self.models.items()}
 
     def build_model(self, name: str) -> Aligner:
-        """Load the aligner of the method, or share it with other scorers.
-
-        An encoder that is read at its last layer is also shared with `Similarity`.
-        """
+        """Load the aligner of the method, or share it with other scorers."""
         settings = (name, self.device, self.dtype, self.batch_tokens)
         if self.method == "embedding":
             layer = token_layer(name) if self.layer is None else self.layer
@@ -339,11 +294,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen aspects and their directions; with `names` only these scores.
-
-        NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
-        The sum over a text of stop words only is 0: such a text carries no information.
-        """
+        """Return the scores in `names`; NaN, with a warning, without a token to average."""
         aspects = self._wanted(names)
         return _folded(aspects, self._align_each(samples, aspects), len(samples))
 
@@ -355,9 +306,8 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
         """Split scores over the tokens of each text, in proportion to their alignment.
 
-        This is the alignment vector (Deng et al. 2021, definition 3.1): in a mean over n tokens
-        each token has 1/n of its alignment, in a sum all of it. A score folded from two directions
-        is split like the direction of the text.
+        This is the alignment vector (Deng et al. 2021, definition 3.1). A score folded from two
+        directions is split like the direction of the text.
         """
         aspects = self._wanted(names)
         found = list(self._align_each(samples, aspects))
@@ -370,31 +320,18 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                     continue
                 ends = np.array([end for _, end in one.alignment.spans])
                 values = one.alignment.values * one.counted
-                total = values.sum()
-                share = score / total if total else 0.0
-                credits[name][one.sample] = Credit(
-                    ends + len(text) - len(text.lstrip()), values * share
-                )
+                share = score / values.sum() if values.sum() else 0.0
+                leading = len(text) - len(text.lstrip())
+                credits[name][one.sample] = Credit(ends + leading, values * share)
         return credits
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> list[dict[str, AlignedText]]:
-        """Return the alignment of each token behind the scores.
+        """Return the alignment of each token behind the scores, by direction, for each sample.
 
-        `plots.highlight.highlight` renders one sample as coloured text;
-        `scorers.alignment.to_records` converts the result to plain data.
-
-        Args:
-            samples: As in `score`.
-            columns: As in `score`.
-
-        Returns:
-            For each sample, the directions of the chosen aspects by name, with the same scores as
-            `score`. Several references are `relevance_reference[0]`, `relevance_reference[1]`, …
-
-        Raises:
-            ValueError: See `score`.
+        Takes the arguments of `score`. Several references are `relevance_reference[0]`, `[1]`, ….
+        See `plots.highlight.highlight` and `to_records`.
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))
@@ -416,11 +353,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         ]
 
     def _align_each(self, samples: Samples, aspects: Sequence[str]) -> Iterator[Aligned]:
-        """Yield each direction of each sample, in an efficient order for the aligner.
-
-        White space around a text is stripped, and empty texts get a warning. A pair of texts is
-        aligned once, even if several aspects or samples contain it.
-        """
+        """Yield each direction of each sample; a pair of texts is aligned once for all."""
         loaded = self.loaded_model
         # Jobs of each aligner, by its pairs of texts.
         work: dict[int, tuple[Aligner, dict[tuple[str, str], list[_Job]]]] = {}
@@ -482,12 +415,3 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""
         return [a for a in self.aspects if names is None or {a, *ASPECTS[a].directions} & {*names}]
-
-    def _checked_models(self, models: Mapping[str, str]) -> dict[str, str]:
-        directions = [d for name in self.aspects for d in ASPECTS[name].directions]
-        if {*models} != {*directions}:
-            raise ValueError(
-                f"model has a model for {', '.join(models) or 'nothing'}, must have one for each "
-                f"of {', '.join(directions)}"
-            )
-        return dict(models)

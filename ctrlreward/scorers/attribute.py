@@ -25,13 +25,13 @@ from ctrlreward.samples import (
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
     DEVIATION,
+    CompositeScorer,
     CorpusFold,
     Scores,
     ScoreSpec,
     nonempty,
     scatter,
 )
-from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
 
@@ -57,12 +57,10 @@ class MeanAndDeviation(NamedTuple):
 class AttributeReport:
     """Control accuracy of a generator, as studies of multi-aspect control report it.
 
-    Attributes:
-        combinations: Each combination of target labels (`"sentiment=negative topic=world"`) with
-            the mean over its samples for each attribute it names.
-        attributes: Each attribute, over the combinations that name it.
-        average: Mean over the attributes of each combination, over all combinations.
-        failed: Number of samples without a score, which are left out.
+    Each combination of target labels (`"sentiment=negative topic=world"`) has the mean for each
+    attribute that it names, and each attribute the mean over the combinations that name it.
+    `average` is over all attributes of each combination, `failed` the number of samples that are
+    left out.
     """
 
     combinations: Mapping[str, Mapping[str, float]]
@@ -83,17 +81,12 @@ class AttributeClassifier(CompositeScorer):
 
     Higher is better for all. The label of a sample names its attributes, as in
     `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
-    plain label is enough.
-
-    A corpus has the mean of each over the combinations of target labels, and the population
-    standard deviation over them, `<score>_deviation`, as tables of multi-aspect control print it.
-    `GenerationScorer` logs both: `score/corpus/accuracy_topic`,
-    `score/corpus/accuracy_topic_deviation`.
+    plain label is enough. A corpus has the mean of each over the combinations of target labels, and
+    the population standard deviation over them, `<score>_deviation`.
 
     Args:
-        models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
-            (`"world"` and the text, as AG News classifiers of control studies do) is passed as
-            an object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
+        models: Attribute → classifier, as in `Accuracy`; one that reads text pairs is passed as an
+            object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
             weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
 
@@ -164,36 +157,7 @@ class AttributeClassifier(CompositeScorer):
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
         """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
-        targets = self._targets(samples)
-        scores = self._score(samples, targets)
-        if _COMBINATION in (names or ()):
-            scores[_COMBINATION] = np.array([self._combination(row) for row in targets], float)
-        return scores
-
-    def _combination(self, targets: Targets) -> int:
-        """Return a number of these targets that no other combination has."""
-        number = 0
-        for attribute, classifier in self.classifiers.items():
-            known = classifier.configured_labels
-            named = known.index(targets[attribute]) + 1 if attribute in targets else 0
-            number = number * (len(known) + 1) + named
-        return number
-
-    def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
-        """Return means and deviations over the combinations of target labels.
-
-        Gu et al. (2022, 2023) report them as accuracy: the share of correct decisions
-        (`"accuracy"`), or, in their published evaluation, the mean probability of the target label
-        (`"label_probability"`).
-        """
-        one_of("score", score, _NAMES)
-        samples = as_samples(samples)
-        targets = self._targets(samples)
-        scores = self._score(samples, targets)
-        return attribute_report(targets, scores, tuple(self.classifiers), score)
-
-    def _score(self, samples: Samples, targets: Sequence[Targets]) -> dict[str, Scores]:
-        n = len(samples)
+        n, targets = len(samples), self._targets(samples)
         kept = []
         for i in nonempty("attributes", texts=samples.texts):
             if targets[i]:
@@ -215,7 +179,29 @@ class AttributeClassifier(CompositeScorer):
             for name in _NAMES:
                 by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
                 totals[name][rows] += scores[name]
-        return {name: total / counts for name, total in totals.items()} | by_attribute
+        scored = {name: total / counts for name, total in totals.items()} | by_attribute
+        if _COMBINATION in (names or ()):
+            scored[_COMBINATION] = np.array([self._combination(row) for row in targets], float)
+        return scored
+
+    def _combination(self, targets: Targets) -> int:
+        """Return a number of these targets that no other combination has."""
+        number = 0
+        for attribute, classifier in self.classifiers.items():
+            known = classifier.configured_labels
+            named = known.index(targets[attribute]) + 1 if attribute in targets else 0
+            number = number * (len(known) + 1) + named
+        return number
+
+    def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
+        """Return means and deviations over the combinations, as Gu et al. (2022, 2023) report them.
+
+        Their published evaluation reports `"label_probability"`.
+        """
+        one_of("score", score, _NAMES)
+        samples = as_samples(samples)
+        scores = self.score_samples(samples)
+        return attribute_report(self._targets(samples), scores, tuple(self.classifiers), score)
 
     def _targets(self, samples: Samples) -> list[Targets]:
         """Return the target label of each attribute that a sample names, in label order."""
@@ -265,14 +251,7 @@ def attribute_report(
     attributes: Sequence[str],
     score: str = "accuracy",
 ) -> AttributeReport:
-    """Return means and deviations over combinations from the scores of n samples.
-
-    Args:
-        targets: Target labels of each sample, by attribute.
-        scores: Scores of `AttributeClassifier`, each of shape (n,).
-        attributes: Attributes in the order of the report.
-        score: `"accuracy"` or `"label_probability"`.
-    """
+    """Return means and deviations of a score over combinations, from the scores of n samples."""
     rows: dict[str, list[int]] = {}
     for i, labels in enumerate(targets):
         if not np.isnan(scores[score][i]):

@@ -38,12 +38,12 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     """Mean token log-probability of one text given another under an encoder-decoder.
 
     BARTScore(x → y) = Σ_t log p(y_t | y_<t, x) / |y| (Yuan et al., NeurIPS 2021,
-    https://arxiv.org/abs/2106.11520), with equal weights of the tokens. As in the published code,
-    the tokens that the tokenizer adds to y count.
+    https://arxiv.org/abs/2106.11520). As in the published code, the tokens that the tokenizer adds
+    to y count.
 
-    - `faithfulness`: of the text given the source. Needs `sources`.
-    - `precision`, `recall`: of the text given the reference, and the reverse. Need `references`.
-    - `f_score`: mean of precision and recall. Needs `references`.
+    - `faithfulness`: of the text given the source. Needs `sources`. - `precision`, `recall`: of the
+    text given the reference, and the reverse. Need `references`. - `f_score`: mean of precision and
+    recall. Needs `references`.
 
     All are 0 or less; higher is better. Values of different models can't be compared.
 
@@ -57,8 +57,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         ValueError: An aspect is unknown.
 
     Examples:
-        >>> scorer = BARTScore("facebook/bart-large-cnn")
-        >>> scorer["faithfulness"].spec
+        >>> BARTScore("facebook/bart-large-cnn")["faithfulness"].spec
         ScoreSpec(higher_is_better=True, range=(-inf, 0.0))
     """
 

@@ -49,11 +49,7 @@ METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
 
 def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
-    """Return the indices of the samples that have text in every column, named as in `Samples`.
-
-    A text of white space only is empty. A warning names each sample that is left out, and `name`,
-    the score that is NaN.
-    """
+    """Return the indices of the samples with text in every column; a warning names the others."""
     kept = []
     for i, row in enumerate(zip(*columns.values(), strict=True)):
         empty = [column for column, text in zip(columns, row, strict=True) if not text.strip()]
@@ -97,11 +93,10 @@ class ScoreSpec:
 
 @dataclass(frozen=True)
 class CorpusFold:
-    """Fold of the values of n samples into the score of their corpus.
+    """Fold of the values of n samples into the score of their corpus; NaN if none counts.
 
-    Attributes:
-        parts: Names of its arguments: scores, or values that `score_samples` returns only by name.
-        fold: Maps arrays of shape (n,), NaN where a sample failed, to a number; NaN if none counts.
+    `parts` names the arguments, arrays of shape (n,), NaN where a sample failed: scores, or values
+    that `score_samples` returns only by name.
 
     Examples:
         >>> CorpusFold(("words",), len).fold(np.array([3.0, 4.0, np.nan]))
@@ -115,9 +110,8 @@ class CorpusFold:
 class Credit(NamedTuple):
     """The score of one text, split over its parts, such as tokens or sentences.
 
-    Attributes:
-        ends: Index after the last character of each part, shape (parts,).
-        values: Share of each part, shape (parts,); they sum to the score, NaN if it failed.
+    `ends` are the indices after the last character of each part, and `values` their shares, which
+    sum to the score, both of shape (parts,).
     """
 
     ends: npt.NDArray[np.int64]
@@ -165,10 +159,7 @@ class Scorer(ABC):
 
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Folds of the scores whose value for a corpus is not the mean over its samples.
-
-        The fold `<score>_deviation` is the deviation that papers print after a score.
-        """
+        """Folds of scores of a corpus that are not means, and of their `<score>_deviation`."""
         return {}
 
     def score(
@@ -176,10 +167,9 @@ class Scorer(ABC):
     ) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
-        A sample fails if its text is not valid Unicode or its score is infinite or larger than
-        float32 holds, with a warning.
-        `samples` may have any form that `as_samples` converts; `columns` are added to them or
-        replace theirs, `labels="positive"`.
+        A sample fails if its text is not valid Unicode, or its score is beyond float32, with a
+        warning. `samples` may have any form that `as_samples` converts; `columns` are added to them
+        or replace theirs, `labels="positive"`.
 
         Raises:
             TypeError: The data is of another type, or a keyword is not a column of `Samples`.
@@ -202,8 +192,8 @@ class Scorer(ABC):
     ) -> dict[str, float]:
         """Return the scores of n samples as one corpus, such as all outputs of a system.
 
-        A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
-        fail; NaN if all failed. `GenerationScorer` logs the same. Takes the arguments of `score`.
+        By `corpus_folds`, or else the mean over the samples that did not fail; NaN if all failed.
+        Takes the arguments of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -221,8 +211,8 @@ class Scorer(ABC):
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.
 
-        With `aspects="all"` these are the scores whose columns are present; a warning names the
-        others once. If all are absent, all scores are returned, and `score` raises.
+        With `aspects="all"` these are the scores whose columns are present, if any; a warning names
+        the others once.
         """
         if not self._leaves_out:
             return tuple(self.specs)
@@ -263,37 +253,20 @@ class Scorer(ABC):
         return ()
 
     def reasons(self, samples: Samples, names: Collection[str]) -> Mapping[str, Sequence[str]]:
-        """Return a text for each of n samples that says why it has its score, by score.
-
-        Of samples that were just scored; "" for others. Scores without reasons are left out. They
-        are stored with the samples.
-        """
+        """Return why n samples that were just scored have their scores, by score; "" if unknown."""
         return {}
 
     @property
     def counters(self) -> Mapping[str, float]:
         """Numbers that grow while it scores, such as requests and costs, by the key of a log."""
-        totals: dict[str, float] = {}
-        for part in self._inner:
-            for key, value in part.counters.items():
-                totals[key] = totals.get(key, 0) + value
-        return totals
+        return counters_of(self._inner)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Return the columns that samples must have, each with the name of the score that needs it.
-
-        Override it so that a run fails before it has loaded a model or generated a text. `names`
-        are the requested scores, None for all.
-        """
+        """Return the columns that scores need, each with the name of the one that reads it."""
         return {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise the errors that `score` would raise, such as for an unknown label; loads no
-        weights.
-
-        Override it so that a run over a corpus fails before it has scored a text. `names` are the
-        requested scores, None for all.
-        """
+        """Raise the errors that scoring would, such as for an unknown label; loads no weights."""
         wanted = self.specs if names is None else names
         check_columns({name: Component(self, name) for name in wanted}, samples)
 
@@ -309,11 +282,7 @@ class Scorer(ABC):
         return tuple(dict.fromkeys((*own, *(d for part in self._inner for d in part.devices))))
 
     def load(self) -> None:
-        """Load the models now instead of at the first `score`.
-
-        Building a model may draw random numbers, from generators that all threads share: call this
-        before scoring on a thread parallel to training.
-        """
+        """Load the models now: before scoring on a thread, since this may draw random numbers."""
         for part in self._inner:
             part.load()
 
@@ -364,10 +333,6 @@ class Component:
         ValueError: `given` without `at_least`, or the reverse.
 
     Examples:
-        >>> from ctrlreward import Perplexity
-        >>> component = Perplexity()["log_likelihood"]
-        >>> component.name, component.spec.higher_is_better
-        ('log_likelihood', True)
         >>> from ctrlreward import LexiconSentiment
         >>> polarity = Component(LexiconSentiment(), "polarity", given="content", at_least=0.5)
     """
@@ -399,10 +364,7 @@ class Component:
 
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Folds into the score of a corpus, "", and into its deviation, "_deviation".
-
-        Empty if the score of a corpus is the mean over its samples.
-        """
+        """Folds into the score of a corpus, "", and into its deviation; none if it is the mean."""
         folds = self.scorer.corpus_folds
         return {end: folds[self.name + end] for end in ("", DEVIATION) if self.name + end in folds}
 
@@ -417,11 +379,9 @@ class TaskModel(Protocol):
 class TaskScorer(Scorer):
     """A scorer in two steps around one model: tasks, and the fold of their answers into scores.
 
-    The tasks of several scorers for one model are answered in one call, so that its batches are
-    full.
+    The tasks of several scorers for one model are answered in one call.
 
     Examples:
-        >>> from ctrlreward import ScoreSpec
         >>> class Lengths:
         ...     def answer(self, tasks):
         ...         return [len(task) for task in tasks]
@@ -464,13 +424,46 @@ class TaskScorer(Scorer):
         return self.fold(samples, answers, wanted)
 
 
+class CompositeScorer(Scorer):
+    """A scorer that combines the scores of others, which it loads, moves and releases.
+
+    Examples:
+        >>> from ctrlreward import LexiconSentiment
+        >>> class Strength(CompositeScorer):
+        ...     specs = {"strength": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
+        ...     parts = [LexiconSentiment("polarity")]
+        ...
+        ...     def score_samples(self, samples):
+        ...         return {"strength": abs(self.parts[0].score(samples)["polarity"])}
+        >>> Strength().score(["The soup was lovely."])
+        {'strength': array([0.5859])}
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[Scorer]:
+        """The scorers that are combined."""
+
+    @property
+    def _inner(self) -> Sequence[Scorer]:
+        return self.parts
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that any part needs."""
+        return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
+
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise the errors that a part would raise."""
+        for part in self.parts:
+            part.check_samples(samples)
+
+
 def scores_of(
     wanted: Mapping[Scorer, Collection[str]], samples: Samples
 ) -> dict[Scorer, dict[str, Scores]]:
     """Return the named scores of each scorer; one call of a model answers the tasks of all.
 
-    A text that is not valid Unicode is scored as an empty one, since a tokenizer would fail on the
-    whole batch. Waits for a model that another thread is using.
+    Text that is not valid Unicode, at which a tokenizer would fail, is scored as empty.
     """
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():
@@ -523,10 +516,7 @@ def _named_error(scorer: Scorer, samples: Samples, names: Collection[str]) -> It
 def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
 ) -> dict[str, Scores]:
-    """Return a scorer's scores as float64 arrays of shape (n,).
-
-    NaN for None, infinity, and numbers beyond float32.
-    """
+    """Return a scorer's scores as float64, (n,); NaN for None, infinity and beyond float32."""
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
         raise TypeError(
@@ -588,23 +578,23 @@ def checked_scores(
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
     """Return the scores of n samples by name, arrays of shape (n,).
 
-    Each scorer runs once, for all of its components; a pointwise one gets each distinct sample
-    once. A model answers the tasks of all its scorers in one call. A scorer in use by another
-    thread is waited for.
+    Each scorer runs once for all of its components, a pointwise one on each distinct sample. A
+    scorer in use by another thread is waited for.
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
-    first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     pointwise = {s: names for s, names in wanted.items() if s.pointwise}
     others = {s: names for s, names in wanted.items() if not s.pointwise}
     with ExitStack() as contexts:
         for scorer in scorers:
             contexts.enter_context(locked(scorer))
-        with items_named(lambda column, i: f"{column}[{first_rows[i]}]"):
-            outputs = scores_of(pointwise, distinct) if pointwise else {}
-        outputs |= scores_of(others, samples) if others else {}
+        outputs = scores_of(others, samples) if others else {}
+        if distinct is not samples:
+            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
+            contexts.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
+        outputs |= scores_of(pointwise, distinct) if pointwise else {}
     return {
         name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
         for name, c in components.items()
@@ -618,12 +608,12 @@ def counted_score(
 
     The scorers are in use meanwhile, so requests of other threads are not counted.
     """
+    scorers = sorted({c.scorer for c in components.values()}, key=id)  # the order of score
     with ExitStack() as contexts:
-        for scorer in sorted({c.scorer for c in components.values()}, key=id):  # as in score
+        for scorer in scorers:
             contexts.enter_context(locked(scorer))
-        before = counters_of(components)
-        scores = score(components, samples)
-        return scores, counted_since(before, counters_of(components))
+        before = counters_of(scorers)
+        return score(components, samples), counters_of(scorers, before)
 
 
 def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:
@@ -636,18 +626,15 @@ def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[st
     return found
 
 
-def counters_of(components: Mapping[str, Component]) -> dict[str, float]:
-    """Return the sums of the scorers' counters, by key."""
-    totals: dict[str, float] = {}
-    for scorer in dict.fromkeys(component.scorer for component in components.values()):
+def counters_of(
+    scorers: Iterable[Scorer], since: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the sums of the scorers' counters, by key, or what they have grown by since then."""
+    totals = {key: -value for key, value in (since or {}).items()}
+    for scorer in dict.fromkeys(scorers):
         for key, value in scorer.counters.items():
             totals[key] = totals.get(key, 0) + value
     return totals
-
-
-def counted_since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return what counters have grown by."""
-    return {key: value - before.get(key, 0) for key, value in after.items()}
 
 
 def describe_batch(components: Mapping[str, Component], samples: Samples) -> str:

@@ -33,13 +33,12 @@ _MESSAGES = re.compile(r"(list|Sequence)\[\s*(\w+\.)*(list|Sequence)\[", re.IGNO
 class FunctionScorer(Scorer):
     """A plain function as a scorer with one score, named like the function.
 
-    `Reward`, callbacks and adapters convert functions to it. The names of its
-    parameters decide how it is called:
+    `Reward`, callbacks and adapters convert functions to it. The names of its parameters decide how
+    it is called:
 
-    - `completions` is one of them: in TRL's signature, by keywords, `f(prompts=...,
-      completions=...)`. Prompts are the column `prompts`, or else `prefixes`; completions are the
-      text after the prefix, or the whole text. Both are strings; if `completions` is annotated as
-      lists of lists, such as `list[list[dict[str, str]]]` in `trl.rewards`, they are messages.
+    - `completions` is one of them: in TRL's signature, `f(prompts=..., completions=...)`. Prompts
+      are the column `prompts`, or else `prefixes`; completions are the text after the prefix. Both
+      are strings, or messages if `completions` is annotated as lists of lists, as in `trl.rewards`.
     - `samples` is the first one: `f(samples)`, with the `Samples`. A `Reward` is such a function;
       its score is the total.
     - Otherwise `f(texts)`, with a list of strings.
@@ -53,8 +52,7 @@ class FunctionScorer(Scorer):
         function: The function. It has to pickle if the reward does.
         higher_is_better: Direction of the score.
         pointwise: True if the score of a text does not depend on the other texts: repeated texts
-            are then scored once, and texts of several clients together. False by default, since a
-            function may compare the completions of a prompt.
+            are then scored once, and texts of several clients together.
 
     Raises:
         TypeError: It is not a function, it is a coroutine function, or it needs an argument that
@@ -171,11 +169,9 @@ def _is_required(parameter: Parameter) -> bool:
 def as_component(name: str, given: object) -> Component:
     """Return a component unchanged, or the score of a scorer with a single one.
 
-    `name` is the name of the argument in errors (`"components['fluency']"`).
-
-    Raises:
-        ValueError: The scorer has several scores; lists them.
-        TypeError: It is of another type, or a function that `FunctionScorer` rejects.
+    `name` is the name of the argument in errors (`"components['fluency']"`): a ValueError if the
+    scorer has several scores, a TypeError for another type, or a function that `FunctionScorer`
+    rejects.
     """
     if isinstance(given, Component):
         if not isinstance(given.scorer, Scorer):

@@ -25,8 +25,8 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.infill import Infiller, load_infiller
-from ctrlreward.models.tasks import TEXT_SLOT, Blank, Patterns, TokenScores
+from ctrlreward.models.seq2seq import load_infiller
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, TaskScorer
@@ -48,12 +48,10 @@ class PatternScore:
         right: Text after the blank.
         target: Filling whose likelihood counts: a sentence, the prefix, the remainder, or the
             word of the target label.
-        candidates: Fillings to compare with the target, including itself; in attribute
-            relevance a word of each label, in their order, elsewhere only the target.
-        score: Mean log-probability of the target's tokens, of a sentence or prefix calibrated for
-            a decoder-only model (`functional.calibration.context_gain`), in (-inf, 0]; for
-            attribute relevance the share of the target among the candidates, in [0, 1]. Higher is
-            better.
+        candidates: In attribute relevance a word of each label, in their order, else the target.
+        score: Mean log-probability of the target's tokens, in (-inf, 0], calibrated for a
+            decoder-only model (`functional.calibration.context_gain`); for attribute relevance the
+            share of the target among the candidates, in [0, 1]. Higher is better.
         weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
@@ -67,10 +65,7 @@ class PatternScore:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One aspect of one text: its score, and the pattern evaluators behind it in their order.
-
-    The score is their weighted mean; NaN, without evaluators, if there is nothing to score.
-    """
+    """One aspect of one text: its score, NaN without evaluators, else their weighted mean."""
 
     aspect: str
     score: float
@@ -80,12 +75,11 @@ class Explanation:
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
     """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
 
-    A record has `sample` (its index), `aspect`, `score` (None for NaN) and `evaluators`, a list of
-    records with the fields of `PatternScore`.
+    A record has `sample` (its index) and the fields of `Explanation`; NaN is None.
     """
     return [
-        {"sample": index, **asdict(found), "score": finite_or_none(found.score)}
-        for index, aspects in enumerate(explained)
+        {"sample": i, **asdict(found), "score": finite_or_none(found.score)}
+        for i, aspects in enumerate(explained)
         for found in aspects.values()
     ]
 
@@ -114,10 +108,7 @@ def consistency_blanks(text: str, prefix: str) -> tuple[Blank, ...]:
 
 
 def neutral_blank(blank: Blank, text: str) -> Blank:
-    """Return the blank with a text in place of its context.
-
-    The text follows the blank if nothing precedes it. A blank without context is not changed.
-    """
+    """Return the blank with a text in place of its context, if it has one."""
     if "".join(blank.left).strip():
         return blank._replace(left=(f"{text} ",), right=())
     if "".join(blank.right).strip():
@@ -129,16 +120,13 @@ def relevance_blanks(evaluators: Sequence[Evaluator]) -> tuple[Blank, ...]:
     """Return one blank per prompt about a text, with all its words as candidates."""
     blanks = []
     for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
-        left, right = prompt.split(WORD_SLOT, 1)
+        left, right = (part.partition(TEXT_SLOT) for part in prompt.split(WORD_SLOT, 1))
         words = tuple(word for evaluator in group for word in evaluator.words)
-        closing = right.partition(TEXT_SLOT)[0].rstrip()
-        blanks.append(Blank(_cut(left), _cut(right), words, closing=closing))
+        closing = right[0].rstrip()
+        blanks.append(
+            Blank((*filter(None, left),), (*filter(None, right),), words, closing=closing)
+        )
     return tuple(blanks)
-
-
-def _cut(pattern: str) -> tuple[str, ...]:
-    """Return a pattern in pieces, one of which may be the slot of the text."""
-    return tuple(piece for piece in pattern.partition(TEXT_SLOT) if piece)
 
 
 def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
@@ -154,17 +142,13 @@ AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance
 
 
 class Evaluated(NamedTuple):
-    """Pattern evaluators of one text for one aspect; none if there is nothing to score.
-
-    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
-    `label` is the index of the target label in attribute relevance, None in the other aspects.
-    """
+    """Pattern evaluators of one text for one aspect; none if there is nothing to score."""
 
     sample: int
     aspect: str
-    label: int | None
-    scores: Scores
-    weights: Scores
+    label: int | None  # index of the target label, in attribute relevance
+    scores: Scores  # (evaluators,)
+    weights: Scores  # (evaluators,), 0 or more; they need not sum to 1
 
 
 # Patterns whose neutral likelihood is taken off. The neutral likelihood of a remainder is its
@@ -194,9 +178,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
       and verbalizers of the task. Needs `labels`.
 
     Higher is better for all three. Where the paper and its published code differ, this follows the
-    code, which produced the published numbers: the coherence target includes the end token. The
-    defaults are for a small decoder-only model (docs/ctrleval.md);
-    `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
+    code, which produced the published numbers. The defaults are for a small decoder-only model
+    (docs/ctrleval.md); `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
@@ -208,19 +191,17 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         weights: Aggregation of a text's pattern evaluators: `"beta"`, the mean with the paper's
             weights, or an ablation of its Table 5: `"mean"`, the plain mean, `"max"`, the highest,
             `"min"`, the lowest score. None uses `"beta"`, except for the relevance of a
-            decoder-only model, which uses `"mean"` (see docs/ctrleval.md).
+            decoder-only model, which uses `"mean"`.
         evaluators: Number of the task's evaluators (prompts × verbalizers) to draw at random for
             attribute relevance (Figure 4), the same for all samples; None uses all.
         seed: Seed of that draw.
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
             a longer text. The cost of coherence grows with the square of a text's length.
-        calibration: For attribute relevance, subtract how likely each label's word is independent
-            of the text (`functional.calibration.label_bias`): True measures it once, after 16
-            `neutral_texts`, a list after its texts, False turns it off. None is True for a
-            decoder-only model with three labels or more (see docs/ctrleval.md).
-            For a decoder-only model, subtract half of how likely a sentence (coherence) or a
-            prefix (consistency) is after the first two of these texts
-            (`functional.calibration.context_gain`); False turns it off.
+        calibration: Whether relevance is independent of how likely each label's word is anyway, as
+            measured on 16 `neutral_texts` (True) or on a list of texts. None is True for a
+            decoder-only model with three labels or more (docs/ctrleval.md). Unless False,
+            coherence and consistency of a decoder-only model are a gain over the first two of
+            these texts as the context (`functional.calibration.context_gain`).
         attribute: Attribute whose label is the target, for samples with labels of several
             (`Samples`); None takes the whole label.
         **options: See `ModelOptions`.
@@ -310,12 +291,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
             self._targets(samples)
 
     def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
-        """Return the patterns of each aspect of each text, and the ones of neutral contexts.
-
-        Without patterns, and with a warning, for an empty text; for consistency also for one
-        without a prefix, or with nothing after it.
-        """
-        aspects = self._chosen(names)
+        """Return the patterns of each aspect of each text, none where there is nothing to score."""
+        aspects = [aspect for aspect in self.aspects if aspect in names]
         prefixes: Sequence[str] = [""] * len(samples.texts)
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
@@ -348,9 +325,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
         """Return the chosen aspects, each float64 of shape (n,); NaN for one without patterns."""
-        results: dict[str, Scores] = {
-            aspect: np.full(len(samples), np.nan) for aspect in self._chosen(names)
-        }
+        results = {aspect: np.full(len(samples), np.nan) for aspect in names}
         for found in self.evaluated(samples, answers, names):
             results[found.aspect][found.sample] = weighted_mean(found.scores, found.weights)
         return results
@@ -359,7 +334,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> Iterator[Evaluated]:
         """Yield the evaluators behind the scores, sample by sample and aspect by aspect."""
-        aspects = self._chosen(names)
+        aspects = [aspect for aspect in self.aspects if aspect in names]
         targets = self._targets(samples) if "attribute_relevance" in aspects else []
         left = iter(answers)
         for i in range(len(samples)):
@@ -381,9 +356,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 weights = evaluator_weights(weighting, scores, beta) if len(scores) else beta
                 yield Evaluated(i, aspect, label, scores, weights)
 
-    def _chosen(self, names: Collection[str]) -> list[AspectName]:
-        return [aspect for aspect in self.aspects if aspect in names]
-
     def _targets(self, samples: Samples) -> list[int]:
         """Return the index of each sample's label."""
         reader = "CTRLEval attribute_relevance"
@@ -400,11 +372,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         return [aspect for aspect in self.aspects if aspect == "coherence"]
 
     def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
-        """Split coherence over the sentences: the weighted score of each, at its end.
-
-        Raises:
-            ValueError: The sentence splitter has changed a sentence.
-        """
+        """Split coherence over the sentences, at their ends; a ValueError if one was changed."""
         credits = []
         for found, blanks in self._with_blanks(samples, ["coherence"]):
             if not len(found.scores):
@@ -430,8 +398,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     ) -> list[dict[str, Explanation]]:
         """Return the chosen aspects of each sample by name, with their evaluators (Figure 5).
 
-        Takes the arguments of `score`. `scorers.ctrleval.to_records` converts the result to plain
-        data.
+        Takes the arguments of `score`; `to_records` converts the result to plain data.
         """
         samples = as_samples(samples, **columns)
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
@@ -468,10 +435,9 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                     next(kept)
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
-        """Return the probability of each label, shape (n, labels): the task as a classifier.
+        """Return the probability of each label, shape (n, labels); NaN for an empty text.
 
-        NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
-        which pick an evaluator for each label.
+        Each row sums to 1, except with the weights `"max"` and `"min"`.
         """
         bias = self._calibrated()
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)

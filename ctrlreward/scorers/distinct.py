@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition, uniqueness
 from ctrlreward.items import item_logger
-from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.models.tokenization import read_strings
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS
@@ -22,12 +22,7 @@ log = item_logger(__name__)
 
 
 class TokenCounts(Scorer):
-    """Base of scorers that count n-grams of a model's tokens.
-
-    Args:
-        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
-            or a loaded tokenizer.
-    """
+    """Base of scorers that count n-grams of a model's tokens; `model` may be a loaded tokenizer."""
 
     pointwise = False
 
@@ -44,10 +39,7 @@ class TokenCounts(Scorer):
         column = samples.prefixes if samples.groups is None else samples.groups
         kept = nonempty(self._counted, texts=samples.texts)
         texts = [samples.texts[i] for i in kept]
-        ids: list[list[int]] = []
-        if texts:  # a transformers tokenizer fails on an empty list
-            reader = text_reader(self.tokenizer, texts)
-            ids = reader(texts, add_special_tokens=False, verbose=False).input_ids
+        ids = read_strings(self.tokenizer, texts)["input_ids"]
         groups = None if column is None else [column[i] for i in kept]
         scores = self._scores(ids, groups)
         return {name: scatter(values, kept, len(samples)) for name, values in scores.items()}
@@ -73,8 +65,7 @@ class Distinct(TokenCounts):
     - `distinct`: mean of the three, as in studies of multi-aspect control.
 
     Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
-    call are one group. The value depends on all texts of the group and decreases with its size:
-    score whole groups, repeated texts included, and only compare groups of the same size.
+    call are one group. It falls with the size of a group: compare groups of the same size.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
@@ -132,11 +123,8 @@ class Repetition(_OneLength):
     - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
       better. seq-rep-n of Welleck et al. 2020. NaN for a text of fewer than n tokens.
 
-    It reads a text alone, so that it can be part of a reward, with a negative weight.
-
     Args:
-        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
-            or a loaded tokenizer.
+        model: As in `Distinct`.
         n: Length of the n-grams, in tokens. The paper's is 4; short sentences need 2.
 
     Raises:
@@ -163,18 +151,15 @@ class Uniqueness(_OneLength):
     """Share of a text's n-grams that answers to other prompts don't have (`uniqueness`).
 
     - `uniqueness`: mean over the text's n-grams of 1 / number of groups that have them; higher is
-      more diverse. An n-gram of this group alone counts 1, and one shared by the answers to all
-      prompts, such as a "very good" in each, almost 0. NaN for a text of fewer than n tokens.
+      more diverse. An n-gram of this group alone counts 1, one of the answers to all prompts almost
+      0. NaN for a text of fewer than n tokens.
 
-    `Distinct` is one number for a group, so that no text is preferred; this is the
-    contribution of each text, for rewards and for the ranges of `RewardShaping`. Groups are the
-    column `groups` (in a rollout, the prompts) or, if it is absent, `prefixes`; without either,
-    each text is a separate group. The value depends on all texts of a call and falls with their
+    Groups are as in `Distinct`, but without a column each text is a separate group. This is the
+    contribution of each text, for rewards. It depends on all texts of a call and falls with their
     number: compare calls of one size.
 
     Args:
-        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
-            or a loaded tokenizer.
+        model: As in `Distinct`.
         n: Length of the n-grams, in tokens.
 
     Raises:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
@@ -22,7 +22,7 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import rendered_chat
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import JSON_KEYS, Samples, is_unicode, shortened
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.judge_requests import JudgeUsage, Meter, Outage, OutageChoice, ReplyCache
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.model_servers import (
@@ -71,7 +71,6 @@ def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
 
     Examples:
         >>> from ctrlreward.models.tasks import TokenScores
-        >>> from ctrlreward.scorers.judge import closed
         >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
         >>> np.exp(closed(TokenScores(ids, np.log(chances), np.array([1, 2]))))
         array([0.125, 0.375])
@@ -95,33 +94,31 @@ def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
 class Judge(ModelScorer[CausalLM]):
     r"""A language model that answers a rubric about each text.
 
-    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Nothing
-    in the library uses a judge by default.
+    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Higher
+    is better for all scores.
 
-    With `Rubric.name` (`rating`), in the range of the answers' scores; higher is better:
+    With `Rubric.name` (`rating`), in the range of the answers' scores:
 
-    - A local model is scored, not sampled: the rating is the mean of the answers' scores, weighted
-      by the probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The
-      probability of "1" is without its continuations that are answers, such as "10".
-    - A server writes one reply, at temperature 0, which must name one of the answers. The rating is
-      NaN, and counted in a warning, if it names none or several.
+    - A local model is scored, not sampled: the mean of the answers' scores, weighted by the
+      probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The probability
+      of "1" is without its continuations that are answers, such as "10".
+    - A server writes one reply, at temperature 0. The rating is NaN, and counted in a warning, if
+      it names none or several of the answers.
 
     With criteria each is a score, and `rating` their weighted mean. A server answers all in one
     reply, by a JSON schema; a local model gets a prompt for each. Reasons come from servers only.
 
-    In a comparison of each text with its reference, in both orders:
+    In a comparison of each text with its reference, in both orders; NaN if one names no answer:
 
-    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5. A
-      choice that changes with the order is a tie, and counted in a warning.
-    - `consistent`: 1 if both orders have the same winner, else 0; its mean shows how reliable
-      the judge is. Both are NaN if a reply names none of the answers.
+    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5, which a
+      warning counts.
+    - `consistent`: 1 if both orders have the same winner, else 0.
 
-    In a ranking of the texts of each of `groups`, as given and in reverse:
+    In a ranking of the texts of each of `groups`, as given and in reverse; NaN for a group of 1:
 
     - `rank`: from 1 for the best of the group to 0 for the worst, evenly, the mean of both orders.
-      A local model ranks by the probability of each number as the best. NaN for a group of 1.
-    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1], for each
-      of its samples; higher is better.
+      A local model ranks by the probability of each number as the best.
+    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1].
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
@@ -129,8 +126,7 @@ class Judge(ModelScorer[CausalLM]):
         rubric: A `Rubric`, or a YAML file with its arguments.
         address: Address of an OpenAI-compatible server, `"http://127.0.0.1:8000/v1"`, to which
             the texts are sent. None loads the model here.
-        key_variable: Environment variable with the server's API key, so that it is not in a YAML
-            file.
+        key_variable: Environment variable with the server's API key.
         concurrency: Requests to the server at the same time.
         max_tokens: Tokens of a reply; None takes enough for the answers and reasons of the rubric.
             A model that thinks first needs more.
@@ -156,8 +152,7 @@ class Judge(ModelScorer[CausalLM]):
     Examples:
         >>> from ctrlreward import Rubric
         >>> polite = Rubric("Is this polite: {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-        >>> rating = Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"])
-        >>> rating.shape
+        >>> Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"]).shape
         (2,)
     """
 
@@ -265,26 +260,35 @@ class Judge(ModelScorer[CausalLM]):
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
         """Return the scores of the rubric; NaN, with a warning, for an empty text."""
-        columns = self._columns(samples)
-        read = {name: columns[name] for name in self._read_columns}
-        score, kept = next(iter(self.specs)), []
-        for i in nonempty(score, **read):
-            # Texts are checked before; only a judge reads labels and prompts as text.
-            if invalid := [name for name, column in columns.items() if not is_unicode(column[i])]:
-                log.warning("%s[%d] is not valid Unicode: %s is NaN", invalid[0], i, score)
-            else:
-                kept.append(i)
-        if self.rubric.ranks:
-            return self._ranks(samples, columns, kept)
-        judgements = self._judge(self._questions(columns, kept))
-        if self.rubric.compares:
-            return self._preferences(judgements, kept, len(samples))
+        rubric, columns = self.rubric, self._columns(samples)
+        unreadable = self._unreadable(columns)
+        for why in unreadable.values():
+            log.warning("%s: %s is NaN", why, next(iter(self.specs)))
+        asked = self._asked(samples, columns, unreadable)
+        questions = [question for _, question in asked]
+        judgements = self._read(questions) if self.address is None else self._ask(questions)
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
-        for i, judgement in zip(kept, judgements, strict=True):
-            for name, value in judgement.scores.items():
-                found[name][i] = value
-            if self.rubric.criteria is not None:
-                found[self.rubric.name][i] = self.rubric.mean(judgement.scores)
+        if rubric.ranks:
+            alone = len(samples) - len(unreadable) - sum(len(rows) for rows, _ in asked[::2])
+            if alone:
+                log.warning(
+                    "%d of %d texts are alone in their group: rank is NaN",
+                    *(alone, len(samples) - len(unreadable)),
+                )
+            for (rows, _), given, reverse in zip(
+                asked[::2], judgements[::2], judgements[1::2], strict=True
+            ):
+                found[RANK][rows], found[CONSISTENT][rows] = _ranked(given, reverse)
+        elif rubric.compares:
+            rows = [i for (i,), _ in asked[::2]]
+            answered = [judgement.scores[rubric.name] for judgement in judgements]
+            found[PREFERENCE][rows], found[CONSISTENT][rows] = _preferred(answered)
+        else:
+            for ((i,), _), judgement in zip(asked, judgements, strict=True):
+                for name, value in judgement.scores.items():
+                    found[name][i] = value
+                if rubric.criteria is not None:
+                    found[rubric.name][i] = rubric.mean(judgement.scores)
         return found
 
     def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
@@ -297,14 +301,9 @@ class Judge(ModelScorer[CausalLM]):
         if not rubric.reason or self.address is None:
             return {}
         columns = self._columns(samples)
-        shown = [columns[name] for name in self._read_columns]
-        kept = [
-            i
-            for i, row in enumerate(zip(*shown, strict=True))
-            if all(map(str.strip, row)) and all(is_unicode(c[i]) for c in columns.values())
-        ]
+        asked = self._asked(samples, columns, self._unreadable(columns))
         told = [dict[str, str]() for _ in range(len(samples))]
-        for rows, question in self._asked(samples, columns, kept):
+        for rows, question in asked[::2] if rubric.ranks else asked:
             for i in rows:
                 told[i] = {**self._reasons.get(_digest(question.prompt), {})}
         if rubric.criteria is not None:
@@ -314,11 +313,6 @@ class Judge(ModelScorer[CausalLM]):
 
     # What is asked
 
-    @property
-    def _read_columns(self) -> tuple[str, ...]:
-        """Columns without which a sample fails."""
-        return ("texts", "references") if self.rubric.compares else ("texts",)
-
     def _columns(self, samples: Samples) -> Columns:
         """Return the columns that the rubric shows."""
         columns = {name: samples.require(name, "Judge") for name in self.rubric.columns}
@@ -326,16 +320,42 @@ class Judge(ModelScorer[CausalLM]):
             columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
         return columns
 
-    def _questions(self, columns: Columns, kept: Sequence[int]) -> list[Question]:
-        """Return the question about each sample; in a comparison two, one for each order."""
-        questions = []
-        for i in kept:
-            cells = {JSON_KEYS[name]: column[i] for name, column in columns.items()}
-            sides = [(cells["text"], cells.get("reference", ""))]
-            for first, second in [*sides, *((b, a) for a, b in sides if self.rubric.compares)]:
-                prompt = self.rubric.prompt.format(**cells, first=first, second=second)
-                questions.append(Question(prompt))
-        return questions
+    def _unreadable(self, columns: Columns) -> dict[int, str]:
+        """Return the samples that can't be judged, each with the reason: `texts[2] is empty`."""
+        needed = ("texts", "references") if self.rubric.compares else ("texts",)
+        found = {}
+        for i in range(len(columns["texts"])):
+            empty = [name for name in needed if not columns[name][i].strip()]
+            # Texts are checked before; only a judge reads labels and prompts as text.
+            invalid = [name for name, column in columns.items() if not is_unicode(column[i])]
+            if empty or invalid:
+                name, what = (empty[0], "empty") if empty else (invalid[0], "not valid Unicode")
+                found[i] = f"{name}[{i}] is {what}"
+        return found
+
+    def _asked(
+        self, samples: Samples, columns: Columns, unreadable: Container[int]
+    ) -> list[tuple[list[int], Question]]:
+        """Return the questions about the samples, each with the rows of its texts in their order.
+
+        In a comparison or a ranking, two about the same rows follow each other, one for each order.
+        """
+        rubric, kept = self.rubric, [i for i in range(len(samples)) if i not in unreadable]
+
+        def question(rows: list[int], swapped: bool = False) -> Question:
+            cells = {JSON_KEYS[name]: column[rows[0]] for name, column in columns.items()}
+            sides = [cells["text"], cells.get("reference", "")]
+            first, second = sides[::-1] if swapped else sides
+            texts = numbered([columns["texts"][i] for i in rows])
+            prompt = rubric.prompt.format(**cells, first=first, second=second, texts=texts)
+            return Question(prompt, len(rows) if rubric.ranks else 0)
+
+        if rubric.ranks:
+            groups = self._groups(samples, columns, kept)
+            orders = [order for rows in groups for order in (rows, rows[::-1])]
+            return [(rows, question(rows)) for rows in orders]
+        swaps = (False, True) if rubric.compares else (False,)
+        return [([i], question([i], swapped)) for i in kept for swapped in swaps]
 
     def _groups(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[list[int]]:
         """Return the rows of each group of two or more texts, which share what a prompt shows."""
@@ -352,68 +372,6 @@ class Judge(ModelScorer[CausalLM]):
                             f"[{rows[0]}] = {shortened(column[rows[0]])} to rank group {group!r}"
                         )
         return [rows for rows in groups.values() if len(rows) > 1]
-
-    def _group_question(self, columns: Columns, rows: Sequence[int]) -> Question:
-        cells = {JSON_KEYS[name]: column[rows[0]] for name, column in columns.items()}
-        texts = numbered([columns["texts"][i] for i in rows])
-        return Question(self.rubric.prompt.format(**cells, texts=texts), len(rows))
-
-    def _asked(
-        self, samples: Samples, columns: Columns, kept: Sequence[int]
-    ) -> list[tuple[Sequence[int], Question]]:
-        """Return the rows of each question that has a reason, and the question."""
-        if not self.rubric.ranks:
-            return list(zip([[i] for i in kept], self._questions(columns, kept), strict=True))
-        groups = self._groups(samples, columns, kept)
-        return [(rows, self._group_question(columns, rows)) for rows in groups]
-
-    # Scores of the answers
-
-    def _preferences(
-        self, judgements: Sequence[Judgement], kept: Sequence[int], n: int
-    ) -> dict[str, Scores]:
-        """Return the scores of n comparisons, by the answers in both orders."""
-        found = {name: np.full(n, np.nan) for name in self.specs}
-        answered = [judgement.scores[self.rubric.name] for judgement in judgements]
-        text, reference = np.reshape(answered, (len(kept), 2)).T
-        reference = 1.0 - reference  # the text's score in the second position
-        valid = ~np.isnan(text + reference)
-        consistent = np.where(valid, text == reference, np.nan)
-        found[CONSISTENT][kept] = consistent
-        found[PREFERENCE][kept] = np.where(valid, np.where(text == reference, text, 0.5), np.nan)
-        changed = int((consistent == 0).sum())
-        if changed:
-            log.warning(
-                "%d of %d comparisons change with the order: the preference is a tie",
-                *(changed, int(valid.sum())),
-            )
-        return found
-
-    def _ranks(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> dict[str, Scores]:
-        """Return the scores of rankings; NaN for groups of 1, which a warning counts."""
-        found = {name: np.full(len(samples), np.nan) for name in self.specs}
-        groups = self._groups(samples, columns, kept)
-        alone = len(kept) - sum(map(len, groups))
-        if alone:
-            log.warning("%d of %d texts are alone in their group: rank is NaN", alone, len(kept))
-        orders = [order for rows in groups for order in (rows, rows[::-1])]
-        judgements = self._judge([self._group_question(columns, rows) for rows in orders])
-        for k, rows in enumerate(groups):
-            given, reverse = (
-                np.array([*judgement.scores.values()])
-                for judgement in judgements[2 * k : 2 * k + 2]
-            )
-            reverse = reverse[::-1]
-            found[RANK][rows] = (given + reverse) / 2
-            upper = np.triu_indices(len(rows), 1)
-            signs = [np.sign(np.subtract.outer(each, each))[upper] for each in (given, reverse)]
-            valid = not np.isnan(given + reverse).any()
-            found[CONSISTENT][rows] = np.mean(signs[0] == signs[1]) if valid else np.nan
-        return found
-
-    def _judge(self, questions: Sequence[Question]) -> list[Judgement]:
-        """Return the judgement of each question, NaN where it failed."""
-        return self._read(questions) if self.address is None else self._ask(questions)
 
     # A local model
 
@@ -554,6 +512,30 @@ class Judge(ModelScorer[CausalLM]):
         reply = server.post_once("/chat/completions", body)
         self._meter.end(sent, reply)
         return reply
+
+
+def _preferred(answered: Sequence[float]) -> tuple[Scores, Scores]:
+    """Return preference and consistency of comparisons, by the answers in both orders of each."""
+    text, reference = np.reshape(answered, (-1, 2)).T
+    reference = 1.0 - reference  # the text's score in the second position
+    valid = ~np.isnan(text + reference)
+    changed = int((valid & (text != reference)).sum())
+    if changed:
+        log.warning(
+            "%d of %d comparisons change with the order: the preference is a tie",
+            *(changed, int(valid.sum())),
+        )
+    alike = text == reference
+    return np.where(valid, np.where(alike, text, 0.5), np.nan), np.where(valid, alike, np.nan)
+
+
+def _ranked(given: Judgement, reverse: Judgement) -> tuple[Scores, float]:
+    """Return the ranks of a group, and the share of its pairs that both orders rank alike."""
+    ranks = np.array([[*given.scores.values()], [*reverse.scores.values()][::-1]])
+    first, second = np.triu_indices(ranks.shape[1], 1)
+    signs = np.sign(ranks[:, first] - ranks[:, second])
+    consistent = (signs[0] == signs[1]).mean() if not np.isnan(ranks).any() else np.nan
+    return ranks.mean(axis=0), float(consistent)
 
 
 def _scores(rubric: Rubric, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:

@@ -59,11 +59,8 @@ class _Sent:
 class Meter:
     """Delays requests by their limits, and counts them. A copy in another process starts at 0.
 
-    Args:
-        requests_per_minute: Most requests that begin in any 60 seconds; None for no limit.
-        tokens_per_minute: Most tokens of these, prompts and replies; None for no limit.
-        prompt_cost: Price of a million tokens of prompts.
-        completion_cost: Price of a million tokens of replies.
+    The limits are requests that begin in any 60 seconds and their tokens, None for none, and the
+    costs prices of a million tokens.
     """
 
     def __init__(
@@ -139,13 +136,7 @@ class Meter:
 
 
 class Outage:
-    """Time since a server stopped answering, shared by the requests of one call of `score`.
-
-    Args:
-        choice: What to do, "raise", "wait" or "nan"; see `Judge`.
-        budget: Seconds after which no request is repeated.
-        clock: The time.
-    """
+    """Time since a server stopped answering, shared by the requests of one call of `score`."""
 
     def __init__(self, choice: OutageChoice, budget: float, clock: Clock) -> None:
         self._choice = choice
@@ -177,11 +168,7 @@ class Outage:
 
 
 class ReplyCache:
-    """Replies on disk by the content of their requests, for any number of processes.
-
-    Args:
-        folder: Folder of the database, `replies.sqlite3`; it is created by the first reply.
-    """
+    """Replies on disk by the content of their requests, for any number of processes."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder).expanduser() / "replies.sqlite3"

@@ -28,8 +28,7 @@ _NEUTRAL = 0.05
 class LexiconSentiment(Scorer):
     """Sentiment of a text by VADER (Hutto & Gilbert, 2014), a lexicon with rules for negation.
 
-    It uses no neural network, so it can judge a policy with a neural reward. It takes about
-    40 µs per text. Measurements on labelled sentences are in `docs/scorers.md`. English only.
+    English only. Without a neural network, it can judge a policy with a neural reward.
 
     - `polarity`: VADER's compound score, -1 (negative) to 1 (positive); 0 for a text without a
       word of the lexicon. To judge a generator, compare texts of both labels by their polarity:
@@ -38,8 +37,7 @@ class LexiconSentiment(Scorer):
       size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
 
     Args:
-        aspects: The score or scores to compute; `"all"` leaves out the accuracy without
-            labels.
+        aspects: Score or scores to compute; `"all"` leaves out the accuracy without labels.
         labels: Names of the negative and of the positive label.
         attribute: Attribute whose target is read, for samples with labels of several attributes.
 
@@ -47,8 +45,6 @@ class LexiconSentiment(Scorer):
         >>> scorer = LexiconSentiment()
         >>> scorer["polarity"](["The soup was lovely.", "Awful, cold soup.", "It is noon."])
         array([ 0.5859, -0.4588,  0.    ])
-        >>> scorer["accuracy"](["The soup was lovely.", "It is noon."], labels="positive")
-        array([1., 0.])
     """
 
     def __init__(

@@ -40,9 +40,8 @@ class ModelOptions(TypedDict, total=False):
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Examples:
-        >>> from ctrlreward import Perplexity, Similarity
-        >>> options = ModelOptions(device="cpu", dtype="float32", batch_tokens=2048)
-        >>> scorers = [Perplexity(**options), Similarity(**options)]
+        >>> from ctrlreward import Perplexity
+        >>> scorer = Perplexity(**ModelOptions(device="cpu", dtype="float32"))
     """
 
     device: str
@@ -54,13 +53,13 @@ class ModelScorer(Scorer, Generic[Model]):
     """A scorer that uses one frozen model.
 
     Subclasses implement `build_model`, which returns a model that other scorers may share
-    (`engine.sharing.shared_model`). They call the model inside `locked_model()`, or send it
-    requests (`engine.sharing`), so that only one thread at a time uses it.
+    (`engine.sharing.shared_model`), and call it inside `locked_model()`, so that only one thread at
+    a time uses it, or are a `TaskScorer` as well.
 
     Args:
         model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
-            accepts one. A model that is itself a scorer is loaded, moved and released with this
-            one. Any other object stays on its device and is not released.
+            accepts one, which stays on its device. A model that is itself a scorer is loaded, moved
+            and released with this one.
         device: See `ModelOptions`.
         dtype: See `ModelOptions`.
         batch_tokens: See `ModelOptions`.

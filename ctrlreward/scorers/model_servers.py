@@ -34,10 +34,7 @@ def check_address(address: str, example: str) -> str:
 
 
 class Busy(ConnectionError):
-    """A request that may be repeated, after `retry_after` seconds if the server says so.
-
-    `limited` says that the server answers, but that the client has sent too much.
-    """
+    """A request that may be repeated, after `retry_after` seconds; `limited` if it was too much."""
 
     retry_after: float = 0.0
     limited: bool = False
@@ -55,18 +52,11 @@ class Clock(NamedTuple):
 
 
 class ModelServer:
-    """Connection to a server of a model.
+    """Connection to a server of a model, by its `name` in errors and its `address`.
 
-    Args:
-        name: What the server is, for errors: "the judge at http://127.0.0.1:8000/v1".
-        address: URL, without a slash at the end.
-        client: Sends the requests.
-        stop: When to stop repeating a request that the server rejects temporarily.
-        sleep: Waits between two of them: twice as long each time, up to 10 seconds, and at least
-            as long as the server's `Retry-After`.
-
-    Attributes:
-        retrying: Calls a function again while it raises `Busy`.
+    `stop` of tenacity says when to stop repeating a request that the server rejects temporarily,
+    and `sleep` waits: twice as long each time, up to 10 seconds, and at least the server's `Retry-
+    After`. `retrying` calls a function again while it raises `Busy`.
     """
 
     def __init__(
@@ -89,11 +79,7 @@ class ModelServer:
         )
 
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of the reply.
-
-        Raises:
-            ConnectionError: The server does not answer, or answers with an error or without JSON.
-        """
+        """Return the JSON of the reply; a ConnectionError if there is none or an error."""
         return self.retrying(self.post_once, route, body)
 
     def post_once(self, route: str, body: Mapping[str, Any]) -> Any:
@@ -151,11 +137,7 @@ def connected(
     stop: Any,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[ModelServer]:
-    """Yield a connection; a key is read from an environment variable.
-
-    Raises:
-        ValueError: The variable does not contain a key.
-    """
+    """Yield a connection; a ValueError if the environment variable does not contain a key."""
     key = os.environ.get(key_variable) if key_variable is not None else None
     if key_variable is not None and not key:
         raise ValueError(f"the environment variable {key_variable} does not contain an API key")

@@ -1,8 +1,8 @@
-"""Perplexity under a frozen language model."""
+"""Perplexity under a frozen language model, and under an infilling one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -11,14 +11,60 @@ from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
-from ctrlreward.models.tasks import Continuation, TokenScores
+from ctrlreward.models.seq2seq import load_infiller
+from ctrlreward.models.tasks import Continuation, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, nonempty
+from ctrlreward.scorers.ctrleval import coherence_blanks
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
+from ctrlreward.text.sentences import find_splitter
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
 TOKENS = "tokens"
+
+
+def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
+    """Return the mean log-probability of each answer's tokens, and their number; NaN for 0."""
+    tokens = np.array([len(answer.ids) for answer in answers], np.float64)
+    totals = np.array([np.minimum(answer.log_probs, 0.0).sum() for answer in answers])
+    return np.divide(totals, tokens, where=tokens > 0, out=np.full_like(totals, np.nan)), tokens
+
+
+def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
+    """Return the perplexity over the tokens of n texts, 1 or more or NaN; lower is better.
+
+    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
+    number, 0 or NaN for texts to leave out.
+    """
+    read = tokens > 0
+    if not read.any():
+        return float("nan")
+    weights = tokens[read]
+    return float(np.exp(-(log_likelihood[read] * weights).sum() / weights.sum()))
+
+
+def _specs(prefix: str) -> Mapping[str, ScoreSpec]:
+    return {
+        f"{prefix}perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
+        f"{prefix}log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+    }
+
+
+def _folds(prefix: str) -> Mapping[str, CorpusFold]:
+    fold = CorpusFold((f"{prefix}log_likelihood", TOKENS), pooled_perplexity)
+    return {f"{prefix}perplexity": fold}
+
+
+def _scores(
+    prefix: str, answers: Sequence[TokenScores], names: Collection[str]
+) -> dict[str, Scores]:
+    log_likelihood, tokens = mean_log_probs(answers)
+    scores = {
+        f"{prefix}perplexity": np.exp(-log_likelihood),
+        f"{prefix}log_likelihood": log_likelihood,
+    }
+    return {**scores, TOKENS: tokens} if TOKENS in names else scores
 
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
@@ -48,6 +94,9 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         {'perplexity': (2,), 'log_likelihood': (2,)}
     """
 
+    specs = _specs("")
+    corpus_folds = _folds("")
+
     def __init__(
         self,
         model: str = "smollm2-135m",
@@ -58,19 +107,6 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         super().__init__(model, **options)
         self.max_tokens = positive("max_tokens", max_tokens)
         self.score_end = score_end
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of perplexity and log-likelihood."""
-        return {
-            "perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
-            "log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
-        }
-
-    @property
-    def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Perplexity of all texts as one corpus."""
-        return {"perplexity": CorpusFold(("log_likelihood", TOKENS), pooled_perplexity)}
 
     def build_model(self, name: str) -> CausalLM:
         """Load the language model, or share it with other scorers."""
@@ -99,30 +135,71 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
     ) -> dict[str, Scores]:
         """Return both scores, and `"tokens"` by name; NaN for an empty text."""
-        log_likelihood, tokens = mean_log_probs(answers)
-        scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
-        return {**scores, TOKENS: tokens} if TOKENS in names else scores
+        return _scores("", answers, names)
 
 
-def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
-    """Return the mean log-probability of each answer's tokens, NaN without any, and their number.
+@checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
+class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
+    """Perplexity of each text under an infilling model, prefix included.
 
-    Rounding can push the log-probability of a certain token just above 0.
+    Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
+    all sentences, as in the pseudo-perplexity of masked language models (Salazar et al., ACL 2020,
+    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens; a single
+    one is predicted from the mask alone. It is our interpretation of the baseline "PPL" under
+    PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3 and 4).
+
+    - `infilling_perplexity`: exp of the negative mean token log-probability, 1 or more; lower is
+      better.
+    - `infilling_log_likelihood`: the mean token log-probability, 0 or less; higher is better.
+
+    Args:
+        model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
+        sentence_splitter: A callable, a name, or None for the default.
+        max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
+            the model can. The cost grows with the square of a text's length.
+        **options: See `ModelOptions`.
+
+    Raises:
+        ValueError: The splitter is unknown, or `max_tokens` is not positive.
+
+    Examples:
+        >>> scorer = InfillingPerplexity("smollm2-135m")
+        >>> scores = scorer.score(["The soup was good. I ate it.", "I it ate. Soup good."])
+        >>> {name: values.shape for name, values in scores.items()}
+        {'infilling_perplexity': (2,), 'infilling_log_likelihood': (2,)}
     """
-    tokens = np.array([len(answer.ids) for answer in answers], np.float64)
-    totals = np.array([np.minimum(answer.log_probs, 0.0).sum() for answer in answers])
-    return np.divide(totals, tokens, where=tokens > 0, out=np.full_like(totals, np.nan)), tokens
 
+    specs = _specs("infilling_")
+    corpus_folds = _folds("infilling_")
 
-def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
-    """Return exp of the negative mean log-probability over the tokens of n texts; lower is better.
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        sentence_splitter: str | Callable[[str], list[str]] | None = None,
+        max_tokens: int | None = 512,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        super().__init__(model, **options)
+        self.split = find_splitter(sentence_splitter)
+        self.max_tokens = positive("max_tokens", max_tokens)
 
-    Longer texts weigh more, unlike in a mean of perplexities, and one unlikely sentence does not
-    dominate. `log_likelihood` is the mean token log-probability of each text, shape (n,), and
-    `tokens` their number, 0 or NaN for texts to leave out. 1 or more; NaN without tokens.
-    """
-    read = tokens > 0
-    if not read.any():
-        return float("nan")
-    weights = tokens[read]
-    return float(np.exp(-(log_likelihood[read] * weights).sum() / weights.sum()))
+    def build_model(self, name: str) -> Infiller:
+        """Load the model, or share it with other scorers."""
+        return load_infiller(name, self.device, self.dtype, self.batch_tokens)
+
+    def tasks(self, samples: Samples, names: Collection[str]) -> list[Patterns]:
+        """Return the sentences of each text as blanks; a warning names an empty text."""
+        nonempty("infilling_perplexity", texts=samples.texts)
+        texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
+        # A text without sentences counts as one sentence.
+        sentences = [[s for s in self.split(text) if s.strip()] or [text] for text in texts]
+        return [
+            Patterns(coherence_blanks(found) if text.strip() else ())
+            for text, found in zip(texts, sentences, strict=True)
+        ]
+
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
+        """See `Perplexity.fold`."""
+        return _scores("infilling_", answers, names)

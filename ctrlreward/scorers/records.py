@@ -27,12 +27,9 @@ def write_scored_samples(
 ) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
-    The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
-    (n,). `Samples.from_jsonl` can read the file. `by_prompt` has values of the prompts that are
-    not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
-    the first record of each prompt gets them as `"by_prompt"`. `explanations`, row → result of
-    `explain_some`, are the `"explanation"` of these records. `reasons`, score → n texts, are the
-    `"reasons"` of each record, by score.
+    The file is written atomically; NaN and infinite scores, (n,), are null. `by_prompt`,
+    (prompts,), are values of prompts that are not means, such as jackknife values: in the first
+    record of each. `explanations` are by row, `reasons` by score.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
@@ -54,10 +51,7 @@ def write_scored_samples(
 def explain_some(
     components: Mapping[str, Component], samples: Samples, count: int = 8
 ) -> dict[int, dict[str, Any]]:
-    """Return row → name → explanation, as plain data, of evenly spaced samples.
-
-    By the scorers that have `explain`, such as `CTRLEval` and `Alignment`; NaN becomes None.
-    """
+    """Return row → name → explanation of evenly spaced samples, as plain data, NaN as None."""
     wanted: dict[Scorer, set[str]] = {}
     for component in components.values():
         if hasattr(component.scorer, "explain"):
@@ -112,10 +106,8 @@ def sample_table(
 ) -> tuple[list[str], list[list[Cell]]]:
     """Return the header and rows of a table with prompt, label, text, scores and their reasons.
 
-    The rows are evenly spaced over the n samples and depend only on n, so tables of different steps
-    show the same prompts; if there are fewer samples than `rows`, all are shown. Prompt and label
-    are left out if the samples have none. Each of `scores` has shape (n,); `reasons`, score → n
-    texts, are the columns `<score>_reason`.
+    The rows are evenly spaced and depend only on n, so that tables of different steps show the same
+    prompts. `reasons`, score → n texts, are the columns `<score>_reason`.
     """
     told = reasons or {}
     columns = samples.columns()

@@ -12,22 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.items import item_logger
-from ctrlreward.models.rendering import (
-    CHAT,
-    PLAIN,
-    Answer,
-    Side,
-    check_template,
-    encode,
-    render,
-    slots_of,
-)
+from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
-from ctrlreward.models.tokenization import Ids
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_servers import ModelServer, check_address, connected, in_parallel
-from ctrlreward.scorers.reward_model import answers_of
+from ctrlreward.scorers.reward_model import answers_of, fold_outputs
 from ctrlreward.text.chats import prompt_text
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -40,9 +30,9 @@ _EXAMPLE = "http://127.0.0.1:8000"
 
 
 class Batch(NamedTuple):
-    """Texts of one request: token ids if there is a tokenizer, else strings."""
+    """Texts of one request, with their prompts: lists of token ids if there is a tokenizer."""
 
-    texts: Sequence[str] | Sequence[Ids]
+    texts: Sequence[str] | Sequence[list[int]]
     prompts: Sequence[str]
 
 
@@ -50,27 +40,8 @@ class Contract(NamedTuple):
     """How a server is asked, and where its reply has the values of each text."""
 
     route: str
-    body: Callable[[Batch, str | None], dict[str, Any]]
+    body: Callable[[Batch], dict[str, Any]]
     values: Callable[[Any], Sequence[Any]]
-
-
-def _named(model: str | None) -> dict[str, str]:
-    return {} if model is None else {"model": model}
-
-
-def _vllm(batch: Batch, model: str | None) -> dict[str, Any]:
-    # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
-    raw = {"use_activation": False, "activation": False}
-    return {**_named(model), "input": _plain(batch), **raw}
-
-
-def _sglang(batch: Batch, model: str | None) -> dict[str, Any]:
-    key = "text" if isinstance(batch.texts[0], str) else "input_ids"
-    return {**_named(model), key: _plain(batch)}
-
-
-def _plain(batch: Batch) -> list[Any]:
-    return [text if isinstance(text, str) else list(text) for text in batch.texts]
 
 
 def _last(row: Any) -> Any:
@@ -81,16 +52,25 @@ def _last(row: Any) -> Any:
 # vLLM 0.18: docs.vllm.ai/en/stable/models/pooling_models/classify. SGLang: docs.sglang.io, native
 # API. OpenRLHF 0.11.2: `openrlhf.cli.serve_rm`.
 _CONTRACTS: Mapping[str, Contract] = {
-    "vllm": Contract("/classify", _vllm, lambda reply: [row["probs"] for row in reply["data"]]),
+    "vllm": Contract(
+        "/classify",
+        # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
+        lambda batch: {"input": batch.texts, "use_activation": False, "activation": False},
+        lambda reply: [row["probs"] for row in reply["data"]],
+    ),
     "vllm_pooling": Contract(
         "/pooling",
-        lambda batch, model: {**_named(model), "input": _plain(batch)},
+        lambda batch: {"input": batch.texts},
         lambda reply: [_last(row["data"]) for row in reply["data"]],
     ),
-    "sglang": Contract("/classify", _sglang, lambda reply: [row["embedding"] for row in reply]),
+    "sglang": Contract(
+        "/classify",
+        lambda batch: {"text" if isinstance(batch.texts[0], str) else "input_ids": batch.texts},
+        lambda reply: [row["embedding"] for row in reply],
+    ),
     "openrlhf": Contract(
         "/get_reward",
-        lambda batch, _: {"query": _plain(batch), "prompts": list(batch.prompts), "labels": None},
+        lambda batch: {"query": batch.texts, "prompts": batch.prompts, "labels": None},
         lambda reply: [row if isinstance(row, list) else [row] for row in reply["rewards"]],
     ),
 }
@@ -103,9 +83,9 @@ class RemoteRewardModel(Scorer):
     The server may be vLLM (`vllm serve MODEL --runner pooling`), SGLang (`--is-embedding`), or one
     with OpenRLHF's `/get_reward`. For a reward that `ctrlreward serve` serves use `RemoteReward`.
 
-    With a tokenizer, texts are rendered and tokenized here as `RewardModel` does, and sent as
-    token ids, so that no completion can end its turn and a long text is cut as you choose. Without,
-    prompt and completion are sent as one string.
+    With a tokenizer, texts are rendered and tokenized here as `RewardModel` does, so that no
+    completion can end its turn and a long text is cut as you choose. Without, prompt and completion
+    are sent as one string.
 
     Args:
         address: URL of the server, `"http://127.0.0.1:8000"`.
@@ -113,8 +93,7 @@ class RemoteRewardModel(Scorer):
             `"sglang"` (`/classify`) or `"openrlhf"` (`/get_reward`, strings only).
         model: Name of the model on the server, if it needs one.
         tokenizer: Local folder or Hugging Face id of the model's tokenizer.
-        template: As in `RewardModel`; `"chat"` needs a tokenizer. None: `"chat"` if the tokenizer
-            has a chat template and the samples have `prompts`, else `"plain"`.
+        template: As in `RewardModel`; it needs a tokenizer, but for `"plain"`.
         max_tokens: Context of the model on the server, beyond which texts are cut, with a warning;
             None takes the tokenizer's.
         truncation_side: Side at which they are cut; None takes the tokenizer's.
@@ -199,9 +178,7 @@ class RemoteRewardModel(Scorer):
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`prompts` if the template or the contract needs them."""
-        template = self.template or PLAIN
-        needed = template == CHAT or (template != PLAIN and "prompt" in slots_of(template))
-        needed = needed or self.api == "openrlhf"
+        needed = needs_prompts(self.template) or self.api == "openrlhf"
         return {"prompts": type(self).__name__} if needed else {}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
@@ -220,10 +197,7 @@ class RemoteRewardModel(Scorer):
         values = np.concatenate(replies)
         for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
             log.warning("texts[%d] got no value of %s, it is NaN", kept[row], self.address)
-        columns = dict(zip(self.outputs, values.T, strict=True))
-        if self.weights is not None:
-            total = sum(weight * columns[name] for name, weight in self.weights.items())
-            columns = {REWARD: np.asarray(total)}
+        columns = fold_outputs(self.outputs, values, self.weights)
         return {name: scatter(column, kept, n) for name, column in columns.items()}
 
     @cached_property
@@ -237,14 +211,9 @@ class RemoteRewardModel(Scorer):
             f"{prompt}{answer.completion}" for prompt, answer in zip(prompts, answers, strict=True)
         ]
         if self.tokenizer is not None:
-            template = self.template
-            if template is None:
-                chat = self._tokenizer.chat_template is not None
-                chat = chat and all(answer.prompt is not None for answer in answers)
-                template = CHAT if chat else PLAIN
-            rendered = render(self._tokenizer, answers, template, self.tokenizer)
             limit = self.max_tokens or self._tokenizer.model_max_length
-            texts = encode(self._tokenizer, rendered, template, limit, self.truncation_side)
+            options = self.template, self.truncation_side, limit, self.tokenizer
+            texts = [list(ids) for ids in encode(self._tokenizer, answers, *options)]
         size = self.batch_texts
         return [
             Batch(texts[start : start + size], prompts[start : start + size])
@@ -254,7 +223,10 @@ class RemoteRewardModel(Scorer):
     def _values(self, server: ModelServer, batch: Batch) -> Scores:
         """Return the values of a request, float64 of shape (texts, outputs)."""
         contract = _CONTRACTS[self.api]
-        reply = server.post(contract.route, contract.body(batch, self.model))
+        body = contract.body(batch)
+        if self.model is not None and self.api != "openrlhf":
+            body["model"] = self.model
+        reply = server.post(contract.route, body)
         try:
             rows = [[_number(value) for value in row] for row in contract.values(reply)]
         except (KeyError, IndexError, TypeError, ValueError):

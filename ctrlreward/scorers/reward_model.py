@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Unpack, get_args
 
@@ -11,7 +11,7 @@ import numpy as np
 from ctrlreward.arguments import checked_keywords, did_you_mean, one_of
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.items import item_logger
-from ctrlreward.models.rendering import CHAT, PLAIN, Answer, Side, check_template, slots_of
+from ctrlreward.models.rendering import Answer, Side, check_template, needs_prompts
 from ctrlreward.models.reward_head import REWARD, RewardHead, output_names
 from ctrlreward.samples import Samples, is_unicode, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
@@ -36,8 +36,8 @@ class RewardModel(ModelScorer[RewardHead]):
     - A model with several outputs and `problem_type="regression"` has a score for each, named by
       `id2label`; with `weights` it has `reward`, their weighted sum.
 
-    A text is rendered as the model was trained. Its completion follows the prompt: the text after
-    its prefix if the prompt ends with the prefix, else the whole text.
+    The completion that follows the prompt is the text after its prefix if the prompt ends with the
+    prefix, else the whole text.
 
     Args:
         model: Local folder or Hugging Face id of a model for sequence classification in
@@ -109,9 +109,7 @@ class RewardModel(ModelScorer[RewardHead]):
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`prompts` if the template needs them."""
-        template = self.template or PLAIN
-        needed = template == CHAT or (template != PLAIN and "prompt" in slots_of(template))
-        return {"prompts": "RewardModel"} if needed else {}
+        return {"prompts": "RewardModel"} if needs_prompts(self.template) else {}
 
     def build_model(self, name: str) -> RewardHead:
         """Load the reward model, or share it with other scorers."""
@@ -120,10 +118,9 @@ class RewardModel(ModelScorer[RewardHead]):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty completion."""
-        n = len(samples)
         kept = [i for i in nonempty(REWARD, texts=samples.texts) if self._is_readable(samples, i)]
         if not kept:
-            return {name: np.full(n, np.nan) for name in self.specs}
+            return {name: np.full(len(samples), np.nan) for name in self.specs}
         answers = answers_of(samples)
         with self.locked_model() as model:
             ratings = model.ratings(
@@ -132,11 +129,8 @@ class RewardModel(ModelScorer[RewardHead]):
                 self.truncation_side,
                 lambda i: f"texts[{kept[i]}]",
             )
-        columns = dict(zip(self.outputs, ratings.T, strict=True))
-        if self.weights is not None:
-            total = sum(weight * columns[name] for name, weight in self.weights.items())
-            columns = {REWARD: np.asarray(total)}
-        return {name: scatter(values, kept, n) for name, values in columns.items()}
+        columns = fold_outputs(self.outputs, ratings, self.weights)
+        return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}
 
     def _is_readable(self, samples: Samples, i: int) -> bool:
         """Return whether a sample has a completion and a prompt of valid Unicode; warn if not."""
@@ -152,12 +146,19 @@ class RewardModel(ModelScorer[RewardHead]):
         return False
 
 
-def answers_of(samples: Samples) -> list[Answer]:
-    """Return prompt and completion of each sample.
+def fold_outputs(
+    outputs: Sequence[str], values: Scores, weights: Mapping[str, float] | None
+) -> dict[str, Scores]:
+    """Return the columns of values by output, or with weights `reward`, their weighted sum."""
+    columns = dict(zip(outputs, values.T, strict=True))
+    if weights is None:
+        return columns
+    total = sum(weight * columns[name] for name, weight in weights.items())
+    return {REWARD: np.asarray(total)}
 
-    The completion is the text after its prefix if the prompt ends with the prefix: the generator
-    continued it. Else the text answers the prompt.
-    """
+
+def answers_of(samples: Samples) -> list[Answer]:
+    """Return prompt and completion of each sample, without a prefix that ends the prompt."""
     if samples.prompts is None:
         return [Answer(None, text) for text in samples.texts]
     prefixes = samples.prefixes or [""] * len(samples)

@@ -216,10 +216,7 @@ class Rubric:
         return total / sum(weights.values())
 
     def questions(self, size: int = 0) -> dict[str, dict[str, float]]:
-        """Return the score of each answer to each question, by its name.
-
-        The answers of a ranking are the places 1 to `size`, and its scores depend on all.
-        """
+        """Return the scores of the answers to each question; of a ranking, places to `size`."""
         if self.ranks:
             return {RANK: dict.fromkeys(map(str, range(1, size + 1)), math.nan)}
         if self.criteria is None:
@@ -245,9 +242,7 @@ class Rubric:
     def load(path: str | PathLike[str]) -> Rubric:
         """Read a YAML file with the arguments of a rubric; each of `criteria` is a mapping.
 
-        Raises:
-            ValueError: A key is absent or unknown, or a value is wrong.
-            OSError: The file does not exist.
+        A ValueError names what is wrong in it, an OSError a file that does not exist.
         """
         file = Path(path).expanduser()
         if not file.is_file():
@@ -328,10 +323,7 @@ def numbered(texts: Sequence[str]) -> str:
 
 
 def contexts(rubric: Rubric, shown: str, size: int = 0) -> dict[str, str]:
-    """Return what a local judge continues with an answer, by question.
-
-    `shown` is the prompt with the columns of a sample, or with a group of `size` texts.
-    """
+    """Return what a local judge continues with an answer; `shown` is the filled prompt."""
     if rubric.ranks:
         return {RANK: f"{shown}\n\nNumber of the best, 1 to {size}:"}
     if rubric.criteria is None:
@@ -441,14 +433,7 @@ def _score(answer: object, scores: Mapping[str, float]) -> float:
 
 
 def places(order: object, size: int) -> dict[str, float]:
-    """Return the score of each place in a prompt by an order, the best first: 1 to 0, evenly.
-
-    NaN for all if the order does not have each of the numbers 1 to `size` once.
-
-    Examples:
-        >>> places([3, 1, 2], 3)
-        {'1': 0.5, '2': 0.0, '3': 1.0}
-    """
+    """Return the scores of places by an order, the best first: 1 to 0; NaN if it is not whole."""
     numbers = [str(number) for number in range(1, size + 1)]
     given = [str(number) for number in order] if isinstance(order, list) else []
     if sorted(given) != sorted(numbers):
@@ -460,11 +445,7 @@ def places(order: object, size: int) -> dict[str, float]:
 def read_answer(reply: str, scores: Mapping[str, float]) -> float:
     """Return the score of the only answer in a reply, as a word; NaN for none or several.
 
-    Case counts only if answers differ by it.
-
-    Examples:
-        >>> read_answer("**Yes**.", {"yes": 1.0, "no": 0.0}), read_answer("4/5", {"4": 4, "5": 5})
-        (1.0, nan)
+    Case counts only if answers differ by it: "**Yes**." is yes, and "4/5" two answers.
     """
     folded = {answer.casefold(): score for answer, score in scores.items()}
     if len(folded) == len(scores):

@@ -23,9 +23,9 @@ class Similarity(ModelScorer[SentenceEncoder]):
       under MiniLM, 0.8 under raw word vectors and 0 under centred ones.
 
     Args:
-        model: Local folder, Hugging Face id or short name of a sentence encoder; a folder that
-            written by `WordVectors.save`, or `"glove-6b-50d"`, which weights all words equally;
-            or an object with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
+        model: Local folder, Hugging Face id or short name of a sentence encoder; a folder written
+            by `WordVectors.save`, or `"glove-6b-50d"`; or an object with an `embed` method, such as
+            the `WordVectors` of Pang & Gimpel (2019).
         **options: See `ModelOptions`.
 
     Examples:

@@ -37,8 +37,7 @@ class Task:
             words of all labels form the i-th verbalizer.
 
     Raises:
-        ValueError: `prompts` is empty, a prompt lacks a slot, labels have different numbers of
-            words, or a prompt, label or word is not a non-empty string.
+        ValueError: `prompts` is empty, or a prompt, label, word or their number is invalid.
 
     Examples:
         >>> words = {"past": ["past", "yesterday"], "future": ["future", "tomorrow"]}
@@ -105,13 +104,10 @@ class Task:
 
     @staticmethod
     def load(name: str | PathLike[str]) -> Task:
-        """Load a built-in task (`sentiment`, `topic`) or a YAML file of the same format.
+        """Load a built-in task (`sentiment`, `topic`) or a YAML file with the same keys.
 
-        The file has the key `verbalizers`, and `prompts` or `phrases`. Each phrase makes two
-        prompts: one after the text and one before it.
-
-        Raises:
-            ValueError: The task or file does not exist, lacks a key, or is not a valid task.
+        These are `verbalizers`, and `prompts` or `phrases`; a phrase is a prompt after the text and
+        one before it. A ValueError if the task does not exist, lacks a key, or is not valid.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
         path = Path(str(built_in)) if built_in.is_file() else Path(name).expanduser()
@@ -131,10 +127,9 @@ class Task:
 
     @staticmethod
     def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
-        """Load a task in the published format.
+        """Load a task in the published format: a prompt per line, and a table, separated by tabs.
 
-        `prompts` has one prompt per line, `verbalizers` the labels in the first line and one
-        verbalizer per further line, separated by tabs.
+        The first line of `verbalizers` has the labels, each further one a verbalizer.
         """
         lines, table = (
             [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]

@@ -17,8 +17,14 @@ from ctrlreward.functional.transfer import (
 )
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, scores_of
-from ctrlreward.scorers.composite import CompositeScorer
+from ctrlreward.scorers.base import (
+    CompositeScorer,
+    CorpusFold,
+    Scorer,
+    Scores,
+    ScoreSpec,
+    scores_of,
+)
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
@@ -33,9 +39,8 @@ _FACTORS = ("label_probability", "similarity", "perplexity")
 class TransferQuality(CompositeScorer):
     """Adjusted geometric mean of Pang & Gimpel (2019), eq. 1. Needs `labels` and `sources`.
 
-    - `gm`: adjusted geometric mean of a sample's label probability, similarity and perplexity; 0
-      or more, higher is better. It uses the probability because the decision on a single sample
-      is binary.
+    - `gm`: adjusted geometric mean of a sample's label probability (its accuracy is binary),
+      similarity and perplexity; 0 or more, higher is better.
     - All scores of the three scorers, with the same names.
 
     The paper's tables report `corpus`, not the mean of `gm`.

@@ -19,8 +19,7 @@ from ctrlreward.arguments import one_of
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.shaping import distance_outside
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.models.infill import Infiller
-from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns, TokenScores
+from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Infiller, Patterns, TokenScores
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches

@@ -12,9 +12,8 @@ import pytest
 import torch
 from tiny_aligners import bert, head, roberta, save_tokenizer
 
-from ctrlreward.models.aligner import EmbeddingAligner
+from ctrlreward.models.aligner import EmbeddingAligner, RegressionAligner, TokenAligner
 from ctrlreward.models.encoder import Encoder
-from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.recipes.papers.ctc.convert_checkpoint import convert
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import Alignment

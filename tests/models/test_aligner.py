@@ -118,7 +118,7 @@ def test_tokens_of_a_text_are_let_go_of_after_its_last_pair(
     def watched(texts: list[str]) -> list:
         nonlocal most
         rows = own(texts)
-        made.extend(ref(row.vectors) for row in rows)
+        made.extend(ref(vectors) for _, vectors in rows)
         most = max(most, sum(vectors() is not None for vectors in made))
         return rows
 

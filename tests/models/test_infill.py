@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 from ctrlreward.models.blank_orders import BlankOrders
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import control_tokens, mark
-from ctrlreward.models.infill import load_infiller
-from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
 from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Evaluator

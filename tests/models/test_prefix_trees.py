@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.prefix_trees import Row, chain, padded_inputs, tree_inputs, trees
+from ctrlreward.models.causal import Row, chain, padded_inputs, tree_inputs, trees
 
 # Few tokens, so that sequences begin alike.
 SEQUENCE = st.lists(st.integers(0, 2), max_size=8)

@@ -31,8 +31,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
-from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 
 SPECIAL = {
     "pad_token": "[PAD]",

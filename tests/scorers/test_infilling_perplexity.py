@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Perplexity, Samples
 from ctrlreward.scorers.base import score
-from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
+from ctrlreward.scorers.perplexity import InfillingPerplexity
 
 TEXTS = [
     "The food was good. The staff was friendly and quick.",

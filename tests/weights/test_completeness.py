@@ -23,12 +23,12 @@ from transformers import (
 from transformers.utils import logging
 
 from ctrlreward import CTRLEval, Perplexity, Similarity
+from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.classifier import Classifier
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
-from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.policy.model import LoRA, load_base, load_policy
 from ctrlreward.weights.completeness import listed
 from ctrlreward.weights.loading import load_frozen

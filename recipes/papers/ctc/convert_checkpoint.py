@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from ctrlreward.files import whole_folder
-from ctrlreward.models.trained_aligner import ALIGNED
+from ctrlreward.models.aligner import ALIGNED
 from ctrlreward.weights.loading import load_config, load_tokenizer
 
 # The package reads texts in lower case, with straight quotes.

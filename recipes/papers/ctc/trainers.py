@@ -23,18 +23,21 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PretrainedConfig,
     PreTrainedModel,
 )
 
 from ctrlreward.arguments import one_of
 from ctrlreward.files import whole_folder
 from ctrlreward.functional.alignment import content_tokens
+from ctrlreward.models.aligner import ALIGNED, unit_logits
 from ctrlreward.models.encoder import drop_layers
 from ctrlreward.models.pairs import UNITS, EncodedPair, Span, Unit, encode_pairs, pad_pairs
 from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.models.trained_aligner import ALIGNED, reads_left_to_right, unit_logits
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.text.stop_words import read_stop_words
 from ctrlreward.weights.loading import load_tokenizer
@@ -46,6 +49,13 @@ _LOADED = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.f
 
 # Label of a word that the loss and the metrics leave out.
 NO_LABEL = -1
+
+
+def reads_left_to_right(config: PretrainedConfig) -> bool:
+    """Return whether a token attends only to earlier tokens, as in decoder-only models."""
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
+        type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False)
+    )
 
 
 class AlignerTrainer(pl.LightningModule, ABC):

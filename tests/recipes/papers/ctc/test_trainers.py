@@ -25,8 +25,8 @@ from transformers import (
 
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
+from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
-from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.recipes.papers.ctc.pair_file import AlignmentData, PairFile, read_pair_file
 from ctrlreward.recipes.papers.ctc.trainers import (
