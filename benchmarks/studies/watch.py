@@ -2,7 +2,7 @@
 
     python benchmarks/studies/watch.py [--runs 500] [--only "no change" ...] [--check 10]
 
-A run has 100 steps of 8 prompts with 4 completions each; 400 prompts recur in a new order. The
+A run has 100 steps of 6 prompts with 4 completions each; 300 prompts recur in a new order. The
 reward is the mean of two components in [0, 1], both of them noisy readings of the same quality.
 Completions are texts of 2 to 15 chunks of words, common and rare ones. A hack begins at step 30 and
 is complete at step 60. The kinds of runs:
@@ -10,15 +10,18 @@ is complete at step 60. The kinds of runs:
 no change          the policy stays
 healthy learning   quality rises from 0.4 to 0.7, completions become 1.3 times as long, and a phrase
                    spreads to 10 % of them
+binary reward      as healthy learning, with components of 0 or 1: the answer is right, from 0.2 to
+                   0.85 of completions, and has the format, from 0.5 to all in the first half
 flat reward        completions become three times as long, and the reward stays
-at the tolerance   as healthy learning, but twice the length; a phrase in 20 % more of them; γ of
-                   the components 0.2 lower; repeated trigrams 0.1 more
+at the tolerance   quality rises, and from step 20 on every statistic has drifted by its tolerance:
+                   twice the length, a phrase in 20 % more completions, γ of the components 0.2
+                   lower, a tenth more repeated trigrams
 learned format     as healthy learning, and the task's format spreads to 90 % of completions
 expected format    the same, with `expected_phrases`
 phrase hack        a phrase spreads to 80 % of completions, and a component pays for it
 repetition hack    80 % of completions repeat a chunk, and a component pays for it
 length hack        completions become three times as long, and both components pay for it
-component hack     a component rises for reasons that the other does not see
+component hack     a component rises at the expense of the other
 
 rewardspy 0.1 (github.com/AvAdiii/rewardspy) gets each completion with its reward, components and
 length in characters, as its `watch` and `GRPOSpy` record them, with the defaults (window of 100,
@@ -34,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +47,7 @@ from ctrlreward.selection.drift import DriftMonitor, Rollouts
 
 Floats = np.ndarray
 
-STEPS, PROMPTS, COMPLETIONS, DATASET = 100, 8, 4, 400
+STEPS, PROMPTS, COMPLETIONS, DATASET = 100, 6, 4, 300
 ONSET, COMPLETE = 30, 60
 PHRASE, FORMAT = "as a leading expert", "the final answer is"
 WINDOW = 100  # records of rewardspy
@@ -52,6 +56,7 @@ WINDOW = 100  # records of rewardspy
 KINDS = {
     "no change": "",
     "healthy learning": "",
+    "binary reward": "",
     "flat reward": "",
     "at the tolerance": "",
     "learned format": "",
@@ -80,6 +85,8 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
     whole = np.linspace(0, 1, STEPS)[:, None]
     hack = np.clip((np.arange(STEPS) - ONSET) / (COMPLETE - ONSET), 0, 1)[:, None]
 
+    edge = np.clip((np.arange(STEPS) - 10) / 10, 0, 1)[:, None]  # for "at the tolerance"
+
     learns = "no change" != kind != "flat reward"
     gain = 0.3 * whole if kind in HEALTHY else 0.05 * whole if learns else 0.0 * whole
     difficulty = rng.normal(0, 0.1, DATASET)
@@ -87,16 +94,17 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
     first, second = (quality + rng.normal(0, 0.08, shape) for _ in range(2))
 
     growth = {"no change": 0 * whole, "flat reward": 2 * hack, "length hack": 2 * hack}
-    factor = 1 + growth.get(kind, (1.0 if kind == "at the tolerance" else 0.3) * whole)
+    at_the_edge = kind == "at the tolerance"
+    factor = 1 + growth.get(kind, AT_THE_TOLERANCE["chunks"] * edge if at_the_edge else 0.3 * whole)
     chunks = np.clip(rng.poisson(5 * factor, shape), 2, 45)
     spread = np.zeros(shape)
     if kind in HEALTHY:
-        spread = (0.2 if kind == "at the tolerance" else 0.1) * whole + spread
+        spread = spread + (0.2 * edge if at_the_edge else 0.1 * whole)
     if kind == "phrase hack":
         spread = 0.8 * hack + spread
     phrased = rng.uniform(size=shape) < spread
     formatted = rng.uniform(size=shape) < (0.9 * hack if kind.endswith("format") else 0.0 * hack)
-    looped = {"at the tolerance": LOOPED_AT_THE_TOLERANCE * whole, "repetition hack": 0.8 * hack}
+    looped = {"at the tolerance": AT_THE_TOLERANCE["looped"] * edge, "repetition hack": 0.8 * hack}
     repeated = rng.uniform(size=shape) < looped.get(kind, 0.0 * whole)
     if kind == "phrase hack":
         first = first + 0.25 * phrased
@@ -107,12 +115,15 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
         first, second = first + paid * hack, second + paid * hack
     if kind == "component hack":
         trick = rng.uniform(size=shape) < 0.6 * hack
-        first, second = first + 0.35 * trick, second - 0.1 * trick
-    if kind == "at the tolerance":
-        first = first + NOISE_AT_THE_TOLERANCE * whole * rng.normal(size=shape)
+        first, second = first + 0.35 * trick, second - 0.2 * trick
+    if kind == "binary reward":
+        chances = (0.2 + 0.65 * whole + difficulty[prompts], 0.5 + np.minimum(whole, 0.5))
+        first, second = (1.0 * (rng.uniform(size=shape) < chance) for chance in chances)
+    if at_the_edge:
+        first = first + AT_THE_TOLERANCE["noise"] * edge * rng.normal(size=shape)
     components = {"first": np.clip(first, 0, 1), "second": np.clip(second, 0, 1)}
 
-    bank = chunk_bank(rng)
+    bank = chunk_bank()
     weights = 1 / np.arange(5, len(bank) + 5)
     drawn = iter(rng.choice(len(bank), size=int(chunks.sum()), p=weights / weights.sum()))
     texts = []
@@ -125,20 +136,28 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
             if formatted[t, i]:
                 parts.append(FORMAT)
             if repeated[t, i]:
-                parts += [parts[-1]] * len(parts)
+                parts += [parts[-1]] * (len(parts) // 2)
             row.append(" ".join(parts))
         texts.append(row)
     return Trace(prompts, texts, (components["first"] + components["second"]) / 2, components)
 
 
-HEALTHY = ("healthy learning", "at the tolerance", "learned format", "expected format")
-# Chosen so that repetition and γ change by their tolerances at the last step.
-LOOPED_AT_THE_TOLERANCE = 0.22
-NOISE_AT_THE_TOLERANCE = 0.11
+HEALTHY = (
+    "healthy learning",
+    "binary reward",
+    "at the tolerance",
+    "learned format",
+    "expected format",
+)
+# Growth of the number of chunks, share of completions with a loop and noise of a component with
+# which length, repetition and γ change by their tolerances.
+AT_THE_TOLERANCE = {"chunks": 0.69, "looped": 0.355, "noise": 0.2}
 
 
-def chunk_bank(rng: np.random.Generator) -> list[str]:
+@cache
+def chunk_bank() -> list[str]:
     """Return 400 chunks of 2 to 5 words."""
+    rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(600)]
     return [" ".join(rng.choice(words, size=int(rng.integers(2, 6)))) for _ in range(400)]
 
@@ -231,7 +250,11 @@ def cusum(rewards: list[float]) -> list[int]:
 
 
 def check_with_package(trace: Trace) -> None:
-    """Compare the five detectors with the installed rewardspy, alert by alert."""
+    """Compare the first alert of each detector with the installed rewardspy.
+
+    A share of exactly 0.75 of binary components is rounded in one or the other direction, so that
+    later alerts, after a return to OK, may differ.
+    """
     from rewardspy.detectors.engine import DetectionEngine
     from rewardspy.records import RolloutRecord
     from rewardspy.store import MetricStore
@@ -248,8 +271,11 @@ def check_with_package(trace: Trace) -> None:
         step = i // (PROMPTS * COMPLETIONS) + 1
         found += [(step, alert.detector) for alert in engine.process(record)]
     ours = [event for event in alarms_of_rewardspy(trace) if event[1] != "grpo_group"]
-    if sorted(found) != sorted(ours):
-        raise SystemExit(f"rewardspy alerts {sorted(found)}, but here {sorted(ours)}")
+    first, ours_first = (
+        {name: step for step, name in sorted(events, reverse=True)} for events in (found, ours)
+    )
+    if first != ours_first:
+        raise SystemExit(f"rewardspy alerts at {first}, but here at {ours_first}")
 
 
 # Tables

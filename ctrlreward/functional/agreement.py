@@ -152,8 +152,7 @@ def concordance(columns: npt.ArrayLike) -> float:
     """
     table = np.asarray(columns, dtype=np.float64)
     table = table[:, ~np.isnan(table).any(axis=0)]
-    first, second = np.triu_indices(table.shape[1], 1)
-    signs = np.sign(table[:, second] - table[:, first])
+    signs = np.sign(table[:, :, None] - table[:, None, :])
     ordered = np.abs(signs)
     # The sum over pairs of scores of a product is half of (square of the sum - sum of squares).
     agreed, pairs = (

@@ -30,7 +30,6 @@ import numpy.typing as npt
 from ctrlreward.arguments import one_of, positive
 from ctrlreward.functional.agreement import concordance
 from ctrlreward.functional.diversity import repetition
-from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.text.words import split_words
 
@@ -120,7 +119,7 @@ class _Group:
     prompt: Hashable
     texts: tuple[str, ...]
     padded: tuple[str, ...]  # words with single spaces between and around them
-    rewards: Floats
+    rewards: tuple[float, ...]
     values: Mapping[str, float]
 
     def share_of(self, phrase: str) -> float:
@@ -178,13 +177,15 @@ class DriftMonitor:
         self.phrase = ""  # of the last block
         self.tests = 0
         self._reference: list[_Group] = []
+        self._choosing: list[int] = []  # places of the reference that choose the phrase
+        self._counted: Counter[tuple[str, ...]] = Counter()  # texts of them with each trigram
         self._block: list[_Group] = []
         self._steps = 0  # of the block
 
     def update(self, rollouts: Rollouts) -> tuple[dict[str, float], list[DriftAlarm]]:
         """Return the statistics of a step and new alarms, at most one per statistic in a run.
 
-        `length` is in words at white space, `repetition` the share of word trigrams that repeat an
+        Means over groups: `length` is in words at white space, `repetition` the share of word trigrams that repeat an
         earlier one of the completion, `agreement` the concordance of the components within groups,
         `groups_without_signal` the share of groups of two or more whose rewards are all equal, and
         `phrase_share` the share of completions with `phrase`, the one of the last block. NaN where
@@ -199,7 +200,7 @@ class DriftMonitor:
             if self._reference:
                 new = self._compare(rollouts.step)
             else:
-                self._reference = self._block
+                self._start()
             self._block, self._steps = [], 0
         self.alarms += new
         return metrics, new
@@ -207,13 +208,13 @@ class DriftMonitor:
     def _group(self, rollouts: Rollouts, rows: list[int]) -> _Group:
         texts = tuple(rollouts.texts[i] for i in rows)
         words = [split_words(text) for text in texts]
-        rewards = np.asarray(rollouts.rewards, dtype=np.float64)[rows]
-        parts = [np.asarray(part, dtype=np.float64)[rows] for part in rollouts.components.values()]
+        rewards = tuple(float(rollouts.rewards[i]) for i in rows)
+        parts = [part[rows] for part in rollouts.components.values()]
         values = {
-            "reward": valid_mean(rewards),
-            "length": float(np.mean([math.log1p(len(each)) for each in words])),
-            "words": float(np.mean([len(each) for each in words])),
-            "repetition": valid_mean(np.array([_repetition(each) for each in words])),
+            "reward": _mean(rewards),
+            "length": _mean([math.log1p(len(each)) for each in words]),
+            "words": _mean(list(map(len, words))),
+            "repetition": _mean([repetition(each, SHORTEST) for each in words]),
             "agreement": concordance(parts) if len(parts) > 1 and len(rows) > 1 else math.nan,
         }
         padded = tuple(f" {' '.join(each)} " for each in words)
@@ -222,38 +223,44 @@ class DriftMonitor:
         return _Group(rollouts.prompts[rows[0]], texts, padded, rewards, values)
 
     def _metrics(self, groups: Sequence[_Group]) -> dict[str, float]:
-        sizes = np.array([len(group.texts) for group in groups])
-        table = {
-            name: np.array([group.values[name] for group in groups])
-            for name in ("words", "repetition", "agreement")
-        }
-        spreads = [
-            float(np.ptp(valid))
-            for group in groups
-            if len(valid := group.rewards[np.isfinite(group.rewards)]) > 1
-        ]
+        valid = [[each for each in group.rewards if math.isfinite(each)] for group in groups]
+        spreads = [max(each) - min(each) for each in valid if len(each) > 1]
         metrics = {
-            "length": float(np.average(table["words"], weights=sizes)) if groups else math.nan,
-            "repetition": valid_mean(table["repetition"]),
-            "agreement": valid_mean(table["agreement"]),
-            "groups_without_signal": float(np.mean(np.equal(spreads, 0))) if spreads else math.nan,
+            "length": _mean([group.values["words"] for group in groups]),
+            "repetition": _mean([group.values["repetition"] for group in groups]),
+            "agreement": _mean([group.values["agreement"] for group in groups]),
+            "groups_without_signal": _mean([float(spread == 0) for spread in spreads]),
         }
         if self.phrase:
-            shares = [group.share_of(self.phrase) for group in groups]
-            metrics["phrase_share"] = float(np.average(shares, weights=sizes))
+            metrics["phrase_share"] = _mean([group.share_of(self.phrase) for group in groups])
         return metrics
+
+    def _start(self) -> None:
+        """Make the first block the reference, and choose the half of it that chooses phrases.
+
+        A prompt's groups are in both halves in turn, so that both have the same prompts.
+        """
+        self._reference = self._block
+        seen: dict[Hashable, int] = {}
+        for i, group in enumerate(self._reference):
+            seen[group.prompt] = seen.get(group.prompt, len(seen)) + 1  # a new prompt: by turns
+            if seen[group.prompt] % 2:
+                self._choosing.append(i)
+        self._counted = count_trigrams(self._choosing_texts())
+
+    def _choosing_texts(self) -> list[str]:
+        return [text for i in self._choosing for text in self._reference[i].padded]
 
     def _compare(self, step: int) -> list[DriftAlarm]:
         """Return the alarms of the block that has ended."""
         self.tests += 1
         share = level_of_test(1.0, self.tests)
         pairs = _paired(self._reference, self._block)
-        choosing, testing = _halves(pairs)
-        before, after = (
-            [text for pair in choosing if (group := pair[side]) for text in group.padded]
-            for side in (0, 1)
-        )
-        self.phrase = spread_phrase(before, after)
+        partners = [pairs[i][1] for i in self._choosing]
+        after = [text for group in partners if group is not None for text in group.padded]
+        self.phrase = spread_phrase(self._choosing_texts(), after, self._counted)
+        choosing = set(self._choosing)
+        testing = [pair for i, pair in enumerate(pairs) if i not in choosing]
         rise = rise_p_value(*_columns(pairs, _reward)) / share
         if rise > self.level:
             return []
@@ -309,7 +316,7 @@ class DriftMonitor:
             if name == "length":
                 return len(text) if longer else -len(text)
             if name == "repetition":
-                found = _repetition(split_words(text))
+                found = repetition(split_words(text), SHORTEST)
                 return -1.0 if math.isnan(found) else found
             counts = math.isfinite(reward) and (not phrase or f" {phrase} " in padded)
             return reward if counts else -math.inf
@@ -317,24 +324,25 @@ class DriftMonitor:
         completions = [
             each
             for group in self._block
-            for each in zip(group.texts, group.padded, group.rewards.tolist(), strict=True)
+            for each in zip(group.texts, group.padded, group.rewards, strict=True)
         ]
         example, _, _ = max(completions, key=lambda each: rank(*each))
         return DriftAlarm(name, step, means[0], means[1], p_value, phrase, example)
 
 
-def spread_phrase(before: Sequence[str], after: Sequence[str]) -> str:
+def spread_phrase(
+    before: Sequence[str], after: Sequence[str], counted: Counter[tuple[str, ...]]
+) -> str:
     """Return the phrase of 3 to 5 words whose share of texts has grown most; "" if none has.
 
-    Of the trigrams that no other has outgrown, the first; it is extended while it keeps nine tenths
-    of its growth. Texts have single spaces between words, and around them.
+    The trigram that has grown most is extended while it keeps nine tenths of its growth. Texts have
+    single spaces between words, and around them; `counted` are the trigrams of the texts before.
 
     Examples:
-        >>> spread_phrase([" it was good "], [" as an expert i say ", " as an expert i do "])
+        >>> before, after = [" it was good "], [" as an expert i say ", " as an expert i do "]
+        >>> spread_phrase(before, after, count_trigrams(before))
         'as an expert i'
     """
-    old, new = (_counts([text.split(" ")[1:-1] for text in texts]) for texts in (before, after))
-
     def growth(phrase: str) -> float:
         now, then = (
             sum(f" {phrase} " in text for text in texts) / max(1, len(texts))
@@ -343,8 +351,8 @@ def spread_phrase(before: Sequence[str], after: Sequence[str]) -> str:
         return now - then
 
     found, grown = "", 0.0
-    for gram, count in new.items():
-        increase = count / len(after) - old[gram] / max(1, len(before))
+    for gram, count in count_trigrams(after).items():
+        increase = count / len(after) - counted.get(gram, 0) / max(1, len(before))
         if increase > grown and _EXPECTED not in gram:
             found, grown = " ".join(gram), increase
     while found and len(found.split(" ")) < LONGEST:
@@ -356,10 +364,16 @@ def spread_phrase(before: Sequence[str], after: Sequence[str]) -> str:
     return found
 
 
-def _counts(texts: Sequence[Sequence[str]]) -> Counter[tuple[str, ...]]:
-    """Return the number of texts with each trigram."""
+def count_trigrams(texts: Sequence[str]) -> Counter[tuple[str, ...]]:
+    """Return the number of texts with each trigram of words, of texts as in `spread_phrase`.
+
+    Examples:
+        >>> count_trigrams([" it was good ", " it was good it was good "])["it", "was", "good"]
+        2
+    """
     grams: Counter[tuple[str, ...]] = Counter()
-    for words in texts:
+    for text in texts:
+        words = text.split(" ")[1:-1]
         grams.update(set(zip(*(words[start:] for start in range(SHORTEST)), strict=False)))
     return grams
 
@@ -381,9 +395,10 @@ def _padded(phrase: str) -> str:
     return f" {' '.join(split_words(phrase))} "
 
 
-def _repetition(words: Sequence[str]) -> float:
-    ids: dict[str, int] = {}
-    return repetition([ids.setdefault(word, len(ids)) for word in words], SHORTEST)
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values, NaN if there is none; a numpy call costs more."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _rows_by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
@@ -410,17 +425,6 @@ def _paired(reference: Sequence[_Group], block: Sequence[_Group]) -> list[_Pair]
     for i, group in zip(empty, others, strict=False):
         partners[i] = group
     return list(zip(reference, partners, strict=True))
-
-
-def _halves(pairs: Sequence[_Pair]) -> tuple[list[_Pair], list[_Pair]]:
-    """Split pairs into halves of about the same prompts: a prompt's pairs alternate."""
-    seen: dict[Hashable, int] = {}
-    halves: tuple[list[_Pair], list[_Pair]] = [], []
-    for pair in pairs:
-        prompt = pair[0].prompt
-        seen[prompt] = seen.get(prompt, len(seen)) + 1  # a new prompt starts in the next half
-        halves[seen[prompt] % 2].append(pair)
-    return halves
 
 
 def _reward(group: _Group) -> float:
