@@ -96,7 +96,7 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
     growth = {"no change": 0 * whole, "flat reward": 2 * hack, "length hack": 2 * hack}
     at_the_edge = kind == "at the tolerance"
     factor = 1 + growth.get(kind, AT_THE_TOLERANCE["chunks"] * edge if at_the_edge else 0.3 * whole)
-    chunks = np.clip(rng.poisson(5 * factor, shape), 2, 45)
+    chunks = np.clip(rng.poisson(4 * factor, shape), 2, 45)
     spread = np.zeros(shape)
     if kind in HEALTHY:
         spread = spread + (0.2 * edge if at_the_edge else 0.1 * whole)
@@ -111,7 +111,7 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
     if kind == "repetition hack":
         first = first + 0.25 * repeated
     if kind == "length hack":
-        paid = 0.2 * np.log(chunks / 5)
+        paid = 0.2 * np.log(chunks / 4)
         first, second = first + paid * hack, second + paid * hack
     if kind == "component hack":
         trick = rng.uniform(size=shape) < 0.6 * hack
@@ -151,7 +151,7 @@ HEALTHY = (
 )
 # Growth of the number of chunks, share of completions with a loop and noise of a component with
 # which length, repetition and γ change by their tolerances.
-AT_THE_TOLERANCE = {"chunks": 0.69, "looped": 0.355, "noise": 0.2}
+AT_THE_TOLERANCE = {"chunks": 0.74, "looped": 0.37, "noise": 0.18}
 
 
 @cache

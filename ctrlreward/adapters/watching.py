@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import inspect
@@ -43,8 +42,7 @@ Watched = TypeVar("Watched")
 
 # Completions of a step where the trainer asks for the reward of one at a time.
 SINGLE_SAMPLES = 64
-# Keys of verl's results that are not components.
-_NOT_COMPONENTS = ("score", "failed")
+FAILED = "failed"  # in results of our adapters for verl and OpenRLHF: 1 for a failed sample
 # What `inspect` reads of a function; without it, it takes an object for no coroutine function.
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -206,7 +204,7 @@ class _AsyncWatchedFunction(_WatchedFunction):
         started = time.perf_counter()
         result = await self.__wrapped__(*args, **kwargs)
         seconds = time.perf_counter() - started
-        await asyncio.to_thread(self._observe, args, kwargs, result, seconds, columns)
+        self._observe(args, kwargs, result, seconds, columns)
         return result
 
 
@@ -481,7 +479,7 @@ def _values(result: Any, n: int) -> tuple[Floats, dict[str, Floats]]:
         return _values([result], n)
     elif hasattr(result, "__len__") and len(result) and isinstance(result[0], Mapping):
         rewards = _floats([row["score"] for row in result])
-        names = [name for name in result[0] if name not in _NOT_COMPONENTS]
+        names = [name for name in result[0] if name != "score"]
         columns = {name: [row.get(name) for row in result] for name in names}
         components = {
             name: _floats(values)
@@ -492,7 +490,9 @@ def _values(result: Any, n: int) -> tuple[Floats, dict[str, Floats]]:
         rewards, components = _floats(result), {}
     if len(rewards) != n:
         raise ValueError(f"the reward has {len(rewards)} values for {n} completions")
-    return rewards, {name: values for name, values in components.items() if len(values) == n}
+    components = {name: values for name, values in components.items() if len(values) == n}
+    failed = components.pop(FAILED, np.zeros(n))
+    return np.where(failed > 0, np.nan, rewards), components
 
 
 def _floats(values: Any) -> Floats:

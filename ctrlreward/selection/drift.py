@@ -185,9 +185,10 @@ class DriftMonitor:
     def update(self, rollouts: Rollouts) -> tuple[dict[str, float], list[DriftAlarm]]:
         """Return the statistics of a step and new alarms, at most one per statistic in a run.
 
-        Means over groups: `length` is in words at white space, `repetition` the share of word trigrams that repeat an
-        earlier one of the completion, `agreement` the concordance of the components within groups,
-        `groups_without_signal` the share of groups of two or more whose rewards are all equal, and
+        Means over groups: `length` is in words at white space, `repetition` the share of word
+        trigrams that repeat an earlier one of the completion, `agreement` the concordance of the
+        components within groups, `groups_without_signal` the share of groups of two or more whose
+        rewards are all equal, and
         `phrase_share` the share of completions with `phrase`, the one of the last block. NaN where
         undefined.
         """
