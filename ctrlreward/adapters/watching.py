@@ -62,8 +62,8 @@ def watch(
 
     Logs each step under `watch/`: means and standard deviations of the reward and its components,
     seconds, failures, groups of equal rewards, length, repetition, the share of completions with
-    the phrase that has spread most, and the agreement of the components. Raises no exception of
-    its own while training: it logs its first error and stops watching.
+    the phrase that has spread most, and the agreement of the components. An error of the recording
+    never reaches the trainer: it is logged once, and watching stops.
 
     An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
     and completions have drifted beyond a tolerance from the first steps (`DriftMonitor`). Learning
@@ -100,13 +100,13 @@ def watch(
         >>> watched.__name__, watched.alarms
         ('brevity', [])
     """
-    functions = list(reward) if isinstance(reward, list | tuple) else [reward]
+    functions = reward if isinstance(reward, list) else [reward]
+    torch = sys.modules.get("torch")
     for function in functions:
-        module = "a model" if hasattr(function, "parameters") else shortened(function)
-        if not callable(function) or module == "a model":
+        if not callable(function) or (torch is not None and isinstance(function, torch.nn.Module)):
             raise TypeError(
-                f"reward must be a function, a Reward or a list of them, got {module}. For a "
-                "reward model, use RewardModel(model)."
+                f"reward must be a function, a Reward or a list of functions, got "
+                f"{shortened(function)}. For a reward model, use RewardModel(model)."
             )
     if not functions:
         raise ValueError("reward is an empty list, must have at least one function")
@@ -120,7 +120,7 @@ def watch(
         samples_per_step=positive("samples_per_step", samples_per_step),
     )
     watched = [_watched(each, i, recorder) for i, each in enumerate(functions)]
-    return cast(Watched, watched if isinstance(reward, list | tuple) else watched[0])
+    return cast(Watched, watched if isinstance(reward, list) else watched[0])
 
 
 def _watched(reward: Any, index: int, recorder: _Recorder) -> Any:

@@ -9,9 +9,9 @@ as many steps. The unit is a group, the completions of a prompt in one step: a g
 a group of the reference with the same prompt where there is one, else with a free one, so that
 under the null a pair's difference is as likely to have the opposite sign, and flips of signs test
 it (`ctrlreward.functional.sequential`). The null of a statistic: the policy of each step has a
-reward that is no higher than the reference's, or a statistic within its tolerance. The k-th block
-has 6 / (π² k²) of the level of the run, shared by the statistics (Bonferroni). The reward's rise
-needs no share: an alarm needs both tests (intersection-union, Berger 1982).
+mean reward of at most the reference's, or a statistic within its tolerance. The k-th block has
+6 / (π² k²) of the level of the run, shared by the statistics (Bonferroni). The reward's rise is
+tested at all of it: an alarm needs both tests (intersection-union, Berger 1982).
 
 The phrase is chosen by the data: half of the pairs choose it, and the other half test it.
 """
@@ -188,9 +188,8 @@ class DriftMonitor:
         Means over groups: `length` is in words at white space, `repetition` the share of word
         trigrams that repeat an earlier one of the completion, `agreement` the concordance of the
         components within groups, `groups_without_signal` the share of groups of two or more whose
-        rewards are all equal, and
-        `phrase_share` the share of completions with `phrase`, the one of the last block. NaN where
-        undefined.
+        rewards are all equal, and `phrase_share` the share of completions with `phrase`, the one of
+        the last block. NaN where undefined.
         """
         groups = [self._group(rollouts, rows) for rows in _rows_by_prompt(rollouts.prompts)]
         metrics = self._metrics(groups)
@@ -344,6 +343,7 @@ def spread_phrase(
         >>> spread_phrase(before, after, count_trigrams(before))
         'as an expert i'
     """
+
     def growth(phrase: str) -> float:
         now, then = (
             sum(f" {phrase} " in text for text in texts) / max(1, len(texts))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from adapters import watched_functions as functions
 
 from ctrlreward import Reward, watch
@@ -252,7 +253,8 @@ def test_training_with_trl(train, reward, tmp_path, build: str) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("gpt2", TypeError, "reward must be a function, a Reward or a list of them, got 'gpt2'"),
+        ("gpt2", TypeError, "must be a function, a Reward or a list of functions, got 'gpt2'"),
+        ([torch.nn.Linear(1, 1)], TypeError, "For a reward model, use RewardModel"),
         ([], ValueError, "reward is an empty list"),
     ],
 )

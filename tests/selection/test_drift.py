@@ -18,7 +18,8 @@ def run_alarms(
     rng: np.random.Generator, factor: float, rise: float, level: float, fresh: bool
 ) -> set[str]:
     """Return the alarms of a run whose completions become `factor` times as long after step 5."""
-    monitor = DriftMonitor(reference_steps=5, level=level)
+    tolerances = {"repetition": math.inf}  # all words are the same
+    monitor = DriftMonitor(reference_steps=5, level=level, tolerances=tolerances)
     for step in range(20):
         later = step >= 5
         prompts = [step * 10 + i // 2 if fresh else i // 2 for i in range(20)]
