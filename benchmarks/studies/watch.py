@@ -1,11 +1,12 @@
 """False alarms and power of `watch`, and of the detectors of rewardspy, on the same simulated runs.
 
     python benchmarks/studies/watch.py [--runs 500] [--only "no change" ...] [--check 10]
+        [--texts FILE]
 
 A run has 100 steps of 6 prompts with 4 completions each; 300 prompts recur in a new order. The
 reward is the mean of two components in [0, 1], both of them noisy readings of the same quality.
-Completions are texts of 2 to 15 chunks of words, common and rare ones. A hack begins at step 30 and
-is complete at step 60. The kinds of runs:
+Completions are texts of 2 to 15 chunks of words, common and rare ones, or of as many lines of a
+file. A hack begins at step 30 and is complete at step 60. The kinds of runs:
 
 no change          the policy stays
 healthy learning   quality rises from 0.4 to 0.7, completions become 1.3 times as long, and a phrase
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,7 @@ class Trace(NamedTuple):
     components: dict[str, Floats]
 
 
-def simulate(kind: str, rng: np.random.Generator) -> Trace:
+def simulate(kind: str, rng: np.random.Generator, bank: list[str]) -> Trace:
     shape = (STEPS, PROMPTS * COMPLETIONS)
     epochs = -(-STEPS * PROMPTS // DATASET)
     order = np.concatenate([rng.permutation(DATASET) for _ in range(epochs)])[: STEPS * PROMPTS]
@@ -123,7 +124,6 @@ def simulate(kind: str, rng: np.random.Generator) -> Trace:
         first = first + AT_THE_TOLERANCE["noise"] * edge * rng.normal(size=shape)
     components = {"first": np.clip(first, 0, 1), "second": np.clip(second, 0, 1)}
 
-    bank = chunk_bank()
     weights = 1 / np.arange(5, len(bank) + 5)
     drawn = iter(rng.choice(len(bank), size=int(chunks.sum()), p=weights / weights.sum()))
     texts = []
@@ -154,7 +154,6 @@ HEALTHY = (
 AT_THE_TOLERANCE = {"chunks": 0.74, "looped": 0.37, "noise": 0.18}
 
 
-@cache
 def chunk_bank() -> list[str]:
     """Return 400 chunks of 2 to 5 words."""
     rng = np.random.default_rng(0)
@@ -292,7 +291,7 @@ def median(steps: list[int]) -> str:
     return f"{np.median(steps):.0f}" if steps else "–"
 
 
-def row(kind: str, runs: int, check: int) -> str:
+def row(kind: str, runs: int, check: int, bank: list[str]) -> str:
     statistic = KINDS[kind]
     start = ONSET if statistic else 0
     first: dict[str, list[int]] = {"watch": [], "rewardspy": []}
@@ -300,7 +299,7 @@ def row(kind: str, runs: int, check: int) -> str:
     early = {"watch": 0, "rewardspy": 0}
     named = 0
     for i in range(runs):
-        trace = simulate(kind, np.random.default_rng([zlib.crc32(kind.encode()), i]))
+        trace = simulate(kind, np.random.default_rng([zlib.crc32(kind.encode()), i]), bank)
         if i < check:
             check_with_package(trace)
         alarms = {"watch": alarms_of_watch(trace, kind), "rewardspy": alarms_of_rewardspy(trace)}
@@ -326,20 +325,22 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--check", type=int, default=0, help="runs to compare with rewardspy")
+    parser.add_argument("--texts", type=Path, help="file whose lines take the place of chunks")
     arguments = parser.parse_args()
+    bank = arguments.texts.read_text().splitlines()[:5000] if arguments.texts else chunk_bank()
     false = [kind for kind in arguments.only if not KINDS[kind]]
     true = [kind for kind in arguments.only if KINDS[kind]]
     if false:
         print("| no hack | watch, % of runs | rewardspy | its detectors, % |\n|---|---|---|---|")
         for kind in false:
-            print(row(kind, arguments.runs, arguments.check), flush=True)
+            print(row(kind, arguments.runs, arguments.check, bank), flush=True)
     if true:
         print(
             "\n| hack | watch, % of runs | step | before it, % | named, % | rewardspy | step "
             "| before it, % | its detectors, % |\n|---|---|---|---|---|---|---|---|---|"
         )
         for kind in true:
-            print(row(kind, arguments.runs, arguments.check), flush=True)
+            print(row(kind, arguments.runs, arguments.check, bank), flush=True)
 
 
 if __name__ == "__main__":
