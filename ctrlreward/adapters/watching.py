@@ -60,10 +60,10 @@ def watch(
 ) -> Watched:
     """Return the reward function with the same values and exceptions, logged and watched.
 
-    Logs each step under `watch/`: means and standard deviations of the reward and its components,
-    seconds, failures, groups of equal rewards, length, repetition, the share of completions with
-    the phrase that has spread most, and the agreement of the components. An error of the recording
-    never reaches the trainer: it is logged once, and watching stops.
+    Logs each step under `watch/`: means and standard deviations of the reward and its components
+    (`watch/component/<name>`), seconds, failures, groups of equal rewards, length, repetition, the
+    share of completions with the phrase that has spread most, and the agreement of the components.
+    An error of the recording never reaches the trainer: it is logged once, and watching stops.
 
     An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
     and completions have drifted beyond a tolerance from the first steps (`DriftMonitor`). Learning
@@ -321,7 +321,9 @@ class _Recorder:
 
     def _end_step(self, call: _Call) -> None:
         logged = {"seconds": call.seconds, "fail_rate": float(np.isnan(call.rewards).mean())}
-        for name, values in {"reward": call.rewards, **call.components}.items():
+        # A component may have the name of a statistic, such as length.
+        parts = {f"component/{name}": values for name, values in call.components.items()}
+        for name, values in {"reward": call.rewards, **parts}.items():
             valid = values[np.isfinite(values)]
             logged[name] = valid_mean(valid)
             logged[f"{name}_std"] = float(valid.std()) if len(valid) else math.nan

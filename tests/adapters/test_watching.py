@@ -96,8 +96,8 @@ def test_statistics_by_hand(tmp_path) -> None:
     assert row["step"] == 1
     assert row["watch/reward"] == pytest.approx(totals.mean())
     assert row["watch/reward_std"] == pytest.approx(totals.std())
-    assert row["watch/share"] == pytest.approx((2 / 3 + 3 / 11) / 2)
-    assert row["watch/brevity"] == -5.5
+    assert row["watch/component/share"] == pytest.approx((2 / 3 + 3 / 11) / 2)
+    assert row["watch/component/brevity"] == -5.5
     assert row["watch/fail_rate"] == 0.0
     assert row["watch/length"] == (3 + 3.5) / 2  # words: 2, 4; 6, 1
     # Trigrams "b b b" twice: 1/2; "aba", "bab" twice each: 1/2; too short: none. Mean over groups.
@@ -125,7 +125,11 @@ def test_agreement_and_groups_without_signal(tmp_path) -> None:
 def test_openrlhf_and_verl_are_read(tmp_path) -> None:
     watch(functions.reward_func, tmp_path / "openrlhf.jsonl")(**QUERIES)
     (row,) = rows_of(tmp_path / "openrlhf.jsonl")
-    assert (row["watch/reward"], row["watch/half"], row["watch/length"]) == (5.5, 2.75, 1.0)
+    assert (row["watch/reward"], row["watch/component/half"], row["watch/length"]) == (
+        5.5,
+        2.75,
+        1.0,
+    )
     watched = watch(functions.compute_score, tmp_path / "verl.jsonl", samples_per_step=4)
     for answer in ["7", "8", "7 apples", "7", "7", "", "8", "7"]:
         watched("math", answer, "7", {"index": 3})
@@ -148,7 +152,7 @@ def test_a_reward_stays_a_reward(reward: Reward, tmp_path) -> None:
     np.testing.assert_array_equal(batch.total, expected.total)
     assert watched.submit(texts, prompts=prompts).result().failed.tolist() == [False, False, True]
     rows = rows_of(tmp_path / "watch.jsonl")
-    assert [row["watch/share"] for row in rows] == [0.75, 0.75]
+    assert [row["watch/component/share"] for row in rows] == [0.75, 0.75]
     assert rows[0]["watch/fail_rate"] == pytest.approx(1 / 3)
     copied = pickle.loads(pickle.dumps(watched))
     np.testing.assert_array_equal(copied(texts, prompts=prompts).total, expected.total)
@@ -241,7 +245,7 @@ def test_training_with_trl(train, reward, tmp_path, build: str) -> None:
     part, logged = {"functions": ("brevity", "rewards/brevity/mean")}.get(
         build, ("share", "letters/share")
     )
-    assert last[f"watch/{part}"] == pytest.approx(last[logged], rel=1e-5)
+    assert last[f"watch/component/{part}"] == pytest.approx(last[logged], rel=1e-5)
     assert last["watch/length"] > 0
     rows = rows_of(tmp_path / "watch.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]  # evaluations are not steps
