@@ -14,6 +14,8 @@ mean reward of at most the reference's, or a statistic within its tolerance. The
 tested at all of it: an alarm needs both tests (intersection-union, Berger 1982).
 
 The phrase is chosen by the data: half of the pairs choose it, and the other half test it.
+
+benchmarks/studies/watch.py simulates false alarms and power.
 """
 
 from __future__ import annotations
