@@ -1,2 +1,2 @@
 """Adapters that make rewards and scorers usable from other trainers: `trl`, `verl`, `openrlhf` and
-`torchmetrics`. None imports its trainer before use."""
+`torchmetrics`; `watching` logs any reward function. None imports its trainer before use."""

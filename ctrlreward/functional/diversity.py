@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ctrlreward.functional.means import valid_mean
+
+Gram = TypeVar("Gram", bound=Hashable)
 
 
 def distinct_n(
@@ -67,7 +70,7 @@ def distinct_by_group(
     return values
 
 
-def repetition(ids: Sequence[int], n: int) -> float:
+def repetition(ids: Sequence[Hashable], n: int) -> float:
     """Return the share of a text's n-grams that repeat an earlier one, 1 - distinct / total.
 
     seq-rep-n of Welleck et al. (2020), https://arxiv.org/abs/1908.04319.
@@ -136,7 +139,7 @@ def check_length(n: int) -> None:
         raise ValueError(f"n, the length of the n-grams, must be 1 or more, got {n}")
 
 
-def _grams(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
+def _grams(ids: Sequence[Gram], n: int) -> Iterator[tuple[Gram, ...]]:
     return zip(*(ids[start:] for start in range(n)), strict=False)
 
 

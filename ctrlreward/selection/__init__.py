@@ -28,6 +28,8 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 it repeats the last decision with the settings of the new run. `BestRule` and `ParetoRule` also have
 `best(state)`, the step of the best checkpoint.
 
+`DriftMonitor` has no validations: it compares each step's rollouts with the first steps.
+
 `RunRules` folds all rules of a run at once, after the run or in a trainer's hook.
 
 A trainer's callback reads metrics, calls `update`, applies the decision and stores the state.
@@ -35,6 +37,7 @@ A trainer's callback reads metrics, calls `update`, applies the decision and sto
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule, AlarmState
 from ctrlreward.selection.best import BestRule, BestState, KeepDecision
+from ctrlreward.selection.drift import DriftAlarm, DriftMonitor, Rollouts
 from ctrlreward.selection.pareto import ParetoRule, ParetoState
 from ctrlreward.selection.replay import Decided, RunRules, RunValidation
 from ctrlreward.selection.stopping import StopDecision, StopRule, StopState
@@ -46,9 +49,12 @@ __all__ = [
     "BestRule",
     "BestState",
     "Decided",
+    "DriftAlarm",
+    "DriftMonitor",
     "KeepDecision",
     "ParetoRule",
     "ParetoState",
+    "Rollouts",
     "RunRules",
     "RunValidation",
     "StopDecision",

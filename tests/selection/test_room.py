@@ -55,9 +55,12 @@ def test_rules_import_neither_a_trainer_nor_torch() -> None:
     assert imported - ours - set(sys.stdlib_module_names) == {
         "collections.abc",
         "ctrlreward.arguments",
+        "ctrlreward.functional.agreement",
+        "ctrlreward.functional.diversity",
         "ctrlreward.functional.pareto",
         "ctrlreward.functional.sequential",
         "ctrlreward.functional.trend",
+        "ctrlreward.text.words",
         "numpy",
         "numpy.typing",
         "pydantic",

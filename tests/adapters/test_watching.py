@@ -1,0 +1,283 @@
+"""`watch` changes nothing that a trainer sees, and logs what can be counted by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import logging
+import math
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from adapters import watched_functions as functions
+
+from ctrlreward import Reward, watch
+from ctrlreward.adapters.trl import as_reward_funcs
+from ctrlreward.runs.logs import read_log
+
+PROMPTS, COMPLETIONS = ["p", "p", "q", "q"], ["a b", "a a a a", "b", "c"]
+VERL = {"data_source": "math", "solution_str": "7", "ground_truth": "7", "extra_info": {"index": 3}}
+QUERIES = {"queries": ["p: yes", "q: no"], "prompts": ["p: ", "q: "], "labels": ["", ""]}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (functions.share, {"prompts": PROMPTS, "completions": COMPLETIONS, "label": [1] * 4}),
+        (functions.brevity, {"completions": COMPLETIONS}),
+        (functions.compute_score, VERL),
+        (functions.reward_func, QUERIES),
+        (functools.partial(functions.share, []), {"completions": COMPLETIONS}),
+    ],
+)
+def test_same_values_name_and_signature(function, arguments, tmp_path) -> None:
+    watched = watch(function, tmp_path / "log.jsonl")
+    copied = pickle.loads(pickle.dumps(watched))
+    expected = function(**arguments)
+    for each in (watched, copied):
+        assert repr(each(**arguments)) == repr(expected)
+        assert inspect.signature(each) == inspect.signature(function)
+        assert not inspect.iscoroutinefunction(each)
+    from trl.trainer.utils import get_callable_name
+
+    assert get_callable_name(watched) == get_callable_name(function)
+
+
+def test_the_very_object_is_returned(tmp_path) -> None:
+    rewards = np.array([0.5, 1.0])
+    watched = watch(lambda completions: rewards, tmp_path / "log.jsonl")
+    assert watched(["a", "b"]) is rewards
+
+
+def test_exceptions_are_the_functions(tmp_path) -> None:
+    with pytest.raises(KeyError, match="no such column"):
+        watch(functions.broken, tmp_path / "log.jsonl")(completions=["a"])
+
+
+def test_errors_of_its_own_are_one_warning(tmp_path, caplog) -> None:
+    watched = watch(functions.unreadable, tmp_path / "log.jsonl")
+    for _ in range(3):
+        assert watched(completions=["a"]) == "not rewards"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "watch stops: ValueError" in record.message
+
+
+def test_async_functions_stay_async(tmp_path) -> None:
+    watched = watch(functions.async_share, tmp_path / "log.jsonl")
+    assert inspect.iscoroutinefunction(watched)
+    assert asyncio.run(watched(completions=["ab", "b"])) == [0.5, None]
+    (row,) = rows_of(tmp_path / "log.jsonl")
+    assert row["watch/fail_rate"] == 0.5
+
+
+def test_statistics_by_hand(tmp_path) -> None:
+    path = tmp_path / "run" / "watch.jsonl"
+    first, second = watch([functions.share, functions.brevity], path, weights=[1.0, 0.1])
+    given = {"prompts": PROMPTS, "completions": ["a a", "b b b b", "a b a b a b", "b"]}
+    first(**given)
+    assert not path.exists()  # a step ends when all functions were called
+    second(**given)
+    (row,) = rows_of(path)
+    # share: 2/3, None, 3/11, None; brevity: -3, -7, -11, -1; TRL's sum leaves None out.
+    totals = np.array([2 / 3 - 0.3, -0.7, 3 / 11 - 1.1, -0.1])
+    assert row["step"] == 1
+    assert row["watch/reward"] == pytest.approx(totals.mean())
+    assert row["watch/reward_std"] == pytest.approx(totals.std())
+    assert row["watch/component/share"] == pytest.approx((2 / 3 + 3 / 11) / 2)
+    assert row["watch/component/brevity"] == -5.5
+    assert row["watch/fail_rate"] == 0.0
+    assert row["watch/length"] == (3 + 3.5) / 2  # words: 2, 4; 6, 1
+    # Trigrams "b b b" twice: 1/2; "aba", "bab" twice each: 1/2; too short: none. Mean over groups.
+    assert row["watch/repetition"] == 0.5
+    assert row["watch/groups_without_signal"] == 0.0
+    assert row["watch/agreement"] is None  # a pair with two values of both is not in a group
+    assert row["watch/seconds"] >= 0
+    assert [log[0] for log in read_log(path.parent).rows] == [1]
+
+
+def test_agreement_and_groups_without_signal(tmp_path) -> None:
+    path = tmp_path / "watch.jsonl"
+    first, second = watch([functions.brevity, functions.rising], path)
+    for function in (first, second):
+        function(completions=["a", "bb", "cc", "cc"])
+    (row,) = rows_of(path)
+    assert row["watch/agreement"] is None  # without prompts every completion is its own group
+    for function in (first, second):
+        function(prompts=["p", "p", "q", "q"], completions=["a", "bb", "cc", "cc"])
+    row = rows_of(path)[1]
+    assert row["watch/agreement"] == -1.0  # p: shorter is rewarded by one, longer by the other
+    assert row["watch/groups_without_signal"] == 1.0  # both sums are equal: -1 + 1 and -2 + 2
+
+
+def test_openrlhf_and_verl_are_read(tmp_path) -> None:
+    watch(functions.reward_func, tmp_path / "openrlhf.jsonl")(**QUERIES)
+    (row,) = rows_of(tmp_path / "openrlhf.jsonl")
+    assert (row["watch/reward"], row["watch/component/half"], row["watch/length"]) == (
+        5.5,
+        2.75,
+        1.0,
+    )
+    watched = watch(functions.compute_score, tmp_path / "verl.jsonl", samples_per_step=4)
+    for answer in ["7", "8", "7 apples", "7", "7", "", "8", "7"]:
+        watched("math", answer, "7", {"index": 3})
+    rows = rows_of(tmp_path / "verl.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert (rows[0]["watch/reward"], rows[0]["watch/length"]) == (0.5, 1.25)
+    assert rows[0]["watch/groups_without_signal"] == 0.0  # by the index they have one prompt
+    assert (rows[1]["watch/reward"], rows[1]["watch/fail_rate"]) == (2 / 3, 0.25)
+    texts = {"solution_strs": ["7", "8"], "ground_truths": ["7", "7"]}
+    batch = watch(functions.compute_scores, tmp_path / "batch.jsonl")
+    batch(data_sources=["m", "m"], extra_infos=[None, None], **texts)
+    assert rows_of(tmp_path / "batch.jsonl")[0]["watch/reward"] == 0.5
+
+
+def test_a_reward_stays_a_reward(reward: Reward, tmp_path) -> None:
+    watched = watch(reward, tmp_path / "watch.jsonl")
+    assert isinstance(watched, Reward)
+    texts, prompts = ["ab", "aa", "f"], ["p", "p", "q"]
+    batch, expected = watched(texts, prompts=prompts), reward(texts, prompts=prompts)
+    np.testing.assert_array_equal(batch.total, expected.total)
+    assert watched.submit(texts, prompts=prompts).result().failed.tolist() == [False, False, True]
+    rows = rows_of(tmp_path / "watch.jsonl")
+    assert [row["watch/component/share"] for row in rows] == [0.75, 0.75]
+    assert rows[0]["watch/fail_rate"] == pytest.approx(1 / 3)
+    copied = pickle.loads(pickle.dumps(watched))
+    np.testing.assert_array_equal(copied(texts, prompts=prompts).total, expected.total)
+
+
+def test_a_run_is_continued(tmp_path) -> None:
+    path = tmp_path / "watch.jsonl"
+    watch(functions.brevity, path)(completions=["a"] * 2)
+    path.write_bytes(path.read_bytes() + b'{"step": 2, "watch')  # killed while it wrote
+    watch(functions.brevity, path)(completions=["a"] * 2)
+    assert [row["step"] for row in rows_of(path)] == [1, 2]
+
+
+def test_without_a_log_there_is_a_file(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    watch(functions.brevity)(completions=["a", "b"])
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    assert rows_of(path)[0]["watch/reward"] == -1.0
+
+
+def test_the_active_run_of_a_tracker(tmp_path, monkeypatch) -> None:
+    """W&B gets the values with the trainer's next row; no file is written."""
+    monkeypatch.chdir(tmp_path)
+    logged: list[tuple[dict[str, float], bool]] = []
+    run = SimpleNamespace(log=lambda values, commit: logged.append((values, commit)))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
+    watch(functions.brevity)(completions=["aa", "b"])
+    ((values, commit),) = logged
+    assert values["watch/reward"] == -1.5
+    assert not commit
+    assert not list(tmp_path.iterdir())
+
+
+def test_trackio_gets_the_finite_values(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logged: list[dict[str, float]] = []
+    context = SimpleNamespace(current_run=SimpleNamespace(get=lambda: "run"))
+    trackio = SimpleNamespace(context_vars=context, log=logged.append)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    watch(functions.brevity)(completions=["aa", "b"])
+    (values,) = logged
+    assert values["watch/reward"] == -1.5
+    assert "watch/agreement" not in values  # undefined
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_alarm_names_the_phrase(tmp_path, caplog) -> None:
+    """A function that pays for a phrase, and completions that use it more and more."""
+    rng = np.random.default_rng(0)
+
+    def pays(prompts: list[str], completions: list[str]) -> list[float]:
+        return [float("as an expert" in text) + len(text) / 1000 for text in completions]
+
+    watched = watch(pays, tmp_path / "watch.jsonl", reference_steps=5)
+    words = np.array(["soup", "was", "cold", "good", "the", "view", "and", "fine", "we", "sat"])
+    for step in range(15):
+        texts = [" ".join(rng.choice(words, size=12)) for _ in range(32)]
+        if step >= 5:
+            texts = [f"As an expert I say {text}" for text in texts]
+        watched([f"{step} {i // 4}" for i in range(32)], texts)
+    (alarm,) = watched.alarms
+    assert (alarm.statistic, alarm.step, alarm.reference, alarm.value) == ("phrase_share", 10, 0, 1)
+    assert alarm.phrase == "as an expert i say"
+    assert alarm.example.startswith("As an expert")
+    assert alarm.p_value <= 0.05
+    assert "phrase_share was 0 in the first steps and is 1 at step 10" in caplog.text
+    rows = rows_of(tmp_path / "watch.jsonl")
+    assert [row["step"] for row in rows if "watch/alarm" in row] == [10]
+    assert rows[-1]["watch/phrase_share"] == 1.0
+    assert [row["watch/alarms"] for row in (rows[8], rows[-1])] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("build", ["functions", "reward"])
+def test_training_with_trl(train, reward, tmp_path, build: str) -> None:
+    """The rewards are the function's, and the log of TRL has the statistics."""
+    settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 3}
+    if build == "functions":
+        given: Any = watch([functions.share, functions.brevity], tmp_path / "watch.jsonl")
+    else:
+        given = watch(as_reward_funcs(reward, name="letters"), tmp_path / "watch.jsonl")
+    trainer = train(given, per_device_eval_batch_size=8, **settings)
+    *_, last = (row for row in trainer.state.log_history if "reward" in row)
+    # The last completions are the evaluation's.
+    texts = trainer._logs["completion"]
+    name = "share" if build == "functions" else "letters"
+    rewards = np.array(trainer._logs["rewards"][name])
+    expected = functions.share([], texts) if build == "functions" else reward(texts).total
+    np.testing.assert_allclose(rewards, np.array(expected, dtype=float), rtol=1e-6)
+    assert last["watch/reward"] == pytest.approx(last["reward"], rel=1e-5)
+    part, logged = {"functions": ("brevity", "rewards/brevity/mean")}.get(
+        build, ("share", "letters/share")
+    )
+    assert last[f"watch/component/{part}"] == pytest.approx(last[logged], rel=1e-5)
+    assert last["watch/length"] > 0
+    rows = rows_of(tmp_path / "watch.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]  # evaluations are not steps
+    assert rows[-1]["watch/reward"] == pytest.approx(last["watch/reward"])
+    (evaluated,) = (row for row in trainer.state.log_history if "eval_reward" in row)
+    assert math.isfinite(evaluated["eval_watch/reward"])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("gpt2", TypeError, "must be a function, a Reward or a list of functions, got 'gpt2'"),
+        ([torch.nn.Linear(1, 1)], TypeError, "For a reward model, use RewardModel"),
+        ([], ValueError, "reward is an empty list"),
+    ],
+)
+def test_wrong_rewards(given, error, message) -> None:
+    with pytest.raises(error, match=message):
+        watch(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": 5}, "level must be between 0 and 1, got 5"),
+        ({"tolerances": {"lenght": 3}}, "statistic of tolerances must be one of length,"),
+        ({"tolerances": {"length": 0.5}}, "must be at least 1, got 0.5"),
+        ({"tolerances": {"agreement": -1}}, "must be at least 0, got -1"),
+        ({"reference_steps": 0}, "reference_steps must be positive, got 0"),
+        ({"weights": [1, 2]}, "weights has 2 items for 1 functions"),
+    ],
+)
+def test_wrong_options(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        watch(functions.brevity, **options)

@@ -1,0 +1,54 @@
+"""Reward functions of several trainers, at module level so that they pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def share(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+    """The share of "a" in a completion, None without one: a function of TRL."""
+    texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
+    return [text.count("a") / len(text) if "a" in text else None for text in texts]
+
+
+def brevity(completions: list[str], **columns: Any) -> list[float]:
+    return [-float(len(text)) for text in completions]
+
+
+def rising(completions: list[str], **columns: Any) -> list[float]:
+    return [float(min(i, 1) + 1) for i in range(len(completions))]
+
+
+async def async_share(completions: list[str], **columns: Any) -> list[float | None]:
+    return share([], completions)
+
+
+def broken(completions: list[str], **columns: Any) -> list[float]:
+    raise KeyError("no such column")
+
+
+def unreadable(completions: list[str], **columns: Any) -> str:
+    return "not rewards"
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+) -> dict[str, float]:
+    """A function of verl for one sample."""
+    right = float(solution_str == ground_truth)
+    return {"score": right, "length": float(len(solution_str)), "failed": float(not solution_str)}
+
+
+def compute_scores(
+    data_sources: list[str], solution_strs: list[str], ground_truths: list[str], extra_infos: Any
+) -> list[float]:
+    """A function of verl for a batch."""
+    return [float(text == truth) for text, truth in zip(solution_strs, ground_truths, strict=True)]
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:
+    """A function of OpenRLHF."""
+    lengths = torch.tensor([float(len(query)) for query in queries])
+    return {"rewards": lengths, "scores": lengths, "extra_logs": {"half": lengths / 2}}
