@@ -1,1 +1,1 @@
-"""What commands share: parser, YAML files and their mistakes, terminal output."""
+"""Parser, YAML files with their mistakes, and terminal output of all commands."""

@@ -451,7 +451,7 @@ def _fit(rises: Floats, weights: Floats, penalty: float, start: Floats | None = 
 
 
 class PairAccuracy(NamedTuple):
-    """How often the chosen text of a pair has the higher score.
+    """Share of pairs in which the chosen text has the higher score.
 
     Attributes:
         pairs: Number of pairs with both scores.

@@ -1,4 +1,4 @@
-"""How a reward can be gamed: degenerate versions of texts, and the ones that it prefers.
+"""Degenerate versions of texts, and the ones that a reward prefers to the originals.
 
 Run before training, on texts like those that the policy will write. Within tens of steps, a policy
 finds texts that a reward prefers to good ones.

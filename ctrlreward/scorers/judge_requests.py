@@ -29,7 +29,7 @@ _BYTES_OF_A_TOKEN = 4
 
 @dataclass(frozen=True)
 class JudgeUsage:
-    """What a judge has asked of its server so far, in this process.
+    """Requests, tokens and cost of a judge in this process so far.
 
     Attributes:
         requests: Requests sent, repeated ones included.

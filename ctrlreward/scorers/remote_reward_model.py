@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 class Contract(NamedTuple):
-    """How a server is asked, and where its reply has the values of each text."""
+    """Request of a server, and the place of the values of each text in its reply."""
 
     route: str
     body: Callable[[Batch], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its replies are read."""
+"""Questions to a judge, and the reading of its replies."""
 
 from __future__ import annotations
 

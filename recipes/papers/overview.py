@@ -1,4 +1,4 @@
-"""What a paper has: its tables and figures, the command of each, its cost, and what it printed."""
+"""Tables and figures of each paper, with their commands, costs and printed results."""
 
 from __future__ import annotations
 
