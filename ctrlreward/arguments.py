@@ -84,7 +84,13 @@ def better_direction(
     chosen = mode or declared
     if chosen is None:
         names = list(known)
-        only = f", only {', '.join(names)}{did_you_mean(key, names)}" if names else ""
+        only = (
+            f", only {', '.join(names)}{did_you_mean(key, names)}"
+            if names
+            else (
+                f". Set {argument}, or add the GenerationScorer that logs this key to the callbacks."
+            )
+        )
         raise ValueError(
             f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
             f"declares{only}"

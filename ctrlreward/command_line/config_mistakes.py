@@ -89,8 +89,8 @@ def missing(path: str, files: Sequence[ConfigFile]) -> str:
         for keys, value in file.values():
             if value == path:
                 place = f"{file.path}:{file.line(keys)}: {'.'.join(keys)}"
-                return f"{place} = {path}: there is no such file"
-    return f"there is no file {path}"
+                return f"{place} = {path}: no such file"
+    return f"No such file: {path}"
 
 
 def _mistakes(message: str) -> list[_Mistake]:

@@ -175,7 +175,7 @@ SAID: dict[str, Callable[[], object]] = {
     "… needs the column …, but these samples have …": (
         lambda: relevance()["attribute_relevance"](["a"])
     ),
-    "… leaves out …, for lack of the columns …": lambda: relevance().score(["a b"]),
+    "… leaves out …, because the samples lack the columns …": lambda: relevance().score(["a b"]),
     "labels[…] = … is not a label of …": lambda: relevance().score(["a"], labels="postive"),
     "prefixes[…] = … texts[…] = …": lambda: relevance().score(["a b"], prefixes="b"),
     "… is empty: … is NaN": lambda: cr.Perplexity("smollm2-135m").score(["", "a"]),

@@ -205,10 +205,10 @@ def test_texts_have_the_columns_of_score(
     ("arguments", "message"),
     [
         (["reward"], "must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got 'reward'"),
-        (["absent.py:f"], "there is no file absent.py"),
+        (["absent.py:f"], "No such file: absent.py"),
         (["json:dump_all"], "json has no function 'dump_all'"),
         (["json:dumps", "--count", "0"], "count"),
-        (["json:dumps", "--held_out", "absent.py:f"], "there is no file absent.py"),
+        (["json:dumps", "--held_out", "absent.py:f"], "No such file: absent.py"),
     ],
 )
 def test_wrong_arguments(

@@ -169,7 +169,7 @@ def test_a_server_that_can_not_load_says_why(
     live_server: Start, letters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load() -> None:
-        raise OSError("there is no folder models/rater")
+        raise OSError("No such folder: models/rater")
 
     monkeypatch.setattr(letters, "load", load)
     server = live_server(Reward({"letters": letters["letters"]}), wait=False)
