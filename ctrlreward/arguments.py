@@ -88,7 +88,7 @@ def better_direction(
             f", only {', '.join(names)}{did_you_mean(key, names)}"
             if names
             else (
-                f". Set {argument}, or add the GenerationScorer that logs this key to the callbacks."
+                f". Set {argument}, or add a callback GenerationScorer that logs it."
             )
         )
         raise ValueError(

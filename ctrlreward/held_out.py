@@ -258,8 +258,8 @@ class HeldOutScorer:
         """Return `resolutions` in words, one line per score."""
         several = self.generations_per_prompt > 1
         lines = [
-            f"  {key}: {r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it (standard "
-            f"deviation {r.between_prompts:.3g} between prompts"
+            f"  {key}: {r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "
+            f"(standard deviation {r.between_prompts:.3g} between prompts"
             + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
             for key, r in self.resolutions.items()
         ]

@@ -142,13 +142,13 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
             ctrleval,
             none,
             "coherence",
-            "consistency, attribute_relevance, because the samples lack the columns prefixes, labels and",
+            "consistency, attribute_relevance, because the samples lack the columns prefixes,",
         ),
         (
             ctrleval,
             {"prefix": ""},
             "coherence consistency",
-            "attribute_relevance, because the samples lack the columns labels and have only texts, p",
+            "attribute_relevance, because the samples lack the columns labels and have only",
         ),
         (
             cr.LexiconSentiment(),

@@ -356,7 +356,7 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
         ),
         (
             "rated good.csv --ratings good --scorers Similarity",
-            "Similarity needs the column 'source', but the file has only text, good. Add the column",
+            "Similarity needs the column 'source', but the file has only text, good. Add",
         ),
         ("ctrleval good.csv --task sentiments", "sentiments"),
         ("ctc good.csv --method embeding", "one of embedding, discriminative, regression"),
