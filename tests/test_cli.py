@@ -382,7 +382,7 @@ EXPECTED = [
     r"`Trainer.fit` stopped: `max_steps=\d+` reached\.",
     r"Seed set to 0",
     r"Smallest difference between two validations that 4 prompts show in four of .*",
-    r"  score/\w+: .*, 16 prompts would show half of it .*",
+    r"  score/\w+: .*; 16 prompts would show half of it .*",
     r"moved the last run from .* to .*",
     r"Weights & Biases: wandb sync .*",
     r"wandb: Adding directory to artifact .*",

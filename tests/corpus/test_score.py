@@ -476,7 +476,7 @@ WITH_LETTERS = [
     ("in.jsonl o.csv --columns.txt=id", "--columns.txt=id (did you mean --columns.text?)"),
     ("in.jsonl o.csv --columns text=id", "name one column at a time: --columns.text=COLUMN"),
     ("in.jsonl o.csv --config key.yaml", "not accept option 'txt' (did you mean columns.text?)"),
-    ("body.csv o.csv", "no column 'text' for text, only id, body. Name it with --columns.text=COL"),
+    ("body.csv o.csv", "the column 'text', but the file has only id, body. Name another column"),
     (
         "o.csv in.jsonl",
         "No such file: o.csv. The texts come first, then the output, as in `ctrlreward "

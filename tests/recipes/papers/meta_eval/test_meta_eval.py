@@ -349,10 +349,10 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
             "rated good.csv --ratings good --scorers Perplexty",
             "(did you mean Perplexity?) scorers:",
         ),
-        ("rated good.csv --ratings god --scorers Perplexity", "no column 'god', only text"),
+        ("rated good.csv --ratings god --scorers Perplexity", "No such column: 'god'. The columns"),
         (
             "rated god.csv --ratings good --metrics x",
-            "file or folder god.csv (did you mean good.csv?)",
+            "file or folder: god.csv (did you mean good.csv?)",
         ),
         (
             "rated good.csv --ratings good --scorers Similarity",
