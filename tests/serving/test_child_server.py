@@ -113,7 +113,7 @@ def test_one_that_does_not_start_shows_its_log(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     server = RewardServer(file)
-    with pytest.raises(RuntimeError, match=r"(?s)ended with status 1 .*No such folder: models/rater"):
+    with pytest.raises(RuntimeError, match=r"(?s)ended with status 1 .*No such folder: models"):
         server.__enter__()
     assert server.process is not None
     assert server.process.poll() == 1
