@@ -579,7 +579,7 @@ def checked_scores(
             i = int(outside.argmax())
             raise ValueError(
                 f"{subject} = {values[i]} for texts[{i}] = {shortened(texts[i])}, outside its "
-                f"range [{low}, {high}]: correct the score, or the range in specs"
+                f"range [{low}, {high}]. Correct the score, or the range in specs."
             )
         scores[name] = values
     return scores

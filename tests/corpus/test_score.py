@@ -444,7 +444,10 @@ WITHOUT_SCORERS = [
     ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
     ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
     ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
-    ("in.jsonl o.csv --scorers no.Such", "scorers: no module named 'no' scorers: Accuracy"),
+    (
+        "in.jsonl o.csv --scorers no.Such",
+        "no module named 'no'. Install it, or add its folder to PYTHONPATH. scorers: Acc",
+    ),
     ("in.jsonl o.csv --scorers Scorer", "No such scorer: Scorer"),
     (
         "in.jsonl o.csv --scorers Accuracy",
