@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def quoted() -> list[str]:
     """Return the messages of the page's tables, with … for what varies."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
-    tables = page.partition("## No message, but wrong")[0]
+    tables = page.partition("## Problems without a message")[0]
     return re.findall(r"^\| `(.+?)` \|", tables, re.MULTILINE)
 
 
