@@ -85,9 +85,10 @@ def better_direction(
     if chosen is None:
         names = list(known)
         only = f", only {', '.join(names)}{did_you_mean(key, names)}" if names else ""
+        scorer = "" if names else ", or add a GenerationScorer that logs it"
         raise ValueError(
             f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
-            f"declares{only}"
+            f"declares{only}. Set {argument}{scorer}."
         )
     return chosen
 

@@ -94,7 +94,7 @@ def _run(arguments: list[str]) -> None:
         module.run(options)
     else:
         hint = did_you_mean(command, COMMANDS, str)
-        print(f"{USAGE}\n\nerror: there is no command {given!r}{hint}", file=sys.stderr)
+        print(f"{USAGE}\n\nerror: No such command: {given!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -165,7 +165,7 @@ def mismatch(module: object, prompts: Samples) -> str:
             )
     elif not isinstance(module, TextGenerator) and not _is_function(module):
         return (
-            f"generation calls complete_samples or complete of the module, and {name} has neither. "
+            f"the module has to define complete or complete_samples, and {name} has neither. "
             "Define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
             "enough, complete_samples(self, samples: Samples) -> list[str]; both return one "
             "completion per prompt."

@@ -257,14 +257,14 @@ class HeldOutScorer:
         """Return `resolutions` in words, one line per score."""
         several = self.generations_per_prompt > 1
         lines = [
-            f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
-            f"deviation {r.between_prompts:.3g} between prompts"
+            f"  {key}: {r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "
+            f"(standard deviation {r.between_prompts:.3g} between prompts"
             + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
             for key, r in self.resolutions.items()
         ]
         what = (
-            f"With {len(self.samples)} prompts, two validations that differ by this are found "
-            "different in four of five cases:"
+            f"Smallest difference between two validations that {len(self.samples)} prompts show in "
+            "four of five cases:"
         )
         return "\n".join([what, *lines])
 

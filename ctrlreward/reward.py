@@ -229,7 +229,7 @@ class Reward(AnyReward):
         device: Device to move all scorers to; None keeps the devices.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word
             vectors and language model. With t1 ≥ 0, a copied input of the other style has reward 0.
-        scales: Component → mean and standard deviation on sound texts, as `fit_scales` returns
+        scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
             them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
             deviations by which it is better than the mean.
         penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.

@@ -681,7 +681,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         else:
             samples = Samples(items)
     else:
-        hint = ", put it in a list" if isinstance(data, str) else ""
+        hint = " and not a list" if isinstance(data, str) else ""
         raise TypeError(
             f"{shortened(data)} is a {type(data).__name__}{hint}. Pass Samples, a list of texts or "
             "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset."

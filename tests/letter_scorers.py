@@ -115,7 +115,7 @@ def unloadable_reward() -> Reward:
     reward = letters_reward()
 
     def load() -> None:
-        raise OSError("there is no folder models/rater")
+        raise OSError("No such folder: models/rater")
 
     reward["letters"].scorer.load = load  # type: ignore[method-assign]
     return reward

@@ -156,10 +156,10 @@ def test_an_error_of_files_or_of_wandb_is_one_line(
     ("arguments", "message"),
     [
         ([], ""),
-        (["scor"], "error: there is no command 'scor' (did you mean score?)"),
-        (["meta_evl", "rated"], "error: there is no command 'meta_evl' (did you mean meta-eval?)"),
-        (["7"], "error: there is no command '7'"),
-        (["--config", "file.yaml"], "error: there is no command '--config'"),
+        (["scor"], "error: No such command: 'scor' (did you mean score?)"),
+        (["meta_evl", "rated"], "error: No such command: 'meta_evl' (did you mean meta-eval?)"),
+        (["7"], "error: No such command: '7'"),
+        (["--config", "file.yaml"], "error: No such command: '--config'"),
     ],
 )
 def test_an_unknown_command(
@@ -220,7 +220,7 @@ def test_papers_lists_its_programs_and_runs_them(
         assert capsys.readouterr().out.startswith(f"usage: ctrlreward papers {name} ")
     for arguments, message in (
         ([], ""),
-        (["literatur"], "error: there is no program 'literatur' (did you mean literature?)"),
+        (["literatur"], "error: No such program: 'literatur' (did you mean literature?)"),
     ):
         assert fails("papers", *arguments).removeprefix(listed.rstrip()).strip() == message
 
@@ -234,7 +234,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ([], "error: the configuration is missing: ctrlreward train "),
-        (["none.yaml"], "error: there is no file none.yaml\n"),
+        (["none.yaml"], "error: No such file: none.yaml\n"),
         (
             ["fit", "--config", "x.yaml"],
             "error: ctrlreward train has no subcommand 'fit'. Leave it",
@@ -381,8 +381,8 @@ EXPECTED = [
     r"\d\d:\d\d:\d\d stopped at step \d+ after \d+ s: max_steps",
     r"`Trainer.fit` stopped: `max_steps=\d+` reached\.",
     r"Seed set to 0",
-    r"With 4 prompts, two validations that differ by this are found different in .*",
-    r"  score/\w+: .*, half of it with 16 prompts .*",
+    r"Smallest difference between two validations that 4 prompts show in four of .*",
+    r"  score/\w+: .*; 16 prompts would show half of it .*",
     r"moved the last run from .* to .*",
     r"Weights & Biases: wandb sync .*",
     r"wandb: Adding directory to artifact .*",

@@ -142,15 +142,20 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
             ctrleval,
             none,
             "coherence",
-            "consistency, attribute_relevance, for lack of the columns prefixes, labels: the",
+            "consistency, attribute_relevance, because the samples lack the columns prefixes,",
         ),
         (
             ctrleval,
             {"prefix": ""},
             "coherence consistency",
-            "attribute_relevance, for lack of the columns labels: these samples have texts, p",
+            "attribute_relevance, because the samples lack the columns labels and have only",
         ),
-        (cr.LexiconSentiment(), none, "polarity", "accuracy, for lack of the columns labels"),
+        (
+            cr.LexiconSentiment(),
+            none,
+            "polarity",
+            "accuracy, because the samples lack the columns labels",
+        ),
         (
             alignment,
             {"context": "A soup."},
@@ -161,7 +166,7 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
             bart,
             {"reference": "A b."},
             "precision recall f_score",
-            "faithfulness, for lack of the columns sources",
+            "faithfulness, because the samples lack the columns sources",
         ),
     ]
     for scorer, columns, names, message in tries:
@@ -245,7 +250,7 @@ def test_scorers_and_rewards_show_their_scores() -> None:
 TYPE_ERRORS = {
     "Samples of a string": (
         lambda _: Perplexity().score("good soup"),
-        "is a str, put it in a list",
+        "is a str and not a list",
     ),
     "a number": (lambda _: Perplexity().score(3), r"3 is a int\. Pass Samples, a list of texts"),
     "a missing value of pandas": (

@@ -94,7 +94,7 @@ class ConfigFile:
 def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> ConfigFile:
     """Read a YAML file; `anchors` are values that replace the file's own, by anchor."""
     if not Path(path).is_file():
-        raise OSError(f"there is no file {path}")
+        raise OSError(f"No such file: {path}")
     try:
         text = Path(path).read_text(encoding="utf-8")
         loader = _Loader(text, anchors or {})

@@ -30,6 +30,7 @@ _UNKNOWN = re.compile(
     r"Group '([\w.]+)' does not accept option '([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
 )
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
+_NO_MODULE = re.compile(r"No module named '[\w.]+'$")
 _TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
 _BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$")
@@ -89,8 +90,8 @@ def missing(path: str, files: Sequence[ConfigFile]) -> str:
         for keys, value in file.values():
             if value == path:
                 place = f"{file.path}:{file.line(keys)}: {'.'.join(keys)}"
-                return f"{place} = {path}: there is no such file"
-    return f"there is no file {path}"
+                return f"{place} = {path}: no such file"
+    return f"No such file: {path}"
 
 
 def _mistakes(message: str) -> list[_Mistake]:
@@ -133,7 +134,8 @@ def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, 
         return keys, f"must be {expected}, got {found!r}"
     if text.startswith("the following arguments are required: "):
         return keys, f"lacks {text.partition(': ')[2]}"
-    return keys, f": {text[:1].lower()}{text[1:]}"
+    fix = ". Install it, or add its folder to PYTHONPATH." if _NO_MODULE.match(text) else ""
+    return keys, f": {text[:1].lower()}{text[1:]}{fix}"
 
 
 def _unknown(

@@ -40,7 +40,7 @@ def load_reward(given: str, device: str | None = None) -> AnyReward:
 def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
     if place.endswith(".py"):
         if not Path(place).is_file():
-            raise OSError(f"there is no file {place}")
+            raise OSError(f"No such file: {place}")
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
         assert spec, place
         assert spec.loader

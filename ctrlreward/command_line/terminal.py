@@ -60,7 +60,7 @@ _LABEL_MAP = re.compile(r""", or pass label_map=\{['"](.*?)['"]: ['"](.*?)['"], 
 
 def _as_option(match: re.Match[str]) -> str:
     label, target = match[1], match[2].replace("<a label>", "LABEL")
-    return f", or pass --label-map {shlex.quote(f'{label}={target}')} ..."
+    return f", or pass --label-map {shlex.quote(f'{label}={target}')}"
 
 
 @contextmanager

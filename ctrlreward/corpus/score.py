@@ -77,7 +77,7 @@ def _check(arguments: Sequence[str]) -> None:
         if name not in OPTIONS:
             hint = did_you_mean(name, OPTIONS, "--{}".format)
             hint = hint or f"; an option of a scorer is --scorers.{name}, after its name"
-            raise ValueError(f"there is no option {option}{hint}")
+            raise ValueError(f"No such option: {option}{hint}")
         if not equals and rest and not rest[0].startswith("--"):
             value = rest.popleft()
         if name == "scorers" and not inner:
@@ -93,6 +93,6 @@ def _check(arguments: Sequence[str]) -> None:
     for scorer in scorers or ():
         if "." not in scorer and scorer not in SCORERS:
             hint = did_you_mean(scorer, SCORERS, str)
-            raise ValueError(f"there is no scorer {scorer}{hint}\n{SCORERS_HINT}")
+            raise ValueError(f"No such scorer: {scorer}{hint}\n{SCORERS_HINT}")
     if STANDARD not in files and not any("://" in file for file in files):
         open_rows(*map(Location, files[:2]))

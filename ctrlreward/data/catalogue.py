@@ -147,7 +147,7 @@ def find(name: str) -> Sequence[DataFile]:
     if data_set not in DATA_SETS:
         hint = did_you_mean(data_set, DATA_SETS)
         raise ValueError(
-            f"there is no data set {data_set!r}{hint}, must be one of {', '.join(DATA_SETS)}"
+            f"No such data set: {data_set!r}{hint}, must be one of {', '.join(DATA_SETS)}"
         )
     known = DATA_SETS[data_set].files
     if not slash:

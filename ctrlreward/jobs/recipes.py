@@ -68,7 +68,7 @@ def recipe_file(name: str) -> Path:
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in files:
         hint = did_you_mean(stem, files, str)
-        raise ValueError(f"there is no recipe {name!r}{hint}. 'ctrlreward recipes ls' lists them.")
+        raise ValueError(f"No such recipe: {name!r}{hint}. 'ctrlreward recipes ls' lists them.")
     return files[stem]
 
 

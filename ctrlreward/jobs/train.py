@@ -32,7 +32,7 @@ def _checked(arguments: list[str]) -> list[str]:
         # Before PyTorch is imported, which takes many times as long.
         check_names(arguments, with_extended(arguments)[1])
     except (ValueError, OSError) as error:
-        name = Path(str(error).removeprefix("there is no file ")).stem
+        name = Path(str(error).removeprefix("No such file: ")).stem
         copy = f" (ctrlreward recipes copy {name} FOLDER)" if name in recipe_files() else ""
         print(f"error: {error}{copy}", file=sys.stderr)
         raise SystemExit(2) from None

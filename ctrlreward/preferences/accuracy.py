@@ -130,7 +130,7 @@ def _sides(rows: Sequence[Row], pairs: PairColumns, columns: Columns) -> list[Ro
     for name in (pairs.chosen, pairs.rejected):
         if name not in first:
             raise ValueError(
-                f"there is no column {name!r}, only {', '.join(first)}. Name it with "
+                f"No such column: {name!r}. The columns are {', '.join(first)}. Name it with "
                 "--pairs.chosen=COLUMN and --pairs.rejected=COLUMN."
             )
     sides = []
@@ -214,7 +214,7 @@ def _clusters(rows: Sequence[Row], sides: Sequence[Row], name: str | None) -> li
     if name is None:
         return [str(row.get("prompt", f"pair {i}")) for i, row in enumerate(sides[: len(rows)])]
     if name not in rows[0]:
-        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
     return [str(row.get(name)) for row in rows]
 
 
@@ -225,7 +225,7 @@ def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:
         for i, row in enumerate(rows):
             subsets.setdefault(str(row.get(pairs.subset)), []).append(i)
     elif pairs.subset not in (None, PairColumns.subset):
-        raise ValueError(f"there is no column {pairs.subset!r}, only {', '.join(rows[0])}")
+        raise ValueError(f"No such column: {pairs.subset!r}. The columns are {', '.join(rows[0])}")
     return subsets
 
 

@@ -187,7 +187,7 @@ def _chunks(prompts: Sequence[str]) -> Iterator[list[int]]:
 def _read_scores(rows: Sequence[PlacedRow], name: str) -> Scores:
     """Return the numbers of a column; an empty cell is NaN."""
     if name not in rows[0].cells:
-        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0].cells)}")
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0].cells)}")
     scores = []
     for row in rows:
         cell = row.cells.get(name)

@@ -160,7 +160,7 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
         pairs = ", ".join(f"{a} and {b} {_signed(r)}" for (a, b), r in found.correlations.items())
         console.print(f"rank correlation of components: {pairs}")
     company = ", ".join(f"{name} {value:.2g}" for name, value in found.company.items())
-    console.print(f"largest change of a score in other company: {company}")
+    console.print(f"largest change of a score in a different batch: {company}")
     if judged:
         curve, (alpha, beta) = judged
         table = Table(title="best of n by this reward", box=None, header_style="")
@@ -190,7 +190,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--texts",
         **one,
-        help="JSONL, CSV or Parquet file of sound texts, with the columns that the reward reads. "
+        help="JSONL, CSV or Parquet file of good texts, with the columns that the reward reads. "
         "Default: 40 built-in passages with a prefix each",
     )
     parser.add_argument(

@@ -63,5 +63,5 @@ def _check(arguments: list[str]) -> None:
     if len(files) < 2:
         raise ValueError("the following arguments are required: RUN and REWARD, a YAML file")
     if "://" not in files[0] and not Path(files[0]).exists():
-        raise OSError(f"there is no folder {files[0]}")
+        raise OSError(f"No such folder: {files[0]}")
     read_reward(Path(files[1]))

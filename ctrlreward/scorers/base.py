@@ -227,7 +227,7 @@ class Scorer(ABC):
             self._left_out = left_out
             absent = dict.fromkeys(column for name in left_out for column in lacking[name])
             log.warning(
-                "%s leaves out %s, for lack of the columns %s: these samples have %s",
+                "%s leaves out %s, because the samples lack the columns %s and have only %s",
                 *(type(self).__name__, ", ".join(left_out), ", ".join(absent), ", ".join(present)),
             )
         return names or tuple(self.specs)
@@ -569,7 +569,7 @@ def checked_scores(
             i = int(outside.argmax())
             raise ValueError(
                 f"{subject} = {values[i]} for texts[{i}] = {shortened(texts[i])}, outside its "
-                f"range [{low}, {high}]: correct the score, or the range in specs"
+                f"range [{low}, {high}]. Correct the score, or the range in specs."
             )
         scores[name] = values
     return scores

@@ -293,7 +293,9 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     if isinstance(given, Sequence) and not isinstance(given, str):
         given = {item: item for item in given}
     if not isinstance(given, Mapping) or len(given) < 2:
-        raise ValueError(f"answers = {shortened(given)} must be two or more: {{yes: 1, no: 0}}")
+        raise ValueError(
+            f"answers must be two or more, such as {{yes: 1, no: 0}}, got {shortened(given)}"
+        )
     answers = {}
     for answer, worth in given.items():
         if isinstance(answer, bool) or not str(answer).strip():

@@ -184,7 +184,7 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
     def known(scorer_id: str) -> Scorer:
         if scorer_id not in queue.scorers:
             ids = ", ".join(queue.scorers)
-            raise HTTPException(404, f"there is no scorer {scorer_id!r}, must be one of {ids}")
+            raise HTTPException(404, f"No such scorer: {scorer_id!r}, must be one of {ids}")
         return queue.scorers[scorer_id]
 
     return router

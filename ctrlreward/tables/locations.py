@@ -77,7 +77,7 @@ class Location:
         """Return the error for a location that does not exist."""
         if self.path is not None:
             return no_such_file(self.path)
-        return FileNotFoundError(f"there is no file or folder {self}")
+        return FileNotFoundError(f"No such file or folder: {self}")
 
     def whole_file(self) -> AbstractContextManager[BinaryIO]:
         """Yield a file to write, which replaces the old one at the end, or not at all."""

@@ -73,7 +73,7 @@ def no_such_file(path: Path) -> FileNotFoundError:
     """Return the error for a path that doesn't exist, with the most similar name in its folder."""
     names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     hint = did_you_mean(path.name, names, path.with_name)
-    return FileNotFoundError(f"there is no file or folder {path}{hint}")
+    return FileNotFoundError(f"No such file or folder: {path}{hint}")
 
 
 def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:

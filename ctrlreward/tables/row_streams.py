@@ -73,7 +73,7 @@ def open_rows(source: Location, target: Location) -> RowStream:
         if not target.exists() or target.is_folder():
             raise source.missing()
         raise ValueError(
-            f"there is no file {source}. The texts come first, then the output, as in `ctrlreward "
+            f"No such file: {source}. The texts come first, then the output, as in `ctrlreward "
             f"score {target} {source}`."
         )
     if target.is_folder() and not source.is_folder():

@@ -82,8 +82,8 @@ def to_samples(
             )
     if label_map and "labels" not in read:
         raise ValueError(
-            f"there is no column {columns.label!r} for the label map, only "
-            f"{', '.join(present)}. Name it with --columns.label=COLUMN."
+            f"the label map needs the column {columns.label!r}, but the file has only "
+            f"{', '.join(present)}. Name the column of labels with --columns.label=COLUMN."
         )
     table: dict[str, list[Any]] = {
         column: [
@@ -121,8 +121,8 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
             names = name.split(",") if name and key == "label" else [name]
             absent = next((each for each in names if each not in present), name)
             raise ValueError(
-                f"there is no column {absent!r} for {key}, only {', '.join(present)}. "
-                f"Name it with --columns.{key}=COLUMN."
+                f"{key} is read from the column {absent!r}, but the file has only "
+                f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN."
             )
     return read
 
@@ -135,9 +135,9 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
     except MissingColumn as error:
         key, scorer = JSON_KEYS[error.column], error.reader.split()[0]
         raise ValueError(
-            f"{error.reader} needs a column {key!r}: the file has {', '.join(present)}. Add it, "
-            f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
-            "lists the options"
+            f"{error.reader} needs the column {key!r}, but the file has only {', '.join(present)}. "
+            f"Add the column, or name another one with --columns.{key}=COLUMN. "
+            f"--scorers.help={scorer} lists the options, also to leave this score out."
         ) from None
 
 

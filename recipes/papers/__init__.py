@@ -67,6 +67,6 @@ def run(arguments: list[str]) -> None:
         print(USAGE)
     else:
         hint = did_you_mean(name, [*PAPERS, *PROGRAMS], str)
-        error = f"\n\nerror: there is no program {arguments[0]!r}{hint}" if arguments else ""
+        error = f"\n\nerror: No such program: {arguments[0]!r}{hint}" if arguments else ""
         print(f"{USAGE}{error}", file=sys.stderr)
         raise SystemExit(2)

@@ -185,7 +185,7 @@ def test_error_messages(letters, kinds) -> None:
             metric_type(letters)
         with pytest.raises(TypeError, match="component is a str, must be one score of a scorer"):
             metric_type("share")
-    with pytest.raises(TypeError, match="'ab' is a str, put it in a list"):
+    with pytest.raises(TypeError, match="'ab' is a str and not a list"):
         ScoreMean(letters["share"]).update("ab")
     with pytest.raises(
         TypeError, match="lable = 'x' is not a column of Samples, must be one of texts, "

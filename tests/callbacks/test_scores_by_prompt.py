@@ -195,7 +195,7 @@ def test_resolution_is_logged_after_the_second_validation(
     fit(writer, callbacks, max_steps=3)
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
-    assert f"score/letters: {first.detectable:.3g}, half of it with 16 prompts" in shown[0]
+    assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
     summary = json.loads((tmp_path / "summary.json").read_text())
     last = resolution(tables[1], tables[2])
     assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())

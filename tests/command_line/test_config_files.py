@@ -192,14 +192,14 @@ for arguments in wrong:
         raise AssertionError(arguments)
 """
 MISTYPED = {
-    "train nope.yaml": "error: there is no file nope.yaml",
-    "train -c nope.yaml": "error: there is no file nope.yaml",
+    "train nope.yaml": "error: No such file: nope.yaml",
+    "train -c nope.yaml": "error: No such file: nope.yaml",
     f"train {DEMO} --trainer.max-step 3": "--trainer.max_step is not an option "
     "(did you mean --trainer.max_steps?)",
     f"train {DEMO} --trainr.max_steps 3": "(did you mean --trainer?)",
     f"train {DEMO} --model.init_args.model=smollm2-135": "(did you mean 'smollm2-135m'?)",
     "train extending.yaml": "extending.yaml:1: extends names absent.yaml, which does not exist",
-    "serve nope.yaml": "error: there is no file nope.yaml",
+    "serve nope.yaml": "error: No such file: nope.yaml",
     "serve reward.yaml --prot 8": "--prot is not an option (did you mean --port?)",
     "score a.csv b.csv --scorers Perplexity --scorers.model minilm": "(did you mean 'minilm-l6'?)",
     "score in.jsonl": "the following arguments are required: output, scorers",
@@ -207,7 +207,7 @@ MISTYPED = {
     "score in.jsnl out.csv --scorers Perplexity": "in.jsnl (did you mean in.jsonl?)",
     "score in.jsonl out.xlsx --scorers Perplexity": "out.xlsx must end in one of .jsonl",
     "score in.jsonl out.csv --scorer Perplexity": "--scorer (did you mean --scorers?)",
-    "trian": "there is no command 'trian' (did you mean train?)",
+    "trian": "No such command: 'trian' (did you mean train?)",
 }
 
 
@@ -317,7 +317,7 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
     [
         ("--model.lr=1", "--model.lr is not an option. Use optimizer.learning_rate."),
         ("--seed_everything=x", "--seed_everything must be bool or int"),
-        ("--ckpt_path=nope.ckpt", "there is no file nope.ckpt"),
+        ("--ckpt_path=nope.ckpt", "No such file: nope.ckpt"),
     ],
 )
 def test_a_mistake_in_an_option_is_one_line(
@@ -347,7 +347,7 @@ def test_missing_data_is_one_line_with_its_key(
     text = (CONFIGS / "style_transfer" / f"{name}.yaml").read_text()
     Path("job.yaml").write_text(text.replace(" tense/", " my/"))
     line = fails("train", "job.yaml", "--trainer.accelerator=cpu").splitlines()[-1]
-    assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+txt: there is no such file", line)
+    assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+txt: no such file", line)
 
 
 @pytest.mark.parametrize("option", ["--model.lora.lora_alph=8", "--model.objective.bet=1"])

@@ -384,7 +384,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     path = tmp_path / "reward.yaml"
     path.write_text("class_path: letter_scorers.unloadable_reward\n")
     address = f"--ray.address={ray_cluster.address}"
-    error = "the reward can't be served: OSError: there is no folder models/rater"
+    error = "the reward can't be served: OSError: No such folder: models/rater"
     said = fails("serve", path, "--engine=ray", f"--port={free_port()}", address, code=1)
     assert error in said.splitlines()
     check_that_nothing_is_left()

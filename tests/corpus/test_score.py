@@ -444,14 +444,20 @@ WITHOUT_SCORERS = [
     ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
     ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
     ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
-    ("in.jsonl o.csv --scorers no.Such", "scorers: no module named 'no' scorers: Accuracy"),
-    ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer"),
-    ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs a column 'label': the file has id, text"),
-    ("in.jsonl o.csv --scorers Similarity", "Similarity needs a column 'source': the file"),
+    (
+        "in.jsonl o.csv --scorers no.Such",
+        "no module named 'no'. Install it, or add its folder to PYTHONPATH. scorers: Acc",
+    ),
+    ("in.jsonl o.csv --scorers Scorer", "No such scorer: Scorer"),
+    (
+        "in.jsonl o.csv --scorers Accuracy",
+        "Accuracy needs the column 'label', but the file has only id, text",
+    ),
+    ("in.jsonl o.csv --scorers Similarity", "Similarity needs the column 'source', but the file"),
     (
         "in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency",
-        "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "
-        "with --columns.prefix=COLUMN, or choose other scores: --scorers.help=CTRLEval lists",
+        "CTRLEval consistency needs the column 'prefix', but the file has only id, text. Add "
+        "the column, or name another one with --columns.prefix=COLUMN. --scorers.help=CTRLEval",
     ),
     ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function"),
     ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
@@ -465,15 +471,18 @@ WITH_LETTERS = [
     ("in.jsonl o.csv --chunk=0", "error: chunk must be positive, got 0"),
     ("in.jsonl o.csv --chunk=1e9", "error: chunk must be int, got '1000000000.0'"),
     ("in.jsonl o.csv --chunks 4", "--chunks (did you mean --chunk?)"),
-    ("in.jsonl o.csv --columns.text=output", "there is no column 'output' for text, only id, text"),
-    ("in.jsonl o.csv --columns.label=wanted", "there is no column 'wanted' for label"),
+    (
+        "in.jsonl o.csv --columns.text=output",
+        "text is read from the column 'output', but the file has only id, text",
+    ),
+    ("in.jsonl o.csv --columns.label=wanted", "label is read from the column 'wanted'"),
     ("in.jsonl o.csv --columns.txt=id", "--columns.txt=id (did you mean --columns.text?)"),
     ("in.jsonl o.csv --columns text=id", "name one column at a time: --columns.text=COLUMN"),
     ("in.jsonl o.csv --config key.yaml", "not accept option 'txt' (did you mean columns.text?)"),
-    ("body.csv o.csv", "no column 'text' for text, only id, body. Name it with --columns.text=COL"),
+    ("body.csv o.csv", "the column 'text', but the file has only id, body. Name another column"),
     (
         "o.csv in.jsonl",
-        "there is no file o.csv. The texts come first, then the output, as in `ctrlreward "
+        "No such file: o.csv. The texts come first, then the output, as in `ctrlreward "
         "score in.jsonl o.csv`",
     ),
     (
@@ -482,7 +491,7 @@ WITH_LETTERS = [
         "per scorer, to prefix the names of their scores. If this is the output, put it after",
     ),
     ("inn.jsonl o.csv", "inn.jsonl (did you mean in.jsonl?)"),
-    ("none.jsonl o.csv", "there is no file or folder none.jsonl"),
+    ("none.jsonl o.csv", "No such file or folder: none.jsonl"),
     ("in.jsonl in.jsonl", "in.jsonl is the input. Choose another file"),
     ("in.jsonl .", ". is a folder, but the scores of a file go to a file"),
     (". o.csv", ". is a folder and has files of several formats (.csv, .jsonl), must be a file"),

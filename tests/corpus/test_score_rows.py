@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
         [{"text": "good soup", "mood": "positive"}] * 9 + [{"text": "a", "mood": "happy"}],
         "LexiconSentiment --columns.labels mood",
         "in.jsonl:10: mood = 'happy' is not a label of the lexicon, which has negative, positive. "
-        "Use one of them, or pass --label-map happy=LABEL ...",
+        "Use one of them, or pass --label-map happy=LABEL",
     ),
     "label of a classifier": (
         [{"text": "good soup", "label": "positive"}] * 9 + [{"text": "a", "label": "happy"}],

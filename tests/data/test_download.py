@@ -273,7 +273,7 @@ def test_the_command_lists_gets_and_finds(
     texts.path.write_bytes(b"other")
     assert "not as published: has 5 bytes" in printed("get", "set")
     for arguments, error in (
-        (["get", "yelp-shem"], "there is no data set 'yelp-shem' (did you mean 'yelp-shen'?)"),
+        (["get", "yelp-shem"], "No such data set: 'yelp-shem' (did you mean 'yelp-shen'?)"),
         (["get", "set/text.txt"], "has no file 'text.txt' (did you mean 'texts.txt'?)"),
         (["get"], "the following arguments are required: NAME"),
     ):

@@ -103,7 +103,7 @@ def test_the_test_of_a_row_exists(address: str) -> None:
 
 def test_each_row_has_a_test() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
-    faults = page.partition("## What a fault costs\n")[2]
+    faults = page.partition("## What happens after a fault\n")[2]
     rows = re.findall(r"^\| (.+?) \|", faults, re.MULTILINE)
     heads = {"fault in a run", "fault in a model or scorer", "bad text or file"}
     assert sorted({*rows} - heads - {"fault at the server"}) == sorted(FAULTS)

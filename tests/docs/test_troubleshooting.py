@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def quoted() -> list[str]:
     """Return the messages of the page's tables, with … for what varies."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
-    tables = page.partition("## No message, but wrong")[0]
+    tables = page.partition("## Problems without a message")[0]
     return re.findall(r"^\| `(.+?)` \|", tables, re.MULTILINE)
 
 
@@ -175,7 +175,7 @@ SAID: dict[str, Callable[[], object]] = {
     "… needs the column …, but these samples have …": (
         lambda: relevance()["attribute_relevance"](["a"])
     ),
-    "… leaves out …, for lack of the columns …": lambda: relevance().score(["a b"]),
+    "… leaves out …, because the samples lack the columns …": lambda: relevance().score(["a b"]),
     "labels[…] = … is not a label of …": lambda: relevance().score(["a"], labels="postive"),
     "prefixes[…] = … texts[…] = …": lambda: relevance().score(["a b"], prefixes="b"),
     "… is empty: … is NaN": lambda: cr.Perplexity("smollm2-135m").score(["", "a"]),

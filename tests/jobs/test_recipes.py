@@ -126,5 +126,5 @@ def test_a_wrong_name_gets_the_right_one(action: list[str], fails: Callable[...,
 
 
 def test_training_a_name_says_how_to_copy_the_recipe(fails: Callable[..., str]) -> None:
-    expected = "there is no file topic_smollm2 (ctrlreward recipes copy topic_smollm2 FOLDER)"
+    expected = "No such file: topic_smollm2 (ctrlreward recipes copy topic_smollm2 FOLDER)"
     assert expected in fails("train", "topic_smollm2", "--smoke")

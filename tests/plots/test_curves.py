@@ -145,7 +145,7 @@ def test_any_folder_of_a_logger_is_drawn(logger: str, tmp_path: Path, drawn: lis
         panel.get_title("left"): panel.lines[0].get_xydata().tolist() for panel in drawn[0].axes
     }
     assert lines == {"loss": [[1, 2], [2, 1.5]], "val loss ↓": [[1, 3], [2, 1]]}
-    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*none"):
+    with pytest.raises(FileNotFoundError, match=r"No such file or folder: .*none"):
         plot_run(tmp_path / "none")
 
 

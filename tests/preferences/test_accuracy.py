@@ -135,9 +135,18 @@ def test_scorers_and_scores_of_the_file(folder: Path, tiny_causal: Callable[...,
     [
         ([], "--reward, --scorers or --metrics"),
         (["--metrics", "quality"], "has no columns chosen_quality and rejected_quality, nor"),
-        (["--reward=rewards.py:length", "--pairs.chosen=best"], "there is no column 'best', only"),
-        (["--reward=rewards.py:length", "--pairs.subset=kind"], "there is no column 'kind', only"),
-        (["--reward=rewards.py:length", "--cluster=kind"], "there is no column 'kind', only"),
+        (
+            ["--reward=rewards.py:length", "--pairs.chosen=best"],
+            "No such column: 'best'. The columns are",
+        ),
+        (
+            ["--reward=rewards.py:length", "--pairs.subset=kind"],
+            "No such column: 'kind'. The columns are",
+        ),
+        (
+            ["--reward=rewards.py:length", "--cluster=kind"],
+            "No such column: 'kind'. The columns are",
+        ),
     ],
 )
 def test_what_is_absent_is_named(

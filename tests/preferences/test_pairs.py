@@ -171,7 +171,7 @@ def test_wrong_input(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (rows(prompt=["p"], text=["a"]), "there is no column 'rating', only prompt, text"),
+        (rows(prompt=["p"], text=["a"]), "No such column: 'rating'. The columns are prompt, text"),
         (rows(prompt=["p"], text=["a"], rating=["good"]), "in.jsonl:1: rating = 'good' must be"),
     ],
 )

@@ -197,7 +197,7 @@ def test_texts_have_the_columns_of_score(
     (tmp_path / "texts.csv").write_text("\n".join(lines))
     command = [f"{tmp_path}/rewards.py:ends", "--texts", f"{tmp_path}/texts.csv"]
     assert run(*command) == 2
-    assert "no column 'text' for text, only output, id. Name it" in capsys.readouterr().err
+    assert "the column 'text', but the file has only output, id. Name" in capsys.readouterr().err
     assert run(*command, "--columns.text=output") == 0
 
 
@@ -205,10 +205,10 @@ def test_texts_have_the_columns_of_score(
     ("arguments", "message"),
     [
         (["reward"], "must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got 'reward'"),
-        (["absent.py:f"], "there is no file absent.py"),
+        (["absent.py:f"], "No such file: absent.py"),
         (["json:dump_all"], "json has no function 'dump_all'"),
         (["json:dumps", "--count", "0"], "count"),
-        (["json:dumps", "--held_out", "absent.py:f"], "there is no file absent.py"),
+        (["json:dumps", "--held_out", "absent.py:f"], "No such file: absent.py"),
     ],
 )
 def test_wrong_arguments(

@@ -184,7 +184,7 @@ def test_only_the_first_gaps_are_printed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent", "b.json"], "there is no file or folder absent"),
+        (["absent", "b.json"], "No such file or folder: absent"),
         (["a.json", "b.json", "--metrics", "z"], "no metric matches z: there are x"),
         (["a.json", "b.json"], "the runs have no metric in common. Run 1 has x, run 2 has y"),
         (["a.json", "c.csv"], "the runs have no study in common, only "),

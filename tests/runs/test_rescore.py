@@ -468,7 +468,7 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
     (folder / "run").unlink()
     (folder / "run").symlink_to(folder / "empty")
     assert "has no texts: a GenerationScorer writes them to" in refused(folder, capsys=capsys)
-    assert "there is no folder" in refused(folder / "nowhere", capsys=capsys)
+    assert "No such folder" in refused(folder / "nowhere", capsys=capsys)
 
 
 def test_the_selection_of_the_run_is_replayed(

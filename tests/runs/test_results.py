@@ -223,7 +223,7 @@ def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
 
 
 def test_a_wrong_path_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+    with pytest.raises(FileNotFoundError, match="No such file or folder"):
         read_run(str(tmp_path / "absent"))
     with pytest.raises(
         ValueError, match=r"has no log of a run, must be a folder with metrics\.jsonl"

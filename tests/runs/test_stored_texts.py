@@ -352,7 +352,7 @@ def test_a_url(
     monkeypatch.chdir(tmp_path)
     out = printed("select", "memory://bucket/validation", "--maximise", "validation/score")
     assert "keep step 30 (not on disk): validation/score is" in out
-    with pytest.raises(FileNotFoundError, match="there is no file or folder memory://bucket/train"):
+    with pytest.raises(FileNotFoundError, match="No such file or folder: memory://bucket/train"):
         read_stored_run("memory://bucket/train")
     printed("report", "memory://bucket/validation")
     assert (tmp_path / "validation" / "report.html").is_file()

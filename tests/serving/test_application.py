@@ -169,11 +169,11 @@ def test_a_server_that_can_not_load_says_why(
     live_server: Start, letters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load() -> None:
-        raise OSError("there is no folder models/rater")
+        raise OSError("No such folder: models/rater")
 
     monkeypatch.setattr(letters, "load", load)
     server = live_server(Reward({"letters": letters["letters"]}), wait=False)
-    server.wait_until(lambda: "no folder models/rater" in server.client.get("/ready").text)
+    server.wait_until(lambda: "No such folder: models/rater" in server.client.get("/ready").text)
     reply = server.client.get("/ready")
     assert (reply.status_code, reply.headers.get("Retry-After")) == (500, None)  # asking is no use
 

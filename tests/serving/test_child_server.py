@@ -109,11 +109,11 @@ def test_one_that_does_not_start_shows_its_log(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"  # what the command says is part of `test_serve.py`
-    python.write_text("#!/bin/sh\necho there is no folder models/rater >&2\nexit 1\n")
+    python.write_text("#!/bin/sh\necho No such folder: models/rater >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     server = RewardServer(file)
-    with pytest.raises(RuntimeError, match=r"(?s)ended with status 1 .*no folder models/rater"):
+    with pytest.raises(RuntimeError, match=r"(?s)ended with status 1 .*No such folder: models"):
         server.__enter__()
     assert server.process is not None
     assert server.process.poll() == 1

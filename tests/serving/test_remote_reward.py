@@ -357,11 +357,11 @@ def test_a_server_that_can_not_load_is_not_asked_again(
     live_server: Callable[..., Any], reward: Reward, letters: Letters
 ) -> None:
     def load() -> None:
-        raise OSError("there is no folder models/rater")
+        raise OSError("No such folder: models/rater")
 
     letters.load = load  # type: ignore[method-assign]
     url = live_server(reward, wait=False).url
-    with pytest.raises(ServerError, match="there is no folder models/rater"):
+    with pytest.raises(ServerError, match="No such folder: models/rater"):
         RemoteReward(url).load()
 
 

@@ -242,7 +242,7 @@ def test_a_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None
 def test_a_port_is_not_cut_to_16_bits(bare: Path, fails: Callable[..., str]) -> None:
     assert "port must be 0 to 65535, got 80000" in fails("serve", bare, "--port", 80000)
     assert "port must be int, got 'http'" in fails("serve", bare, "--port", "http")
-    assert "there is no file or folder none.txt" in fails("serve", bare, "--token_file", "none.txt")
+    assert "No such file or folder: none.txt" in fails("serve", bare, "--token_file", "none.txt")
 
 
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
@@ -253,7 +253,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_server(
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(path), "--port", "0"])
     assert ended.value.code == 1
-    assert "there is no folder models/rater" in caplog.text
+    assert "No such folder: models/rater" in caplog.text
 
 
 def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(

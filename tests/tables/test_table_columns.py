@@ -109,7 +109,7 @@ def test_labels_of_several_attributes(rows: list[dict[str, object]], columns: Co
 @pytest.mark.parametrize(
     ("row", "label", "message"),
     [
-        ({"mood": "a"}, "mood,topic", "no column 'topic' for label, only text, mood. Name"),
+        ({"mood": "a"}, "mood,topic", "label is read from the column 'topic', but"),
         (
             {"mood": "a", "topic": 0.5},
             "mood,topic",

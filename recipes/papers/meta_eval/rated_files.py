@@ -270,7 +270,7 @@ def number_column(rows: Sequence[Row], name: str) -> Scores:
             a value that is not a number (names the row).
     """
     if name not in rows[0]:
-        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
     values = np.full(len(rows), np.nan)
     for i, row in enumerate(rows):
         if name not in row:
@@ -288,6 +288,6 @@ def number_column(rows: Sequence[Row], name: str) -> Scores:
 def optional_cells(rows: Sequence[Row], name: str) -> tuple[str | None, ...]:
     """Return a column as strings; None for rows that lack it or have an empty cell."""
     if not any(name in row for row in rows):
-        raise ValueError(f"there is no column {name!r}, only {', '.join(rows[0])}")
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
     cells = (row.get(name) for row in rows)
     return tuple(None if cell in ("", None) else str(cell) for cell in cells)

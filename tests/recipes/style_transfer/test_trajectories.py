@@ -131,7 +131,7 @@ def test_the_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent"], "there is no file or folder absent"),
+        (["absent"], "No such file or folder: absent"),
         (["a.json"], "a.json has no steps, must be the folder of a logger"),
         (
             ["none.csv"],

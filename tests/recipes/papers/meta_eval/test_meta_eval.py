@@ -349,14 +349,14 @@ def test_the_file_and_lists_can_be_given_in_many_ways(
             "rated good.csv --ratings good --scorers Perplexty",
             "(did you mean Perplexity?) scorers:",
         ),
-        ("rated good.csv --ratings god --scorers Perplexity", "no column 'god', only text"),
+        ("rated good.csv --ratings god --scorers Perplexity", "No such column: 'god'. The columns"),
         (
             "rated god.csv --ratings good --metrics x",
-            "file or folder god.csv (did you mean good.csv?)",
+            "file or folder: god.csv (did you mean good.csv?)",
         ),
         (
             "rated good.csv --ratings good --scorers Similarity",
-            "Similarity needs a column 'source': the file has text, good. Add it, name it with",
+            "Similarity needs the column 'source', but the file has only text, good. Add",
         ),
         ("ctrleval good.csv --task sentiments", "sentiments"),
         ("ctc good.csv --method embeding", "one of embedding, discriminative, regression"),
@@ -373,7 +373,7 @@ def test_first_tries_say_what_to_type(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ctrleval", "--data=none.txt"], "there is no file or folder none.txt"),
+        (["ctrleval", "--data=none.txt"], "No such file or folder: none.txt"),
         (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells, must have label, prefix, text"),
         (["ctc", "--data=bad.json"], "bad.json: row 0 does not have 'document', only text"),
         (["ctc", "--data=null.json"], "null.json: summary[0] is null. Add a text"),
@@ -400,7 +400,7 @@ def test_first_tries_say_what_to_type(
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--scorers+=stubs.Length",
              "--system=by"],
-            "there is no column 'by', only text, good",
+            "No such column: 'by'. The columns are text, good",
         ),
     ],
 )  # fmt: skip
@@ -434,7 +434,7 @@ def test_scores_without_their_column_are_left_out_as_by_score(
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rated = ["meta-eval", "rated", "--data=rows.jsonl", "--ratings=[fluency]"]
     main([*rated, "--scorers=LexiconSentiment", "--output=out.json", "--resamples=20"])
-    assert "leaves out accuracy, for lack of the columns labels" in caplog.text
+    assert "leaves out accuracy, because the samples lack the columns labels" in caplog.text
     assert "polarity" in Path("out.json").read_text()
     assert "accuracy" not in Path("out.json").read_text()
 
@@ -448,5 +448,5 @@ def test_ctrleval_of_rated_texts_without_prefixes(
     main(
         [*rated, "--scorers=CTRLEval", f"--scorers.model={tiny_llama(LETTERS)}", "--output=o.json"]
     )
-    assert "leaves out consistency, attribute_relevance, for lack of" in caplog.text
+    assert "leaves out consistency, attribute_relevance, because the samples" in caplog.text
     assert {score for score, *_ in rows_of("o.json")} == {"coherence"}
