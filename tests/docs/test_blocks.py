@@ -212,7 +212,9 @@ def check_command(words: list[str]) -> None:
     elif program == "make":
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
         assert {word for word in arguments if "=" not in word} <= {*targets}
-    elif program.endswith("pip"):
+    elif program == "uv" and arguments[0] == "run":
+        assert (ROOT / arguments[1]).is_file()
+    elif program.endswith("pip") or (program == "uv" and arguments[0] == "pip"):
         check_installed_extras(arguments)
     elif program.endswith("python"):
         if arguments[0] == "-m":
