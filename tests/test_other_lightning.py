@@ -12,16 +12,30 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.timeout(600)
-def test_marked_tests_pass_under_lightning_as_well() -> None:
-    """In a process of their own: a trainer of one package refuses callbacks of the other."""
-    command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "0"]
+def marked_files() -> list[str]:
     folders = [ROOT / "tests" / name for name in ("callbacks", "policy")]
-    files = [str(path) for folder in folders for path in sorted(folder.rglob("test_*.py"))
-             if "mark.lightning" in path.read_text("utf-8")]  # fmt: skip
-    assert len(files) > 10
+    paths = [path for folder in folders for path in sorted(folder.rglob("test_*.py"))]
+    return [str(path) for path in paths if "mark.lightning" in path.read_text("utf-8")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("expression", "files"),
+    [
+        pytest.param("lightning and not soak", marked_files(), id="marked"),
+        pytest.param(
+            "not soak",
+            [str(ROOT / "tests" / "callbacks" / "test_distributed.py")],
+            marks=pytest.mark.soak,
+            id="two ranks",
+        ),
+    ],
+)
+def test_tests_pass_under_lightning_as_well(expression: str, files: list[str]) -> None:
+    """In a process of their own: a trainer of one package refuses callbacks of the other."""
+    assert files
     done = subprocess.run(
-        [*command, "-m", "lightning and not soak", *files],
+        [sys.executable, "-m", "pytest", "-q", "--numprocesses", "0", "-m", expression, *files],
         cwd=ROOT,
         env={**os.environ, "CTRLREWARD_LIGHTNING": "lightning"},
         capture_output=True,

@@ -22,7 +22,7 @@ from ctrlreward import Samples
 
 two_ranks = load(Path(__file__).with_name("two_ranks.py"))
 
-pytestmark = pytest.mark.lightning
+# Under both packages in `make soak` (test_other_lightning.py).
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,6 @@ def only_run(folder: Path) -> OfflineRun:
 # Curves
 
 
-@pytest.mark.lightning
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_scores_are_drawn_over_the_step_of_their_texts(

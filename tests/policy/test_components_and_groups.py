@@ -298,7 +298,6 @@ def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: 
     return trainer
 
 
-@pytest.mark.lightning
 def test_groups_that_all_fail_are_replaced_although_their_style_differs(tuner) -> None:
     """By the deviation of the total, or with normalised components, they would be learned from."""
     reward = Reward({"right": failing_at_c, "style": (style, 0.1)})

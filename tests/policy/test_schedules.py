@@ -116,7 +116,6 @@ def test_the_rate_falls_until_the_last_update(
     assert rates[-1] == pytest.approx(1e-3 / (updates - 1))
 
 
-@pytest.mark.lightning
 def test_a_stream_needs_a_number_of_steps(tuner, train) -> None:
     trainer = train(tuner(lr_scheduler_type="cosine"), Stream(), max_steps=3)
     assert trainer.global_step == 3
