@@ -19,7 +19,13 @@ from ctrlreward.callbacks.monitoring import (
     read_metrics,
     rule_errors,
 )
-from ctrlreward.lightning_package import Callback, LightningModule, Trainer, misconfigured
+from ctrlreward.lightning_package import (
+    Callback,
+    LightningModule,
+    Trainer,
+    callbacks_of,
+    misconfigured,
+)
 from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_held_out_mode
 
@@ -58,7 +64,7 @@ class ProxyGuardMixin(DecidingMixin):
             first that can raise an alarm.
         stop: Stop training at an alarm, on all ranks. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
-        name: Prefix of the logged keys.
+        name: Prefix of the logged keys. Two guards in one trainer need different names.
         reference: Validation to compare with: "first", or "best", the one with the best held-out
             mean so far, which notices a decline after a rise.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
@@ -127,7 +133,8 @@ class ProxyGuardMixin(DecidingMixin):
     @property
     def state_key(self) -> str:
         """Key of the values in a checkpoint."""
-        return state_key(self, proxy=self.rule.proxy, held_out=list(self.rule.modes))
+        keys = {"proxy": self.rule.proxy, "held_out": list(self.rule.modes)}
+        return state_key(self, **keys, name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the last validations, and the alarm."""
@@ -138,8 +145,14 @@ class ProxyGuardMixin(DecidingMixin):
         self.decider.load(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the order of callbacks."""
+        """Check the order and the names of callbacks."""
         super().setup(trainer, pl_module, stage)
+        if any(
+            g.name == self.name for g in callbacks_of(trainer, ProxyGuardMixin) if g is not self
+        ):
+            raise misconfigured(
+                trainer, f"two ProxyGuards have the name {self.name!r}. Pass name='...'."
+            )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for key in (self.rule.proxy, *self.rule.modes):
             scorer = find_scorer(trainer, key)

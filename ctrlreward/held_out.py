@@ -260,6 +260,8 @@ class HeldOutScorer:
             f"  {key}: {r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "
             f"(standard deviation {r.between_prompts:.3g} between prompts"
             + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
+            if r.prompts > 1
+            else f"  {key}: not known, as fewer than two prompts have a score at both validations"
             for key, r in self.resolutions.items()
         ]
         what = (

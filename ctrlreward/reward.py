@@ -511,9 +511,10 @@ def fit_scales(
                 "texts that it can score."
             )
         mean, deviation = float(valid.mean()), float(valid.std())
-        if not deviation > 0:
+        # Equal values have a deviation by rounding: 1e-17 for several 0.1.
+        if not deviation > np.finfo(np.float32).eps * np.abs(valid).max():
             raise ValueError(
-                f"{name} is {mean} for all {len(scores[name])} texts, so that it has no scale. "
+                f"{name} is {valid[0]} for all {len(scores[name])} texts, so that it has no scale. "
                 "Pass texts whose scores differ."
             )
         scales[name] = (mean, deviation)

@@ -329,6 +329,8 @@ def test_scales_are_mean_and_deviation_on_sound_texts() -> None:
         ValueError, match=r"second is 0\.0 for all 3 texts, so that it has no scale"
     ):
         fit_scales(judges("second"), texts)
+    with pytest.raises(ValueError, match=r"second is 0\.1 for all 3 texts"):  # deviation 1e-17
+        fit_scales(judges("second"), ["1 0.1 5"] * 3)
 
 
 # Conditions

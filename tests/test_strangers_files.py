@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -369,6 +370,34 @@ def test_names_in_tables_are_cells() -> None:
 
 
 # Names
+
+CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["select", "first", "--maximise", CONTROLS],
+        ["compare", "first", "second"],
+        ["report", "first"],
+        ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--names", CONTROLS],
+        ["pairs", "rows.jsonl", "pairs.jsonl", "--score", "worthy"],
+    ],
+    ids=" ".join,
+)
+def test_names_do_not_control_the_terminal(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("rows.jsonl", "first/metrics.jsonl", "second/metrics.jsonl"):
+        rows = [json.loads(line) for line in Path(name).read_text().splitlines()]
+        rows = [{**row, CONTROLS: row.pop("worth")} for row in rows]
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("first/summary.json").write_text(json.dumps({"directions": {CONTROLS: "max"}}))
+    with contextlib.suppress(SystemExit):
+        main(command)
+    shown = "".join(capsys.readouterr())
+    assert command[0] == "report" or "worth\N{REPLACEMENT CHARACTER}[2J" in shown.replace("\n", "")
+    assert not set("\x1b\x9b\a\u202e") & set(shown)
 
 
 def test_members_of_a_wheel_stay_in_its_folder() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from alarms import NEVER, RULES
 
 from ctrlreward.functional.sequential import level_of_test, paired_difference
-from ctrlreward.plots.style import DPI, FIRST, SECOND, finish_panel, new_figure
+from ctrlreward.plots.style import FIRST, SECOND, finish_panel, new_figure, save_figure
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.scorers.base import Scores
 from ctrlreward.selection.alarm import LEVEL
@@ -101,7 +101,7 @@ def draw(
             axis.axvline(steps[place - 1], color=SECOND, linestyle="--")
             axis.annotate("declined", (steps[place - 1], max(values)), color=SECOND)
         finish_panel(axis, f"{key}, difference to step {steps[0]}", "step")
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

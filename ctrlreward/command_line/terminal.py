@@ -12,9 +12,10 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.segment import Segment
 
 if TYPE_CHECKING:
     from ctrlreward.scorers.base import ScoreSpec
@@ -80,7 +81,8 @@ def user_errors(resumes: Callable[[], bool] = bool, maps_labels: bool = False) -
         raise
     except (ValueError, TypeError, OSError, ImportError) as error:
         message = _LABEL_MAP.sub(_as_option if maps_labels else "", str(error))
-        print("\n".join([f"error: {message}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        lines = [f"error: {message}", *getattr(error, "__notes__", [])]
+        print(printable("\n".join(lines)), file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -89,9 +91,31 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+# All but tab and line feed, and those that reverse the order of letters.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return the text with U+FFFD for characters that would control the terminal.
+
+    Examples:
+        >>> printable("score/" + chr(27) + "[2J")
+        'score/�[2J'
+    """
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+class _PlainConsole(Console):
+    """A console without the control characters of what it prints."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        for segment in super().render(*args, **kwargs):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def plain_console(width: int | None = None, stderr: bool = False) -> Console:
     """Return a console that prints names such as `acc[train]` and `x:a:` without markup."""
-    return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _PlainConsole(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def direction_arrow(spec: ScoreSpec) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ctrlreward.arguments import did_you_mean
+from ctrlreward.command_line.terminal import printable
 from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, gather_words
 from ctrlreward.samples import JSON_KEYS
 from ctrlreward.tables.locations import STANDARD, Location
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> None:
     try:
         _check(arguments)
     except (ValueError, OSError, ImportError) as error:
-        print(f"usage: ctrlreward score {_USAGE}\nerror: {error}", file=sys.stderr)
+        print(f"usage: ctrlreward score {_USAGE}\nerror: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     from ctrlreward.corpus.scoring_job import run_job
 

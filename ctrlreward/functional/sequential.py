@@ -117,11 +117,14 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
         0.375
     """
     values = np.asarray(differences, dtype=np.float64)
-    sizes = np.abs(values[values != 0])
-    total = sizes.sum()
-    if len(sizes) == 0:
+    values = values[values != 0]
+    if len(values) == 0:
         return 1.0
-    scale = min(GRID, max(GRID / 8, 64 * len(sizes) ** 1.5)) / total
+    # By a power of 2, which is exact: sums of the largest floats, and a grid for the smallest ones,
+    # would be infinite.
+    values = np.ldexp(values, -math.frexp(float(np.abs(values).max()))[1])
+    sizes = np.abs(values)
+    scale = min(GRID, max(GRID / 8, 64 * len(sizes) ** 1.5)) / sizes.sum()
     steps = np.rint(sizes * scale).astype(np.int64)
     # Shares of all subsets by their sum: the sum of a sign pattern is twice the sum of its positive
     # values minus the sum of all.

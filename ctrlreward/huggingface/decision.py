@@ -16,19 +16,22 @@ from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAME
 from ctrlreward.huggingface.generation import tracked_runs
 from ctrlreward.huggingface.run_state import (
     PREFIX,
+    awaits,
     directions,
     last_step,
     of_evaluation,
     ranges,
     read_validation,
     resolve_mode,
+    rules_of,
     stored,
 )
+from ctrlreward.lightning_package import package_of
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import WINDOW, AlarmDecision, HeldOutMode, Reference
 from ctrlreward.selection.best import ConstraintTest, Ties
 from ctrlreward.selection.decider import Decider, with_assigned
-from ctrlreward.selection.metrics import Bounds
+from ctrlreward.selection.metrics import Bounds, NotLogged
 from ctrlreward.selection.stopping import StopDecision
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class DecisionCallback(TrainerCallback):
     """
 
     saves = False  # whether the decision is on a checkpoint
+    state_key = ""  # Lightning reads it before it calls `setup`
 
     def __init__(self, key: str, rule: Any) -> None:
         self.decider = Decider(rule)
@@ -92,6 +96,17 @@ class DecisionCallback(TrainerCallback):
         """Apply a decision; by default, save the checkpoint if it is kept."""
         self._save = decision.keep
 
+    def setup(self, trainer: Any, *_: object, **__: object) -> None:
+        """Raise a TypeError: transformers does not call this, but a trainer of Lightning does."""
+        ours, name = package_of(trainer).ours, type(self).__name__
+        raise TypeError(
+            f"this {name} is a callback for Trainer and TRL, but the trainer is one of Lightning. "
+            f"Use `from {ours} import {name}`."
+        )
+
+    def on_exception(self, *_: object, **__: object) -> None:
+        """Do nothing: Lightning calls this after the error of `setup`."""
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -104,6 +119,11 @@ class DecisionCallback(TrainerCallback):
             raise ValueError(
                 f"{type(self).__name__} decides at evaluations, but eval_strategy is 'no'. Set "
                 "eval_strategy='steps' and eval_steps, or 'epoch'."
+            )
+        if rules_of(state).setdefault(self._key, self) is not self:
+            raise ValueError(
+                f"two callbacks are {self._key!r}, and a checkpoint has one state of this name. "
+                "Remove one of them, or give two ProxyGuards different names."
             )
         self._training, self._missing, self.decider = True, None, Decider(self._given)
         self._evaluated, self._started, self._waited = False, state.global_step, -1
@@ -178,12 +198,15 @@ class DecisionCallback(TrainerCallback):
         try:
             self._begin(state)
             hint = ". Add the callback that logs it before this one"
-            values, stale, evidence = read_validation(state, metrics, self.decider.evaluations)
+            awaited = partial(awaits, args, state)
+            evaluations = self.decider.evaluations
+            values, stale, evidence = read_validation(state, metrics, evaluations, awaited)
             if self._waits(state, stale):
                 return
             decision = self.decider.decide(state.global_step, values, stale, evidence)
         except ValueError as error:  # unless another set has the keys
-            self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
+            if not (isinstance(error, NotLogged) and awaits(args, state, error.key)):
+                self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
             return
         self._missing = None
         stored(state)[self._key] = self.decider.to_dict()
@@ -552,7 +575,7 @@ class ProxyGuard(DecisionCallback):
         level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
             prompt, the level of each test, by default 0.01.
         stop: Stop training at an alarm.
-        name: Prefix of the keys.
+        name: Prefix of the keys. Two guards in one trainer need different names.
         reference: Evaluation to compare with: "first", or "best", the one with the best held-out
             mean so far, which notices a decline after a rise.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
@@ -587,7 +610,7 @@ class ProxyGuard(DecisionCallback):
         rule = AlarmRule(
             proxy, held_out, proxy_mode, held_out_mode, window, level, reference, margin
         )
-        super().__init__(f"{proxy} {', '.join(rule.modes)}", rule)
+        super().__init__(f"{proxy} {', '.join(rule.modes)} {name}", rule)
         self.proxy, self.held_out = proxy, held_out
         self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode
         self.stop = stop
@@ -612,6 +635,8 @@ class ProxyGuard(DecisionCallback):
             f"{PREFIX}{self.name}/alarm": float(decision.alarm),
             f"{PREFIX}{self.name}/p_value": decision.p_value,
         }
+        if row.keys() & metrics.keys():
+            raise ValueError(f"two ProxyGuards have the name {self.name!r}. Pass name='...'.")
         metrics.update(row)
         state.log_history.append({**row, "step": state.global_step})
         runs = tracked_runs(args) if state.is_world_process_zero else []

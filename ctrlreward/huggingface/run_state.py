@@ -9,11 +9,12 @@ uninterrupted one. (`ExportableState` would make a new callback from JSON, witho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
-from transformers import TrainerState
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.files import finite_or_none
@@ -25,6 +26,7 @@ from ctrlreward.selection.decider import Evaluations
 
 PREFIX = "eval_"
 _FOLD = "_ctrlreward_last_logged"
+_RULES = "_ctrlreward_rules"
 
 # Metric of rollouts in TRL's trainers → the same metric of `PolicyTuner`.
 _AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
@@ -37,6 +39,12 @@ def stored(state: TrainerState) -> dict[str, Any]:
     return kept
 
 
+def rules_of(state: TrainerState) -> dict[str, object]:
+    """Return the callbacks that decide in this training, by the key of their states."""
+    rules: dict[str, object] = vars(state).setdefault(_RULES, {})
+    return rules
+
+
 def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
     """Return name → `step`, `modes` and `by_prompt` of each `GenerationScorer`."""
     found: dict[str, dict[str, Any]] = stored(state).setdefault("scores", {})
@@ -44,12 +52,16 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 
 
 def read_validation(
-    state: TrainerState, metrics: Mapping[str, float], evaluations: Evaluations
+    state: TrainerState,
+    metrics: Mapping[str, float],
+    evaluations: Evaluations,
+    awaited: Callable[[str], bool] = lambda key: False,
 ) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
     """Return metrics, keys without a new value, and the values of the prompts.
 
-    The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`; other keys have
-    their last value. Time is the step: validations log the keys of evaluation.
+    The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`, unless training is
+    `awaited` to log this key; other keys have their last value. Time is the step: validations log
+    the keys of evaluation.
     """
     last, steps = _last_logged(state)
     logged = {**last, **metrics}
@@ -60,7 +72,7 @@ def read_validation(
     stale = evaluations.stale(logged_before, evaluated, state.global_step)
     for key in [key for key in numbers if key.startswith(PREFIX)]:
         name = key.removeprefix(PREFIX)
-        if name not in numbers:
+        if name not in numbers and not awaited(name):
             numbers[name] = numbers[key]
             stale |= {name} if key in stale else set()
     evidence: dict[str, Scores] = {}
@@ -114,6 +126,18 @@ def _last_logged(state: TrainerState) -> tuple[dict[str, Any], dict[str, float]]
         steps |= dict.fromkeys(row, row.get("step") or 0)
     vars(state)[_FOLD] = rows, len(rows), values, steps
     return values, steps
+
+
+def awaits(args: TrainingArguments, state: TrainerState, key: str) -> bool:
+    """Return whether this is a key of training, which has logged nothing yet but will."""
+    if key not in ("loss", *_AS_UNDER_LIGHTNING) and not key.startswith("rewards/"):
+        return False
+    _, steps = _last_logged(state)
+    if any(not each.startswith(PREFIX) for each in steps.keys() - {"epoch", "step"}):
+        return False
+    by_steps = args.logging_strategy == IntervalStrategy.STEPS
+    will_log = args.logging_first_step or not by_steps or state.logging_steps <= state.max_steps
+    return will_log and args.logging_strategy != IntervalStrategy.NO
 
 
 def last_step(state: TrainerState, key: str) -> float:

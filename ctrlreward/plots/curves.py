@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ctrlreward.plots.style import (
-    DPI,
     EXCLUDED,
     FAINT,
     FIRST,
@@ -23,6 +22,7 @@ from ctrlreward.plots.style import (
     mark_steps,
     new_figure,
     note,
+    save_figure,
 )
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
@@ -63,7 +63,7 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
             panel.set_visible(False)
         else:
             fill(panel)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
 
 
 def draw_front(
@@ -96,7 +96,7 @@ def draw_front(
         )
         mark_steps(panel, kept, front)
         finish_panel(panel, "checkpoints by step", labels[x], labels[y], legend=True)
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, path)
 
 
 def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:

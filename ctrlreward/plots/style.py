@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import hypot, isfinite, isnan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctrlreward.extras import import_extra
+from ctrlreward.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 GRID, TEXT = "#e4e4e7", "#3f3f46"
 FIRST, SECOND, FAINT, EXCLUDED = "#2563eb", "#d97706", "#a1a1aa", "#dc2626"
 
-DPI = 130  # of a PNG
+_DPI = 130  # of a PNG
 
 _LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
@@ -26,6 +28,12 @@ def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches, which needs no display."""
     matplotlib = import_extra("matplotlib.figure", "a figure")
     return matplotlib.Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix, PNG without one, whole or not at all."""
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=_DPI, format=path.suffix[1:] or "png")
 
 
 def finish_panel(

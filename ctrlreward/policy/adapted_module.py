@@ -156,10 +156,28 @@ class AdaptedModuleMixin(LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing."""
-        found = super().load_state_dict(state_dict, strict, assign)
+        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing.
+
+        Raises:
+            RuntimeError: The adapter is not the one that was saved: another model, rank or modules.
+        """
+        advice = "Pass the model and the lora that the checkpoint was trained with."
+        try:
+            found = super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            error.add_note(advice)
+            raise
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
+        # A head for values may be new, or unused.
+        adapter = [key for key in found.missing_keys if key.startswith("policy.")]
+        others = [key for key in found.unexpected_keys if key.startswith("policy.")]
+        if adapter:
+            what = f"lacks {len(adapter)} weights of this adapter, such as {adapter[0]}"
+            raise RuntimeError(f"the checkpoint {what}. {advice}")
+        if others:
+            what = f"has {len(others)} weights that this adapter lacks, such as {others[0]}"
+            raise RuntimeError(f"the checkpoint {what}. {advice}")
         return found
 
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:

@@ -23,7 +23,7 @@ import jinja2
 from markupsafe import Markup
 
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import user_errors
+from ctrlreward.command_line.terminal import printable, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.plots.style import arrowed
 from ctrlreward.runs.report_contents import contents
@@ -61,9 +61,9 @@ def run(arguments: list[str]) -> None:
         path = Path(options.output or _folder(options.runs[0]) / _NAME)
         found = write_report(path, options.runs, options)
     for each in (found or {"runs": []})["runs"]:
-        print(f"{each['folder']}: {each['verdict']['sentence']}")
+        print(printable(f"{each['folder']}: {each['verdict']['sentence']}"))
         for what in each["missing"]:
-            print(f"  missing: {what}", file=sys.stderr)
+            print(printable(f"  missing: {what}"), file=sys.stderr)
     print(path)
 
 
@@ -196,7 +196,7 @@ class _Followed:
                     self.html = page(contents(self.options.runs, self.options), live=now)
                     self.made = now
                 except (ValueError, OSError) as error:
-                    print(f"waiting: {error}", file=sys.stderr)
+                    print(printable(f"waiting: {error}"), file=sys.stderr)
                     self.html = self.html or page({"runs": [], "comparison": None}, live="none")
             return self.html
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import read_reward
+from ctrlreward.command_line.terminal import printable
 
 _DESCRIPTION = """Score the stored texts of all validations with another reward or judge, and
 replay the decisions.
@@ -38,7 +39,9 @@ def run(arguments: list[str]) -> None:
     try:
         _check(arguments)
     except (ValueError, OSError) as error:
-        print(f"usage: ctrlreward rescore {_USAGE}\nerror: {error}", file=sys.stderr)
+        print(
+            f"usage: ctrlreward rescore {_USAGE}\nerror: {printable(str(error))}", file=sys.stderr
+        )
         raise SystemExit(2) from None
     from ctrlreward.runs.rescoring_job import run_job
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ctrlreward.arguments import Mode, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.command_line.terminal import plain_console, printable, user_errors
 from ctrlreward.files import json_text, remove, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.runs.checkpoint_removal import removable, size_of
@@ -560,7 +560,7 @@ def _watch(options: Any) -> Selection:
             except _NotYet as error:
                 if str(error) != waiting:
                     waiting = str(error)
-                    print(f"waiting: {waiting}", file=sys.stderr, flush=True)
+                    print(printable(f"waiting: {waiting}"), file=sys.stderr, flush=True)
             else:
                 selection = found
                 for each in selection.decided[seen:]:
@@ -630,7 +630,7 @@ def _prune(selection: Selection, options: Any) -> None:
         return
     total = sum(map(size_of, paths))
     for path in paths:
-        print(f"  {path}", file=sys.stderr)
+        print(printable(f"  {path}"), file=sys.stderr)
     question = f"remove these {len(paths)} ({total / 1e6:.1f} MB)? [y/N] "
     if not options.yes:
         if not sys.stdin.isatty():

@@ -513,6 +513,19 @@ def _named_error(scorer: Scorer, samples: Samples, names: Collection[str]) -> It
         raise
 
 
+@contextmanager
+def _panics_named(components: Iterable[str]) -> Iterator[None]:
+    """Raise a panic of a library in Rust, which is not an Exception, as a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(
+            f"a tokenizer or another library failed while scoring {', '.join(components)}: {error}"
+        ) from error
+
+
 def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
 ) -> dict[str, Scores]:
@@ -587,7 +600,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     distinct, inverse = samples.distinct()
     pointwise = {s: names for s, names in wanted.items() if s.pointwise}
     others = {s: names for s, names in wanted.items() if not s.pointwise}
-    with ExitStack() as contexts:
+    with _panics_named(components), ExitStack() as contexts:
         for scorer in scorers:
             contexts.enter_context(locked(scorer))
         outputs = scores_of(others, samples) if others else {}

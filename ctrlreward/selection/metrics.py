@@ -120,8 +120,21 @@ def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
     return f"no new value of {', '.join(old)}" if old else ""
 
 
+class NotLogged(ValueError):
+    """A key is not logged, or not yet.
+
+    Examples:
+        >>> NotLogged("'reward' is not logged", "reward").key
+        'reward'
+    """
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 def read(metrics: Mapping[str, float], key: str) -> float:
-    """Return the value of a key; a ValueError lists the logged keys if it is not one of them.
+    """Return the value of a key; a `NotLogged` lists the logged keys if it is not one of them.
 
     Examples:
         >>> read({"score/sim": 0.5}, "score/sim")
@@ -129,7 +142,8 @@ def read(metrics: Mapping[str, float], key: str) -> float:
     """
     if key not in metrics:
         known = f"must be one of {sorted(metrics)}{did_you_mean(key, metrics)}"
-        raise ValueError(f"{key!r} is not logged, {known if metrics else 'nor is anything else'}")
+        message = f"{key!r} is not logged, {known if metrics else 'nor is anything else'}"
+        raise NotLogged(message, key)
     return metrics[key]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ctrlreward.files import finite_or_none
-from ctrlreward.plots.style import DPI, SERIES, finish_panel, mark_steps, new_figure
+from ctrlreward.plots.style import SERIES, finish_panel, mark_steps, new_figure, save_figure
 
 _MARKERS = "osD^vP"
 
@@ -114,4 +114,4 @@ def draw_transfer_paths(
     several = len(runs) > 1
     finish_panel(left, "content against style", "error rate ↓", "similarity ↑", legend=several)
     finish_panel(right, "fluency against content", "similarity ↑", "perplexity ↓")
-    figure.savefig(path, dpi=DPI)
+    save_figure(figure, Path(path))

@@ -243,7 +243,15 @@ def test_a_resumed_run_ends_at_once_unless_stop_is_off(fit, writer, prompts, tmp
 
 
 def test_two_guards_have_separate_states() -> None:
-    assert guard().state_key != guard(held_out="score/padding").state_key
+    keys = {guard(**c).state_key for c in ({}, {"held_out": "score/padding"}, {"name": "second"})}
+    assert len(keys) == 3
+
+
+def test_two_guards_of_one_name(fit, writer, prompts) -> None:
+    """The second one's alarm would be the only one in the log."""
+    both = [guard(held_out="score/substance"), guard(held_out="score/padding")]
+    with pytest.raises(MisconfigurationException, match="two ProxyGuards have the name 'guard'"):
+        fit(writer(), [watch(prompts), *both])
 
 
 @pytest.mark.parametrize(("key", "mode"), [("reward/total", None), ("reward/shaped", "min")])

@@ -203,6 +203,19 @@ def test_resolution_is_logged_after_the_second_validation(
     assert summary["selection"]["optimism"] == pytest.approx(keeper.optimism)
 
 
+def test_the_resolution_of_a_score_that_always_fails(fit, writer, monkeypatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
+
+    def failed(texts: list[str]) -> list[None]:
+        return [None] * len(texts)
+
+    fit(writer, [GenerationScorer({"failed": failed}, PROMPTS)], max_steps=3)
+    assert shown[0].endswith(
+        "score/failed: not known, as fewer than two prompts have a score at both validations"
+    )
+
+
 def test_spread_between_prompts_and_decodings_is_told_apart() -> None:
     rng = np.random.default_rng(0)
     level = 2.0 * rng.normal(size=(400, 1))

@@ -33,8 +33,10 @@ def enumerated(differences: list[float], tolerance: float = 1e-9) -> float:
 
 
 @given(small)
-def test_p_value_equals_enumeration(differences: list[float]) -> None:
-    assert sign_flip_p_value(differences) == pytest.approx(enumerated(differences))
+@pytest.mark.parametrize("scale", [1.0, 2.0**1020, 2.0**-1070])  # up to the ends of float64
+def test_p_value_equals_enumeration(scale: float, differences: list[float]) -> None:
+    scaled = [scale * each for each in differences]
+    assert sign_flip_p_value(scaled) == pytest.approx(enumerated(differences))
 
 
 def test_rounding_counts_against_the_difference() -> None:

@@ -136,6 +136,42 @@ def test_the_first_token_of_a_template_is_not_doubled(
     assert read == [[0, 2, 3], [0, 2, 3]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({"logging_steps": 2}, 2),
+        ({"logging_steps": 3, "eval_on_start": True}, 3),
+        ({"logging_first_step": True, "logging_steps": 3}, 1),
+    ],
+)
+def test_a_key_of_training_is_awaited(
+    make_trainer: Callable[..., Trainer], settings: dict[str, Any], first: int
+) -> None:
+    """`loss` was `eval_loss` before training had logged one, and `reward` an error."""
+    trainer = make_trainer(**{"max_steps": 5, **settings})
+    guard = ProxyGuard("loss", {"eval_loss": "min"})
+    stop = RewardEarlyStopping("loss", patience=9)
+    train(trainer, guard, stop)
+    rows = trainer.state.log_history
+    assert min(r["step"] for r in rows if "eval_guard/alarm" in r) == first
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert stop.state.best == min(losses)
+    assert guard.state.values[0][0] == losses[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [("reward", {"logging_steps": 1}), ("reward", {"logging_steps": 9}), ("score/b", {})],
+)
+def test_a_key_that_is_not_logged(
+    make_trainer: Callable[..., Trainer], key: str, settings: dict[str, Any]
+) -> None:
+    trainer = make_trainer(max_steps=3, **settings)
+    with pytest.raises(ValueError, match=f"'{key}' is not logged"):
+        train(trainer, RewardEarlyStopping(key, "max"))
+    assert trainer.state.global_step == 1
+
+
 def train(trainer: Trainer, *callbacks: Any) -> None:
     for callback in callbacks:
         trainer.add_callback(callback)
@@ -164,6 +200,21 @@ def train(trainer: Trainer, *callbacks: Any) -> None:
             "two GenerationScorers have the name 'score'",
         ),
         (
+            lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
+            "two callbacks are 'RewardEarlyStopping eval_loss', and a checkpoint has one state",
+        ),
+        (
+            lambda make: (
+                lambda t: train(
+                    t,
+                    scorer_of(t),
+                    ProxyGuard("score/a", {"loss": "min"}),
+                    ProxyGuard("score/a", {"eval_loss": "min"}),
+                )
+            )(make()),
+            "two ProxyGuards have the name 'guard'",
+        ),
+        (
             lambda make: (lambda t: train(t, scorer_of(t), RewardCheckpoint("score/a", "min")))(
                 make()
             ),
@@ -174,7 +225,10 @@ def train(trainer: Trainer, *callbacks: Any) -> None:
             "this RewardEarlyStopping is a callback of Lightning; ctrlreward.huggingface has",
         ),
     ],
-    ids=["no evaluation", "setting", "other trainer", "same name", "mode", "Lightning"],
+    ids=[
+        *["no evaluation", "setting", "other trainer", "same name", "same rule", "same guard"],
+        *["mode", "Lightning"],
+    ],
 )
 def test_a_mistake_is_named(
     make_trainer: Callable[..., Trainer], run: Callable[[Any], Any], error: str

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import math
 from itertools import combinations
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from matplotlib.axes import Axes
@@ -68,8 +70,9 @@ REPORT = {
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Figures that were saved, with their limits and ticks settled."""
+    monkeypatch.chdir(tmp_path)
     figures: list[Figure] = []
 
     def save(self: Figure, path: Path, **_: object) -> None:
@@ -153,3 +156,23 @@ def test_the_moving_average_of_a_constant_is_the_constant() -> None:
     assert _smoothed([]) == []
     assert _smoothed([3.0] * 5) == pytest.approx([3.0] * 5)
     assert _smoothed([0.0, 1.0], weight=0.5) == pytest.approx([0.0, 0.5 / 0.75])
+
+
+def test_a_figure_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept = tmp_path / "front.png", {1: (0.1, 0.9), 2: (0.2, 0.8)}
+    draw_front(["a", "b"], kept, {}, path)
+    assert imread(path).ndim == 3
+    before = path.read_bytes()
+
+    def full(figure: Figure, file: BinaryIO, **_: object) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        draw_front(["a", "b"], kept, {}, path)
+    assert raised.value.filename == str(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from lightning_choice import Generation, PolicyTuner, pl
+from lightning_choice import Generation, LoRA, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from thinned import every
 from torch.utils.data import DataLoader
@@ -374,6 +374,28 @@ def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path, recwar
     for name, parameter in adapter.items():
         torch.testing.assert_close(loaded[name], parameter.detach())
         torch.testing.assert_close(alone.get_parameter(name), parameter.detach())
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "message"),
+    [
+        (["q_proj", "v_proj"], ["q_proj"], r"has 4 weights that this adapter lacks, .*v_proj"),
+        (["q_proj"], ["q_proj", "v_proj"], r"lacks 4 weights of this adapter, such as .*v_proj"),
+    ],
+)
+def test_a_checkpoint_of_another_adapter(
+    tuner, fit, tmp_path: Path, saved: list[str], loaded: list[str], message: str
+) -> None:
+    """Its other weights were ignored, or stayed untrained, without a word."""
+    trainer = fit(tuner(lora=LoRA(r=2, target_modules=saved)), 1)
+    path = tmp_path / "saved.ckpt"
+    trainer.save_checkpoint(path)
+    other = tuner(lora=LoRA(r=2, target_modules=loaded))
+    with pytest.raises(RuntimeError, match=f"{message}.*Pass the model and the lora"):
+        fit(other, 2, ckpt_path=path)
+    options = {"model": other.base_model, "reward": other.reward, "lora": other.lora}
+    with pytest.raises(RuntimeError, match=message):
+        type(other).load_from_checkpoint(path, **options)
 
 
 @pytest.mark.lightning

@@ -139,6 +139,27 @@ def test_a_gguf_file_that_is_not_whole(
     assert not [path for path in cache_folder().iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [({"num_attention_heads": 0}, "ZeroDivisionError"), ({"hidden_size": "16"}, "hidden_size")],
+)
+def test_a_configuration_of_no_model(model: Path, value: dict[str, object], reason: str) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | value))
+    message = rf"model = '{model}' can't be built from its config.json \(.*{reason}.*\)"
+    with pytest.raises(ValueError, match=message):
+        score(model)
+
+
+def test_a_tokenizer_with_a_catastrophic_expression(model: Path) -> None:
+    """Its library panics, by what is not an Exception."""
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"]["pattern"] = {"Regex": "(a+)+$"}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(RuntimeError, match=r"a tokenizer .* scoring perplexity.*: .*retry-limit"):
+        Perplexity(str(model)).score(["a" * 40 + "b"])
+
+
 def test_an_entry_of_the_cache_that_was_cut_off_may_be_deleted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
