@@ -98,11 +98,12 @@ class ServeOptions:
 def http_protocol(seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for a connection, closed if headers take longer to arrive.
 
-    uvicorn itself waits forever for unfinished headers and for a first byte.
+    uvicorn itself waits forever for unfinished headers and for a first byte. Its protocol with
+    httptools, its default, also stores headers and pipelined requests without a limit.
     """
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    class Protocol(H11Protocol):
         deadline: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -202,6 +202,17 @@ def test_headers_that_never_end_are_given_up(
         assert closed_within(connection, 20)
 
 
+@pytest.mark.parametrize("piece", [b"X: a\r\n", b"X: " + b"a" * 65_536, b"a" * 65_536])
+def test_headers_without_a_limit_are_refused(
+    live_server: Start, reward: Reward, piece: bytes
+) -> None:
+    with socket.create_connection(live_server(reward).address, timeout=20) as connection:
+        connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\n")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for _ in range(40_000_000 // len(piece)):
+                connection.sendall(piece)
+
+
 def test_headers_of_a_second_request_that_never_end(live_server: Start, reward: Reward) -> None:
     server = live_server(reward, ServeOptions(body_seconds=0.3))
     with send(server, json.dumps(one("soup")).encode()) as connection:
