@@ -130,6 +130,16 @@ def test_an_input_that_changes_while_it_is_scored_is_noticed(
     assert Path("out.jsonl").read_bytes() == Path("fresh.jsonl").read_bytes()
 
 
+def test_an_output_that_is_a_link_is_written_where_it_leads() -> None:
+    write("in.jsonl", 0, 20)
+    Path("out.jsonl").symlink_to("disk/scored.jsonl")
+    main(["score", "in.jsonl", "out.jsonl", *SCORER, "--chunk=4"])
+    main(["score", "in.jsonl", "whole.jsonl", *SCORER])
+    assert Path("out.jsonl").is_symlink()
+    assert Path("disk/scored.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert [path.name for path in Path("disk").iterdir()] == ["scored.jsonl"]
+
+
 def test_folders_of_files() -> None:
     write("all.jsonl", 0, 30)
     for number, (first, end) in enumerate([(0, 11), (11, 12), (12, 30)]):
