@@ -113,7 +113,7 @@ def http_protocol(seconds: float) -> type[asyncio.Protocol]:
     class Protocol(H11Protocol):
         deadline: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.deadline = self.loop.call_later(seconds, transport.close)
 
