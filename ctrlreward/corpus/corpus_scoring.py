@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,8 @@ def score_corpus(
         done = [len(manifest.range(i)) for i in numbers if pointwise and not missing[i]]
         with track(title, manifest.rows, done=sum(done)) as advance:
             if not pointwise:
-                for _, scores in score_shards(unit, _shards(corpus, manifest.rows, {0})):
+                whole = chain.from_iterable(_unchanged(corpus, manifest))
+                for _, scores in score_shards(unit, [corpus.shard(0, list(whole))]):
                     for i in numbers:
                         rows = manifest.range(i)
                         part = {n: v[rows.start : rows.stop] for n, v in scores.items()}
@@ -142,7 +143,8 @@ def score_corpus(
             # A run resumed on other devices may have other units, some partly done.
             for names in dict.fromkeys(filter(None, missing)):
                 wanted = {i for i in numbers if missing[i] == names}
-                shards = _shards(corpus, manifest.chunk, wanted)
+                read = enumerate(_unchanged(corpus, manifest))
+                shards = (corpus.shard(i, rows) for i, rows in read if i in wanted)
                 for i, scores in score_shards({name: unit[name] for name in names}, shards):
                     store.write(i, scores)
                     advance(len(manifest.range(i)))
@@ -152,7 +154,7 @@ def scored_shards(
     corpus: Corpus, manifest: Manifest, store: ShardStore
 ) -> Iterator[tuple[list[PlacedRow], dict[str, Scores]]]:
     """Yield the rows of each shard and their scores, for `write_output`."""
-    for i, rows in enumerate(in_chunks(corpus.rows.placed(), manifest.chunk)):
+    for i, rows in enumerate(_unchanged(corpus, manifest)):
         yield rows, store.read(i)
 
 
@@ -191,11 +193,13 @@ def write_output(
     }
 
 
-def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
-    """Yield the requested shards, while reading the rows."""
-    for i, rows in enumerate(in_chunks(corpus.rows.placed(), chunk)):
-        if i in wanted:
-            yield corpus.shard(i, rows)
+def _unchanged(corpus: Corpus, manifest: Manifest) -> Iterator[list[PlacedRow]]:
+    """Yield the rows of each shard, while reading them; raise if they are not the manifest's."""
+    shards = in_chunks(corpus.rows.placed(), manifest.chunk)
+    for rows, expected in zip_longest(shards, manifest.checksums, fillvalue=()):
+        if not rows or checksum([row.cells for row in rows]) != expected:
+            raise ValueError(f"{corpus.rows} has changed while it was scored. Repeat the command.")
+        yield list(rows)
 
 
 def models_of(scorer: Scorer) -> frozenset[Hashable]:

@@ -52,7 +52,7 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     identity = _identity(config.as_dict()["scorers"])
 
     def resumes() -> bool:
-        target = Location(config.output)
+        target = _target(config.output)
         return target.beside(f"{target.name}.partial").exists()
 
     with user_errors(resumes, maps_labels=True):
@@ -111,7 +111,7 @@ def score_file(
             raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
     labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
     with ExitStack() as stack:
-        source, target = Location(input), Location(output)
+        source, target = Location(input), _target(output)
         partial = target.beside(f"{target.name}.partial")
         if STANDARD in (input, output):
             source, target, partial = stack.enter_context(_piped(source, target))
@@ -181,6 +181,14 @@ def score_file(
             table.add_row(label, shown, str(count), str(failed))
         console = plain_console(stderr=output == STANDARD)
         console.print("Means (↑ higher is better, ↓ lower is better)", table)
+
+
+def _target(output: str) -> Location:
+    """Return the file or folder that an output is, or is a symbolic link to."""
+    target = Location(output)
+    if target.path is None or not target.path.is_symlink():
+        return target
+    return Location(target.path.resolve(), output)
 
 
 @contextmanager

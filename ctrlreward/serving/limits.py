@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import math
+import re
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
@@ -91,21 +92,28 @@ class ServeOptions:
         positive("body_bytes", self.body_bytes)
         if not 0 < self.body_seconds < math.inf:
             raise ValueError(f"body_seconds must be positive, got {self.body_seconds}")
-        if self.token is not None and not (self.token.isascii() and self.token.strip()):
-            raise ValueError("the token must be ASCII letters and digits, and not empty")
+        if self.token is not None:
+            check_token(self.token)
+
+
+def check_token(token: str) -> None:
+    """Raise if a header can't carry a token."""
+    if not re.fullmatch("[!-~]+", token):
+        raise ValueError("the token must be ASCII letters and digits, and not empty")
 
 
 def http_protocol(seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for a connection, closed if headers take longer to arrive.
 
-    uvicorn itself waits forever for unfinished headers and for a first byte.
+    uvicorn itself waits forever for unfinished headers and for a first byte. Its protocol with
+    httptools, its default, also stores headers and pipelined requests without a limit.
     """
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    class Protocol(H11Protocol):
         deadline: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.deadline = self.loop.call_later(seconds, transport.close)
 
@@ -159,6 +167,10 @@ class LimitsMiddleware:
         reply = _Reply(send, self.headers)
         try:
             headers = dict(scope["headers"])
+            if b"content-length" in headers and b"transfer-encoding" in headers:
+                # Proxies differ in which one they read, so the next request may be smuggled.
+                message = "send Content-Length or Transfer-Encoding, not both"
+                raise _Refused(400, message, {"connection": "close"})
             self._check_token(scope["path"], headers)
             async with asyncio.timeout(self.options.body_seconds):
                 body = await self._body(headers, receive, reply)

@@ -142,7 +142,7 @@ def _token(path: Path | None) -> str | None:
 
     if path is None:
         return os.environ.get(TOKEN_VARIABLE)
-    token = read_bytes(path).decode().strip()
+    token = read_bytes(path).decode("utf-8-sig", "replace").strip()
     if not token:
         raise ValueError(f"{path} is empty. Write the token into it.")
     return token

@@ -20,7 +20,7 @@ import tenacity
 
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
-from ctrlreward.serving.limits import CLIENT_HEADER
+from ctrlreward.serving.limits import CLIENT_HEADER, check_token
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,8 @@ class ServerConnection:
         client = self._clients.get(os.getpid())
         if client is None:
             token, address = self.token or os.environ.get(TOKEN_VARIABLE), urlsplit(self.url)
+            if token:
+                check_token(token)
             made = httpx2.Client(
                 headers={CLIENT_HEADER: uuid.uuid4().hex}
                 | ({"Authorization": f"Bearer {token}"} if token else {}),

@@ -138,13 +138,29 @@ def _decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Ite
             text.detach()
 
 
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """Return an object of JSON; a KeyError has a name that is repeated."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyError(next(name for name in names if names.count(name) > 1))
+    return row
+
+
+_ROW = json.JSONDecoder(object_pairs_hook=_object)
+
+
 def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
     """Yield the objects of non-blank lines."""
     for number, line in enumerate(_decoded_lines(file, path, newline=None), 1):
         if line.isspace():
             continue
         try:
-            row = json.loads(line)
+            row = _ROW.decode(line)
+        except KeyError as error:
+            raise ValueError(
+                f"{path}:{number} has several values of {error}. Keep one of them."
+            ) from None
         except (ValueError, RecursionError):
             try:
                 row = parse_json(line.rstrip("\n"), path, number)  # which names the line

@@ -15,8 +15,10 @@ from typing import Any
 
 import fsspec
 import pytest
+import shard_scorers
 from warm_python import WarmProcess
 
+from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import RowStream, read_rows
@@ -101,6 +103,41 @@ def test_a_killed_run_and_a_killed_worker_lose_nothing(tmp_path: Path) -> None:
     killer.join()
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
     assert len(list(calls.iterdir())) <= 100 + 2 + 1  # what was in work at a kill, again
+
+
+@pytest.mark.parametrize("rows", [30, 20, 10])
+@pytest.mark.parametrize("scorer", ["Length", "Rank"])
+def test_an_input_that_changes_while_it_is_scored_is_noticed(
+    rows: int, scorer: str, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+) -> None:
+    command = ["in.jsonl", "out.jsonl", "--scorers", f"shard_scorers.{scorer}", "--chunk=4"]
+    write("in.jsonl", 0, 20)
+    score = getattr(shard_scorers, scorer).score_samples
+
+    def changes_input(self: Any, samples: Samples) -> Any:
+        write("new.jsonl", 1, rows + 1)
+        Path("new.jsonl").replace("in.jsonl")
+        return score(self, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"shard_scorers.{scorer}.score_samples", changes_input)
+        assert "in.jsonl has changed while it was scored. Repeat the command." in fails(
+            "score", *command
+        )
+    assert not Path("out.jsonl").exists()
+    main(["score", *command])
+    main(["score", "in.jsonl", "fresh.jsonl", *command[2:]])
+    assert Path("out.jsonl").read_bytes() == Path("fresh.jsonl").read_bytes()
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads() -> None:
+    write("in.jsonl", 0, 20)
+    Path("out.jsonl").symlink_to("disk/scored.jsonl")
+    main(["score", "in.jsonl", "out.jsonl", *SCORER, "--chunk=4"])
+    main(["score", "in.jsonl", "whole.jsonl", *SCORER])
+    assert Path("out.jsonl").is_symlink()
+    assert Path("disk/scored.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert [path.name for path in Path("disk").iterdir()] == ["scored.jsonl"]
 
 
 def test_folders_of_files() -> None:

@@ -202,6 +202,29 @@ def test_headers_that_never_end_are_given_up(
         assert closed_within(connection, 20)
 
 
+@pytest.mark.parametrize("piece", [b"X: a\r\n", b"X: " + b"a" * 65_536, b"a" * 65_536])
+def test_headers_without_a_limit_are_refused(
+    live_server: Start, reward: Reward, piece: bytes
+) -> None:
+    with socket.create_connection(live_server(reward).address, timeout=20) as connection:
+        connection.sendall(b"POST /score HTTP/1.1\r\nHost: x\r\n")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            connection.sendall(piece * (40_000_000 // len(piece)))
+
+
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(
+    live_server: Start, reward: Reward
+) -> None:
+    body = json.dumps(one("soup")).encode()
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+    with socket.create_connection(live_server(reward).address, timeout=60) as connection:
+        connection.sendall(head + chunks + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 400 " in read_reply(connection)
+        assert closed_within(connection, 20)
+
+
 def test_headers_of_a_second_request_that_never_end(live_server: Start, reward: Reward) -> None:
     server = live_server(reward, ServeOptions(body_seconds=0.3))
     with send(server, json.dumps(one("soup")).encode()) as connection:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from letter_scorers import letters_reward
 from warm_python import WarmProcess
 
-from ctrlreward import CTRLEval, Distinct, Perplexity, Reward
+from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.serving.served_reward import ServedReward
@@ -378,6 +378,17 @@ def test_a_token_and_other_machines(
     main(["serve", str(bare), *options])
     (middleware,) = served[0].user_middleware
     assert middleware.kwargs["options"].token == (None if way == "none" else "s3cret")
+
+
+@pytest.mark.parametrize("token", ["t\u00f6k", "a b", "a\nb", "a\x00b"])
+def test_a_token_that_no_header_can_carry_is_refused(
+    bare: Path, tmp_path: Path, fails: Callable[..., str], token: str
+) -> None:
+    message = "the token must be ASCII letters and digits, and not empty"
+    (tmp_path / "token.txt").write_bytes(token.encode("latin-1"))
+    assert message in fails("serve", str(bare), "--token_file", str(tmp_path / "token.txt"))
+    with pytest.raises(ValueError, match=message):
+        RemoteReward("http://127.0.0.1:9", token=token).load()
 
 
 def test_the_examples_of_the_help_run(

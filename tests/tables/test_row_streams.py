@@ -39,6 +39,17 @@ def test_json_lines_are_read_as_json_reads_each(
     assert list(read_table(io.BytesIO(content), "f", ".jsonl")) == list(enumerate(rows, 1))
 
 
+@pytest.mark.parametrize(
+    "row", ['{"text": "a", "id": 1, "text": "b"}', '{"x": {"text": 1, "text": 1}}']
+)
+def test_a_repeated_name_in_json_is_an_error(row: str) -> None:
+    content = ('{"text": "c"}\n' + row).encode()
+    with pytest.raises(
+        ValueError, match=r"^f:2 has several values of 'text'\. Keep one of them\.$"
+    ):
+        list(read_table(io.BytesIO(content), "f", ".jsonl"))
+
+
 @given(rows=ROWS, bom=st.booleans(), end=st.sampled_from(["\n", "\r\n"]))
 def test_csv_is_read_as_it_was_written(rows: list[dict[str, str]], bom: bool, end: str) -> None:
     text = io.StringIO(newline="")
