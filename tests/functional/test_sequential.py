@@ -184,6 +184,14 @@ def test_interval_of_a_share_misses_at_its_level(n: int, level: float) -> None:
         assert stats.binom.pmf(passed, n, chance)[missed].sum() <= level
 
 
+def test_values_that_repeat_are_taken_for_all_possible_ones() -> None:
+    passed = np.arange(32) < 29
+    assert mean_interval(passed, 0.1) == mean_interval(passed, 0.1, (0, 1))
+    assert mean_interval([1.0] * 8, 0.1) == (1.0, -math.inf, math.inf)
+    assert mean_interval([5.0] * 8, 0.1, (0, None)) == (5.0, 0, math.inf)
+    assert mean_interval([0.5] * 8, 0.1, (0.5, 0.5)) == (0.5, 0.5, 0.5)
+
+
 def test_interval_in_a_range_is_that_of_the_share() -> None:
     ratings, share = [1, 5, 5, 4, 5, 2, 3, 5], np.arange(32) < 22
     low, high = mean_interval(share, 0.1, (0, 1))[1:]
