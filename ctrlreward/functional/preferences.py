@@ -405,7 +405,7 @@ def agreement_of_gains(
         seed: Seed of the draws.
 
     Returns:
-        Share in [0, 1]; higher is better. The interval is that of `pair_accuracy`.
+        Share in [0, 1]; higher is better. The interval is as in `pair_accuracy`.
 
     Examples:
         >>> agreement_of_gains([2.0, 1.0, -1.0, 0.0], ["soup", "soup", "view", "view"]).value

@@ -214,8 +214,8 @@ def mean_interval(
     possible ones. If none repeats it is Student's t interval, which is too narrow for skewed
     scores: a run of validations then misses far more often than `level` says.
 
-    `values` are the score of each prompt, NaN if it could not be scored. The ends are those of
-    `within`, the smallest and largest possible value, None for no bound, with fewer than two
+    `values` are the score of each prompt, NaN if it could not be scored. The interval is `within`
+    the smallest and largest possible value, None for no bound, and reaches both with fewer than two
     prompts, and if all values are equal and a bound is unknown.
 
     Examples:
