@@ -108,8 +108,8 @@ class AlarmRule:
     A proxy without scores by prompt has risen if its mean has.
 
     Without evidence of a held-out metric, the trend of the last `window` validations must exceed
-    the trend of a random walk, for the proxy and for the held-out metric
-    (`ctrlreward.functional.trend`).
+    the trend of a random walk with symmetric steps, for the proxy and for the held-out metric
+    (`ctrlreward.functional.trend`). Each test has its own level, so a long run may raise more.
 
     Args:
         proxy: Key of the optimised metric.
