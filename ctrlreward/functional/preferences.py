@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,12 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from ctrlreward.files import read_json, write_whole
-from ctrlreward.functional.bootstrap import Estimate, bootstrap, cluster_numbers
+from ctrlreward.functional.bootstrap import (
+    Estimate,
+    bootstrap,
+    check_options,
+    cluster_numbers,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -398,21 +405,14 @@ def agreement_of_gains(
         seed: Seed of the draws.
 
     Returns:
-        Share in [0, 1]; higher is better.
+        Share in [0, 1]; higher is better. The interval is as in `pair_accuracy`.
 
     Examples:
         >>> agreement_of_gains([2.0, 1.0, -1.0, 0.0], ["soup", "soup", "view", "view"]).value
         0.625
     """
     right = (np.sign(gains) + 1) / 2
-    members = cluster_numbers(groups)
-    sums = np.bincount(members, weights=right)
-    counts = np.bincount(members)
-
-    def shares(weights: Floats) -> dict[str, Floats]:
-        return {"agreement": weights @ sums / (weights @ counts)}
-
-    return bootstrap(shares, np.arange(len(sums)), confidence, resamples, seed)["agreement"]
+    return _share(right, cluster_numbers(groups), confidence, resamples, seed)
 
 
 def _knots(better: Floats, worse: Floats, segments: int) -> list[Floats]:
@@ -483,8 +483,8 @@ def pair_accuracy(
         chosen: Scores of the chosen texts, higher is better, NaN where scoring failed, shape (n,).
         rejected: Scores of the rejected texts of the same pairs, shape (n,).
         clusters: Cluster of each pair, such as its prompt; None: each pair is its own. The interval
-            is Wilson's if each pair is a cluster, or if all clusters agree, where n is the number
-            of clusters; else of the bootstrap over clusters.
+            is Wilson's if each pair is a cluster, or if all clusters have the same share, where n
+            is the number of clusters; else of the bootstrap over clusters.
         resamples: Draws of the bootstrap.
         seed: Seed of the draws.
 
@@ -509,19 +509,23 @@ def pair_accuracy(
     if not len(wins):
         return PairAccuracy(0, Estimate(np.nan, np.nan, np.nan), np.nan, failed)
     members = cluster_numbers([name for name, kept in zip(names, valid, strict=True) if kept])
-    count = int(members.max()) + 1
-    if count < len(wins) and 0 < wins.mean() < 1:
-        higher = bootstrap(
-            lambda weights: {"": weights @ wins / weights.sum(axis=1)},
-            *(members, 0.95, resamples, seed),
-        )[""]
-    else:
-        higher = _wilson(float(wins.mean()), count)
+    higher = _share(wins, members, 0.95, resamples, seed)
     return PairAccuracy(len(wins), higher, float(ties.mean()), failed)
 
 
-def _wilson(share: float, count: int) -> Estimate:
-    from scipy import stats  # takes half a second
-
-    interval = stats.binomtest(round(share * count), count).proportion_ci(method="wilson")
-    return Estimate(share, float(interval.low), float(interval.high))
+def _share(rights: Floats, members: Ints, confidence: float, resamples: int, seed: int) -> Estimate:
+    """Return the mean of values in [0, 1] with its interval, as `pair_accuracy` says."""
+    sums, counts = np.bincount(members, weights=rights), np.bincount(members)
+    check_options(confidence, resamples)
+    n, share = len(counts), float(rights.mean())
+    # Draws of clusters that agree are all equal.
+    if n < len(rights) and np.ptp(sums / counts) > 0:
+        return bootstrap(
+            lambda weights: {"": weights @ sums / (weights @ counts)},
+            *(np.arange(n), confidence, resamples, seed),
+        )[""]
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle = share + z**2 / (2 * n)
+    width = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    ends = ((middle + sign * width) / (1 + z**2 / n) for sign in (-1, 1))
+    return Estimate(share, *(float(np.clip(end, 0.0, 1.0)) for end in ends))

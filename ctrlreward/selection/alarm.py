@@ -103,12 +103,13 @@ class AlarmRule:
     With scores by prompt (`evidence`), each validation is compared with a reference validation,
     prompt by prompt, by flips of signs (`ctrlreward.functional.sequential`). `level` bounds the
     probability of a false alarm in the whole run, however long: an alarm though no held-out
-    metric has declined by more than its margin. A proxy without scores by prompt has risen if its
-    mean has.
+    metric has declined by more than its margin. This assumes that texts fail for the same reasons
+    at both validations: if bad texts fail at the reference only, their scores later seem a decline.
+    A proxy without scores by prompt has risen if its mean has.
 
     Without evidence of a held-out metric, the trend of the last `window` validations must exceed
-    the trend of a random walk, for the proxy and for the held-out metric
-    (`ctrlreward.functional.trend`).
+    the trend of a random walk with symmetric steps, for the proxy and for the held-out metric
+    (`ctrlreward.functional.trend`). Each test has its own level, so a long run may raise more.
 
     Args:
         proxy: Key of the optimised metric.

@@ -171,6 +171,38 @@ def test_mean_interval_is_that_of_student() -> None:
     assert mean_interval([1.0], 0.1) == (1.0, -math.inf, math.inf)
 
 
+@pytest.mark.parametrize("level", [0.1, 1e-4])
+@pytest.mark.parametrize("n", [8, 64])
+def test_interval_of_a_share_misses_at_its_level(n: int, level: float) -> None:
+    """By the binomial distribution, also where all prompts agree."""
+    passed = np.arange(n + 1)
+    ends = [mean_interval(np.arange(n) < k, level, (0.0, 1.0))[1:] for k in passed]
+    low, high = np.array(ends).T
+    assert low[n] == pytest.approx((level / 2) ** (1 / n))
+    assert (low[1:] > 0).all()
+    assert (high[:-1] < 1).all()
+    for chance in np.linspace(0.01, 0.99, 99):
+        missed = (chance < low) | (high < chance)
+        assert stats.binom.pmf(passed, n, chance)[missed].sum() <= level
+
+
+def test_values_that_repeat_are_taken_for_all_possible_ones() -> None:
+    passed = np.arange(32) < 29
+    assert mean_interval(passed, 0.1) == mean_interval(passed, 0.1, (0, 1))
+    assert mean_interval([1.0] * 8, 0.1) == (1.0, -math.inf, math.inf)
+    assert mean_interval([5.0] * 8, 0.1, (0, None)) == (5.0, 0, math.inf)
+    assert mean_interval([0.5] * 8, 0.1, (0.5, 0.5)) == (0.5, 0.5, 0.5)
+
+
+def test_interval_in_a_range_is_that_of_the_share() -> None:
+    ratings, share = [1, 5, 5, 4, 5, 2, 3, 5], np.arange(32) < 22
+    low, high = mean_interval(share, 0.1, (0, 1))[1:]
+    # As many nats: 8 ratings at ln(2 / level) are 32 shares at four times that.
+    assert mean_interval(ratings, 2 * (0.1 / 2) ** (1 / 4), (1, 5)) == pytest.approx(
+        (3.75, 1 + 4 * low, 1 + 4 * high)
+    )
+
+
 def test_detectable_difference_is_found_with_its_power() -> None:
     rng = np.random.default_rng(6)
     before = rng.normal(size=24)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.cli import main
-from ctrlreward.functional.preferences import pair_accuracy
+from ctrlreward.functional.preferences import agreement_of_gains, pair_accuracy
 
 SCORES = st.one_of(st.integers(-2, 2).map(float), st.just(np.nan))
 
@@ -65,6 +65,16 @@ def test_pairs_of_one_cluster_count_as_one() -> None:
     assert pair_accuracy([1.0] * 20, [0.0] * 20, [0] * 10 + [1] * 10).higher == single
     wide = pair_accuracy([1.0] * 10 + [0.0] * 10, [0.5] * 20, [0] * 10 + [1] * 10).higher
     assert (wide.low, wide.high) == (0.0, 1.0)
+
+
+def test_one_cluster_shows_little() -> None:
+    """Wilson's interval of one draw: 1 / (1 + z²) = 0.2065 from the end."""
+    never = agreement_of_gains([-1.0] * 8, ["p"] * 8)
+    assert (never.value, never.low) == (0.0, 0.0)
+    assert never.high == pytest.approx(1 - 0.2065, abs=1e-4)
+    mixed = pair_accuracy([1.0, 1.0, 0.0], [0.5] * 3, ["p"] * 3).higher
+    assert mixed.low < 0.25
+    assert mixed.high > 0.9
 
 
 def test_lengths_must_agree() -> None:
