@@ -538,6 +538,10 @@ def decisions() -> None:
         points, choice = front.update(points, step, metrics)
         watched, alarm = guard.update(watched, step, metrics)
     assert (halted.stop, choice.keep, alarm.alarm) == (True, False, False)
+    drift = selection.DriftMonitor(reference_steps=2)
+    rollouts = selection.Rollouts(1, ["a", "a"], ["Soup.", "A soup."], np.array([0.5, 1.0]), {})
+    drifts: list[selection.DriftAlarm] = drift.update(rollouts)[1]
+    assert (drifts, cr.watch(brevity)(["A soup."])) == ([], brevity(["A soup."]))
     assert best.best(kept) == front.best(points) == 100
 
 

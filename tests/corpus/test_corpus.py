@@ -164,7 +164,7 @@ def test_a_finished_folder_is_recognised(
     main(["score", "in", "out", *SCORER])
     assert "out is already complete" in capsys.readouterr().out
     Path("out/part-1.csv.jsonl").unlink()
-    assert "no file or folder out/part-1.csv.jsonl" in fails("score", "in", "out", *SCORER)
+    assert "No such file or folder: out/part-1.csv.jsonl" in fails("score", "in", "out", *SCORER)
 
 
 def test_urls() -> None:

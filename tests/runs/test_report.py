@@ -225,7 +225,7 @@ def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: str) -
     else:
         status, _, error, _ = call(run)
         assert status == 2
-        assert "run does not exist" in error or "no file or folder" in error
+        assert "run does not exist" in error or "No such file or folder" in error
         return
     status, out, error, html = call(run)
     assert status == 0
