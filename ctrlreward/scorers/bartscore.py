@@ -41,9 +41,9 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     https://arxiv.org/abs/2106.11520). As in the published code, the tokens that the tokenizer adds
     to y count.
 
-    - `faithfulness`: of the text given the source. Needs `sources`. - `precision`, `recall`: of the
-    text given the reference, and the reverse. Need `references`. - `f_score`: mean of precision and
-    recall. Needs `references`.
+    - `faithfulness`: of the text given the source. Needs `sources`.
+    - `precision`, `recall`: of the text given the reference, and the reverse. Need `references`.
+    - `f_score`: mean of precision and recall. Needs `references`.
 
     All are 0 or less; higher is better. Values of different models can't be compared.
 
