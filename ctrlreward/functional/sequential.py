@@ -211,11 +211,11 @@ def mean_interval(
 ) -> tuple[float, float, float]:
     """Return the mean of a validation with its two-sided interval.
 
-    The interval misses the expectation with probability `level` at most if both bounds of the score
-    are known (Hoeffding 1963, theorem 1): it has the means m with n · KL(mean, m) ≤ ln(2 / level).
-    Otherwise it is approximate. If values repeat, as 0 and 1 or ratings do, they are taken for all
-    possible ones. If none repeats it is Student's t interval, which is too narrow for skewed
-    scores: a run of validations then misses far more often than `level` says.
+    If values repeat, as 0 and 1 or ratings do, it has the means m with n · KL(mean, m) ≤
+    ln(2 / level) (Hoeffding 1963, theorem 1), and misses the expectation with probability `level`
+    at most if both bounds of the score are known; without them, the observed ones are taken for
+    all possible ones. If no value repeats it is Student's t interval, which is too narrow for
+    skewed scores: a run of validations then misses more often than `level` says.
 
     `values` are the score of each prompt, NaN if it could not be scored. The interval is `within`
     the smallest and largest possible value, None for no bound, and reaches both with fewer than two
@@ -237,7 +237,7 @@ def mean_interval(
     distinct, known = len(np.unique(valid)), math.isfinite(largest - smallest)
     if len(valid) < 2 or (distinct == 1 and not known):
         return mean, smallest, largest
-    if known or distinct < len(valid):
+    if distinct < len(valid):
         low = smallest if math.isfinite(smallest) else float(valid.min())
         high = largest if math.isfinite(largest) else float(valid.max())
         length = high - low
