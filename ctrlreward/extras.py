@@ -44,7 +44,7 @@ PURPOSES = {
     "trl": "trainers of TRL",
     "wandb": "Weights & Biases",
 }
-"""What each extra is for."""
+"""Purpose of each extra."""
 
 
 def import_extra(module: str, user: str) -> Any:

@@ -30,7 +30,7 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
-    counters_of,
+    counted_score,
     describe_batch,
     reasons_of,
     score,
@@ -197,9 +197,7 @@ class HeldOutScorer:
         """
         if scores is None:
             what = partial(describe_batch, self.components, samples)
-            before = counters_of(self.scorers)
-            scores = self._limit.run(what, partial(score, self.scored, samples))
-            counted = counters_of(self.scorers, before)
+            scores, counted = self._limit.run(what, partial(counted_score, self.scored, samples))
             scores |= {_part_key(_COUNTED, key): np.array([n]) for key, n in counted.items()}
         scores = dict(scores)
         shown, reasons = without_corpus_parts(scores), self.reasons(samples)

@@ -163,7 +163,7 @@ class _WatchedFunction:
         return getattr(wrapped, name)
 
     def _read_columns(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-        """Return the keywords, and the components that a function of ours logs in the call."""
+        """Return the keywords, and the components that one of our functions logs in the call."""
         columns: dict[str, list[Any]] = {}
         log_extra = kwargs.get("log_extra")
         if log_extra is None or not isinstance(self.__wrapped__, _RewardFunc):

@@ -594,24 +594,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     Each scorer runs once for all of its components, a pointwise one on each distinct sample. A
     scorer in use by another thread is waited for.
     """
-    scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
-    wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
-    check_columns(components, samples)
-    distinct, inverse = samples.distinct()
-    pointwise = {s: names for s, names in wanted.items() if s.pointwise}
-    others = {s: names for s, names in wanted.items() if not s.pointwise}
-    with _panics_named(components), ExitStack() as contexts:
-        for scorer in scorers:
-            contexts.enter_context(locked(scorer))
-        outputs = scores_of(others, samples) if others else {}
-        if distinct is not samples:
-            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
-            contexts.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
-        outputs |= scores_of(pointwise, distinct) if pointwise else {}
-    return {
-        name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
-        for name, c in components.items()
-    }
+    return counted_score(components, samples)[0]
 
 
 def counted_score(
@@ -621,12 +604,27 @@ def counted_score(
 
     The scorers are in use meanwhile, so requests of other threads are not counted.
     """
-    scorers = sorted({c.scorer for c in components.values()}, key=id)  # the order of score
-    with ExitStack() as contexts:
+    scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
+    wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
+    check_columns(components, samples)
+    distinct, inverse = samples.distinct()
+    pointwise = {s: names for s, names in wanted.items() if s.pointwise}
+    others = {s: names for s, names in wanted.items() if not s.pointwise}
+    with _panics_named(components), ExitStack() as contexts:
         for scorer in scorers:
             contexts.enter_context(locked(scorer))
         before = counters_of(scorers)
-        return score(components, samples), counters_of(scorers, before)
+        outputs = scores_of(others, samples) if others else {}
+        if distinct is not samples:
+            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
+            contexts.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
+        outputs |= scores_of(pointwise, distinct) if pointwise else {}
+        counters = counters_of(scorers, before)
+    scores = {
+        name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
+        for name, c in components.items()
+    }
+    return scores, counters
 
 
 def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from lightning_choice import (
     LIGHTNING,
@@ -26,6 +24,7 @@ from lightning_choice import (
     pl,
     quiet_trainer,
 )
+from scripted_scores import ByText
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -35,7 +34,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ctrlreward import Samples
-from ctrlreward.scorers.base import Scorer, ScoreSpec
 from ctrlreward.sharded_weights import whole_weights
 
 strategies = import_module(f"{LIGHTNING}.strategies")
@@ -97,20 +95,6 @@ class Writer(pl.LightningModule):
         return DataLoader(torch.arange(24).reshape(2, 12) % 5 + 2)  # type: ignore[arg-type]
 
     val_dataloader = train_dataloader
-
-
-class ByText(Scorer):
-    """Scorer with a value that depends on the text alone."""
-
-    pointwise = True
-    specs = {"value": ScoreSpec(True, (0.0, 1.0))}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.scored: list[list[str]] = []
-
-    def score_samples(self, samples: Samples) -> Mapping[str, np.ndarray]:
-        self.scored.append(list(samples.texts))
-        return {"value": np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])}
 
 
 def strategy_of(name: str, accelerator: str, ranks: int) -> Any:

@@ -5,38 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed
 import trainer_runs
 from accelerate.state import AcceleratorState, DistributedType, PartialState
+from scripted_scores import ByText
 
 from ctrlreward import Samples
 from ctrlreward.huggingface import BeforeAfter, GenerationScorer, RewardCheckpoint
-from ctrlreward.scorers.base import Scorer, ScoreSpec
 
 PROMPTS = Samples(["ab", "c", "dea", "bad", "e"])
 STEPS = 5
-
-
-class ByText(Scorer):
-    """Scorer with a value that depends on the text alone."""
-
-    pointwise = True
-    specs = {"value": ScoreSpec(True, (0.0, 1.0))}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.scored: list[list[str]] = []
-
-    def score_samples(self, samples: Samples) -> Mapping[str, np.ndarray]:
-        self.scored.append(list(samples.texts))
-        return {"value": np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])}
 
 
 def run(model: str, folder: Path, steps: int = STEPS, **settings: Any) -> dict[str, Any]:
