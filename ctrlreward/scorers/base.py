@@ -588,13 +588,37 @@ def checked_scores(
     return scores
 
 
+@contextmanager
+def in_use(components: Iterable[Component]) -> Iterator[list[Scorer]]:
+    """Lock the scorers of components inside the context; a thread may do so again."""
+    scorers = sorted({c.scorer for c in components}, key=id)  # in one order: no deadlock
+    with ExitStack() as locks:
+        for scorer in scorers:
+            locks.enter_context(locked(scorer))
+        yield scorers
+
+
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
     """Return the scores of n samples by name, arrays of shape (n,).
 
     Each scorer runs once for all of its components, a pointwise one on each distinct sample. A
     scorer in use by another thread is waited for.
     """
-    return counted_score(components, samples)[0]
+    check_columns(components, samples)
+    distinct, inverse = samples.distinct()
+    with _panics_named(components), in_use(components.values()) as scorers, ExitStack() as names:
+        wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
+        pointwise = {s: wanted[s] for s in scorers if s.pointwise}
+        others = {s: wanted[s] for s in scorers if not s.pointwise}
+        outputs = scores_of(others, samples) if others else {}
+        if distinct is not samples:
+            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
+            names.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
+        outputs |= scores_of(pointwise, distinct) if pointwise else {}
+    return {
+        name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
+        for name, c in components.items()
+    }
 
 
 def counted_score(
@@ -604,27 +628,9 @@ def counted_score(
 
     The scorers are in use meanwhile, so requests of other threads are not counted.
     """
-    scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
-    wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
-    check_columns(components, samples)
-    distinct, inverse = samples.distinct()
-    pointwise = {s: names for s, names in wanted.items() if s.pointwise}
-    others = {s: names for s, names in wanted.items() if not s.pointwise}
-    with _panics_named(components), ExitStack() as contexts:
-        for scorer in scorers:
-            contexts.enter_context(locked(scorer))
+    with in_use(components.values()) as scorers:
         before = counters_of(scorers)
-        outputs = scores_of(others, samples) if others else {}
-        if distinct is not samples:
-            first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample
-            contexts.enter_context(items_named(lambda column, i: f"{column}[{first[i]}]"))
-        outputs |= scores_of(pointwise, distinct) if pointwise else {}
-        counters = counters_of(scorers, before)
-    scores = {
-        name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
-        for name, c in components.items()
-    }
-    return scores, counters
+        return score(components, samples), counters_of(scorers, before)
 
 
 def reasons_of(components: Mapping[str, Component], samples: Samples) -> dict[str, list[str]]:
