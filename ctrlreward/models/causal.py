@@ -1,8 +1,7 @@
 """Decoder-only language models that score continuations, and fill blanks as continuations.
 
-The targets of a context are merged into a prefix tree that the model reads after it in one row.
-Nodes stand in depth-first order, so that the descendants of a node follow it without a gap: a token
-attends to the earlier ones whose descendants it is among, which two comparisons find for all pairs.
+The targets of a context are merged into a prefix tree that the model reads after it in one row, in
+depth-first order: a token attends to the earlier nodes whose descendants it is among.
 """
 
 from __future__ import annotations
@@ -292,51 +291,32 @@ def trees(
     The first token of a sequence is predicted by node -1, its last one is not read.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    rows: list[Row] = []
+    tables: list[Any] = []  # rows of lists
+    path: list[int] = []  # nodes of the previous sequence
     previous: list[int] = []
-    begun = _Tree()
     for i in order:
-        sequence = sequences[i][:-1]
-        shared = shared_length([previous, sequence])
-        size = len(begun.columns.ids)
-        if size and size + len(sequence) - shared > most:
-            rows.append(begun.row())
-            begun, shared = _Tree(), 0
-        begun.add(sequences[i], shared, starts[i])
-        previous = sequence
-    return [*rows, begun.row()], order
-
-
-class _Tree:
-    """Tree to which sequences are added: columns of a `Row`, and the path of the last sequence."""
-
-    def __init__(self) -> None:
-        self.columns: Any = Row._make([] for _ in Row._fields)  # of lists
-        self.path: list[int] = []
-
-    def add(self, sequence: list[int], shared: int, start: int) -> None:
-        """Add a sequence that begins with `shared` nodes of the path."""
-        self._leave(shared)
-        columns = self.columns
-        for token in sequence[shared:-1]:
-            columns.depths.append(len(self.path))
-            self.path.append(len(columns.ids))
-            columns.ids.append(token)
-            columns.ends.append(0)
-        columns.predicting.extend([-1, *self.path][start : len(sequence)])
-        columns.tokens.extend(sequence[start:])
-        columns.sizes.append(len(sequence) - start)
-
-    def row(self) -> Row:
-        """Return the row of the sequences that were added."""
-        self._leave(0)
-        return Row._make(np.array(values, np.int64) for values in self.columns)
-
-    def _leave(self, shared: int) -> None:
-        """End the descendants of the nodes after the first ones of the path."""
-        for node in self.path[shared:]:
-            self.columns.ends[node] = len(self.columns.ids)
-        del self.path[shared:]
+        sequence, start = sequences[i], starts[i]
+        read = sequence[:-1]
+        shared = shared_length([previous, read])
+        size = len(tables[-1].ids) if tables else 0
+        if not tables or (size and size + len(read) - shared > most):
+            tables.append(Row._make([] for _ in Row._fields))
+            path, shared, size = [], 0, 0
+        ids, depths, ends, predicting, tokens, sizes = tables[-1]
+        for node in path[shared:]:
+            ends[node] = size
+        path = [*path[:shared], *range(size, size + len(read) - shared)]
+        ids += read[shared:]
+        depths += range(shared, len(read))
+        ends += [0] * (len(read) - shared)
+        predicting += [-1, *path][start : len(sequence)]
+        tokens += sequence[start:]
+        sizes.append(len(sequence) - start)
+        previous = read
+    rows = [Row._make(np.array(values, np.int64) for values in table) for table in tables]
+    for row in rows:
+        row.ends[row.ends == 0] = len(row.ids)
+    return rows, order
 
 
 def padded_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
