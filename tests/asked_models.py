@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
+
 from ctrlreward.models.tasks import Blank, Continuation, Patterns, TokenScores
+from ctrlreward.samples import Samples
+
+FOOD = Samples(
+    texts=[
+        "The food was good. We will come back.",
+        "The food was cold and the waiter was rude. Never again! I want my money back.",
+        "My dog sleeps.",
+    ],
+    prefixes=["The food", "The food", "My dog"],
+    labels=["positive", "positive", "negative"],
+)
 
 
 class Pair(NamedTuple):
@@ -32,3 +46,14 @@ def filled(model: Any, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
     return [
         answer.split([1] * len(each.targets)) for answer, each in zip(answers, blanks, strict=True)
     ]
+
+
+@contextmanager
+def inputs_seen(module: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """What a model is given while the context lasts."""
+    seen: list[dict[str, torch.Tensor]] = []
+    hook = module.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    yield seen
+    hook.remove()

@@ -46,9 +46,8 @@ class BlankOrders:
 
     A blank at the end of its pattern is continued. Elsewhere the pattern is ordered with the
     model's fill-in-the-middle tokens, or else the text after the blank comes first. In a prompt
-    about a text, `Blank.closing` is scored with the filling ("good for nothing" does not count as
-    "good."), and if the text follows the prompt, a chat template makes it the user's turn, which
-    the prompt answers.
+    about a text, `Blank.closing` is scored with the filling, and if the text follows the prompt, a
+    chat template makes it the user's turn, which the prompt answers.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -72,7 +71,10 @@ class BlankOrders:
         """Return the continuation of a blank without a text slot."""
         closing = blank.closing or ""
         order = self._infix if blank.closing is None else self._prompt
-        left, right = _stripped(blank.left), _stripped(_without(closing, blank.right))
+        right = blank.right
+        if closing:  # which the first piece starts with
+            right = (right[0][len(closing) :], *right[1:])
+        left, right = _stripped(blank.left), _stripped(right)
         context, given = glued(order.pieces(left, right) if right else left)
         fillings = (_filling(blank, target, bool(left)) + closing for target in blank.targets)
         return Continuation(tuple(context), tuple((given, filling) for filling in fillings))
@@ -110,20 +112,15 @@ def _filling(blank: Blank, target: str, follows: bool) -> str:
     return space + target.strip()
 
 
-def _without(start: str, pieces: Pieces) -> Pieces:
-    """Return pieces without a string that the first one starts with."""
-    return (pieces[0][len(start) :], *pieces[1:]) if start else pieces
-
-
 def _stripped(pieces: Pieces) -> Pieces:
     """Return pieces without white space around the whole."""
     kept = list(pieces)
-    while kept and not (first := kept[0].lstrip()):
+    while kept and not kept[0].strip():
         del kept[0]
-    while kept and not kept[-1].rstrip():
+    while kept and not kept[-1].strip():
         del kept[-1]
     if kept:
-        kept[0] = first
+        kept[0] = kept[0].lstrip()
         kept[-1] = kept[-1].rstrip()
     return tuple(kept)
 

@@ -128,9 +128,8 @@ _TEMPERATURE = 0.05
 class LabelDescriptions:
     """Classifier by the label whose descriptions are closest to a text, for `Accuracy`.
 
-    A text is compared with a description by the cosine of their sentence embeddings, and with a
-    label by the mean over its descriptions. A probability is the softmax of these means, divided by
-    0.05, over the labels; it ranks texts but is not calibrated.
+    A probability is the softmax over the labels of the mean cosine of a text with the label's
+    descriptions, divided by 0.05; it ranks texts but is not calibrated.
 
     Args:
         descriptions: Label → sentences or phrases that describe it, two labels or more.

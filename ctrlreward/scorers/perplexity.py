@@ -34,8 +34,7 @@ def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     """Return the perplexity over the tokens of n texts, 1 or more or NaN; lower is better.
 
-    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
-    number, 0 or NaN for texts to leave out.
+    `log_likelihood` is the mean over a text's `tokens`, whose number is 0 or NaN for one left out.
     """
     read = tokens > 0
     if not read.any():
@@ -74,14 +73,13 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
     - `perplexity`: exp of the negative mean token log-probability, 1 or more; lower is better.
       The perplexity of a corpus is over the tokens of all texts (`pooled_perplexity`), not a mean.
     - `log_likelihood`: the mean token log-probability, 0 or less; higher is better. The more
-      stable reward of the two, because perplexity has no upper bound.
+      stable reward of the two.
 
     Args:
         model: Local folder, Hugging Face id or short name of a decoder-only model.
         max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
             the model can.
-        score_end: Score the end token after a text as well, as in the perplexity of a language
-            model of sentences. A truncated text has no end token.
+        score_end: Score the end token after a text as well, unless the text is truncated.
         **options: See `ModelOptions`.
 
     Raises:
@@ -142,11 +140,10 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
 class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
     """Perplexity of each text under an infilling model, prefix included.
 
-    Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
-    all sentences, as in the pseudo-perplexity of masked language models (Salazar et al., ACL 2020,
-    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens; a single
-    one is predicted from the mask alone. It is our interpretation of the baseline "PPL" under
-    PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3 and 4).
+    Each sentence is masked in turn and predicted from all others, a single one from the mask alone.
+    The mean is over the tokens of all sentences, as in the pseudo-perplexity of masked language
+    models (Salazar et al., ACL 2020, https://aclanthology.org/2020.acl-main.240, eq. 3). It is our
+    interpretation of the baseline "PPL" in CTRLEval (Ke et al., ACL 2022, Tables 3 and 4).
 
     - `infilling_perplexity`: exp of the negative mean token log-probability, 1 or more; lower is
       better.

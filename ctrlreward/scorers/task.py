@@ -28,7 +28,7 @@ class Evaluator(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts and verbalizers; each pair of a prompt and a verbalizer is one evaluator.
+    """Prompts and verbalizers; each pair of them is one evaluator.
 
     Args:
         prompts: Patterns that contain `<gen_result>` (the text) and `<mask_token>` (the blank)

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import logging
 from weakref import ref
 
 import numpy as np
 import pytest
 import torch
+from asked_models import inputs_seen
 from transformers import AutoModel, AutoTokenizer
 
 from ctrlreward.models.aligner import EmbeddingAligner, group_shared_texts
@@ -60,12 +60,9 @@ def test_spans_are_the_tokens_of_the_text(aligner: EmbeddingAligner) -> None:
 
 
 def test_each_distinct_text_is_read_once(aligner: EmbeddingAligner) -> None:
-    shapes: list[torch.Size] = []
-    hook = aligner.encoder.model.register_forward_pre_hook(
-        lambda model, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    assert len(list(aligner.align(PAIRS * 3))) == len(PAIRS) * 3
-    hook.remove()
+    with inputs_seen(aligner.encoder.model) as seen:
+        assert len(list(aligner.align(PAIRS * 3))) == len(PAIRS) * 3
+    shapes = [inputs["input_ids"].shape for inputs in seen]
     assert sum(rows for rows, _ in shapes) == len({text for pair in PAIRS for text in pair})
 
 
@@ -73,8 +70,7 @@ def test_a_long_text_is_cut_and_named_by_its_beginning(
     aligner: EmbeddingAligner, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = "a rather long review of food " + "food " * 5000
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (alignment,) = aligner.align([(long, "food")])
+    (alignment,) = aligner.align([(long, "food")])
     assert caplog.messages == [
         "'a rather long review of food food foo…' has 5008 tokens and is "
         "truncated to the 512 that the model reads"

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from asked_models import inputs_seen
 from tiny_models import save_bert
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer, BertModel
 
@@ -107,12 +107,9 @@ def test_token_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
 
 
 def test_equal_texts_are_read_once_under_the_token_budget(encoder: Encoder) -> None:
-    shapes: list[torch.Size] = []
-    hook = encoder.model.register_forward_pre_hook(
-        lambda model, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    encoder.embed([TEXTS[0], TEXTS[1]] * 20)
-    hook.remove()
+    with inputs_seen(encoder.model) as seen:
+        encoder.embed([TEXTS[0], TEXTS[1]] * 20)
+    shapes = [inputs["input_ids"].shape for inputs in seen]
     assert sum(rows for rows, _ in shapes) == 2
     assert all(rows * width <= 48 for rows, width in shapes)
 
@@ -121,8 +118,7 @@ def test_a_text_of_5000_words_is_cut_and_named(
     encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = "food " * 5000
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        vectors = encoder.embed(["short", long])
+    vectors = encoder.embed(["short", long])
     message = "texts[1] has 5002 tokens and is truncated to the 512 that the model reads"
     assert caplog.messages == [message]
     mean = hidden_states_one_by_one([long])[0].mean(dim=0)
@@ -182,15 +178,13 @@ def declared(folder: Path, modules: list[str], pooling: dict[str, bool]) -> str:
 
 def test_unknown_tokens_are_named_and_a_text_of_them_is_nan(encoder: Encoder, caplog) -> None:
     texts = ["I felt \N{SMILING FACE WITH HEART-SHAPED EYES} today.", "I felt well today."]
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        vectors = encoder.embed(texts)
+    vectors = encoder.embed(texts)
     assert np.isfinite(vectors).all()
     assert caplog.messages == [
         "texts[0] has tokens that the model does not know, and can't tell from others: "
         "'\N{SMILING FACE WITH HEART-SHAPED EYES}'"
     ]
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        thai = encoder.embed([texts[1], "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"], "rows[{}]".format)
+    thai = encoder.embed([texts[1], "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"], "rows[{}]".format)
     assert np.isnan(thai).all(axis=1).tolist() == [False, True]
     assert caplog.messages[0].startswith("rows[1] has no token that the model knows")

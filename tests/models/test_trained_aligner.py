@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,35 +11,23 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import spread_weights
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     BatchEncoding,
-    BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
     LlamaConfig,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    PreTrainedTokenizerFast,
 )
+from word_models import WORDS, save_word_bert, word_tokenizer
 
 from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
 
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-}
-WORDS = "good bad food the was staff friendly not and slow".split()
 PAIRS = [
     ("the food was good", "good food"),
     ("the staff  was slow", "the staff was not friendly and slow"),
@@ -53,45 +40,16 @@ LABELS = {0: "aligned", 1: "hallucinated"}  # the recipe has them the other way 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def save(model_class: type, folder: Path, labels: dict[int, str]) -> str:
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=14,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        initializer_range=1.0,  # so that tokens differ in their values
-        id2label=labels,
-        label2id={label: place for place, label in labels.items()},
-    )
-    model_class(config).save_pretrained(folder)
-    vocabulary = {word: i for i, word in enumerate([*SPECIAL.values(), *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    words.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        model_max_length=16,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **SPECIAL,
-    ).save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def by_token(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(BertForTokenClassification, tmp_path_factory.mktemp("d"), LABELS)
+    return save_word_bert(tmp_path_factory.mktemp("d"), BertForTokenClassification, LABELS)
 
 
 @pytest.fixture(scope="module")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(BertForSequenceClassification, tmp_path_factory.mktemp("r"), {0: "LABEL_0"})
+    return save_word_bert(
+        tmp_path_factory.mktemp("r"), BertForSequenceClassification, {0: "LABEL_0"}
+    )
 
 
 def alone(auto_class: type, folder: str, a: str, b: str) -> torch.Tensor:
@@ -138,8 +96,7 @@ def test_without_a_there_is_no_value_and_without_b_it_is_nan(
 
 def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
     aligner = TokenAligner(by_token)
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (long,) = aligner.align([("the food was good", "bad " * 20)])
+    (long,) = aligner.align([("the food was good", "bad " * 20)])
     assert caplog.messages == [
         "('the food was good', 'bad bad bad bad bad bad bad bad bad b…') has 27 tokens "
         "and the model reads 16: the end of b is dropped"
@@ -149,8 +106,7 @@ def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
+    cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
     assert caplog.messages == [
         "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens and the model reads "
         "16: a fills the limit and is truncated (and 1 more pairs)"
@@ -181,13 +137,13 @@ def test_two_texts_of_100_000_words(by_token: str) -> None:
 
 @pytest.mark.parametrize("labels", [("OK", "BAD"), ("LABEL_0", "LABEL_1")])
 def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
-    folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))
+    folder = save_word_bert(tmp_path, BertForTokenClassification, dict(enumerate(labels)))
     named = ", ".join(labels)
     with pytest.raises(ValueError, match=f"has the labels {named}. Rename the one for aligned"):
         TokenAligner(folder)
 
 
-def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path, regression: str) -> None:
+def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=14,
@@ -200,11 +156,9 @@ def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path, regressio
         initializer_range=1.0,
     )
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((Path(regression) / name).read_bytes())
-    options = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    options["model_input_names"] = ["input_ids", "attention_mask"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    tokenizer = word_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.save_pretrained(tmp_path)
     made = RegressionAligner(str(tmp_path)).align(PAIRS)
     for (a, b), alignment in zip(PAIRS, made, strict=True):
         expected = alone(AutoModelForSequenceClassification, str(tmp_path), a, b)
@@ -270,14 +224,14 @@ def test_a_pair_of_a_decoder_fits_the_limit(
 
 
 def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
-    folder = save(BertForSequenceClassification, tmp_path, LABELS)
+    folder = save_word_bert(tmp_path, BertForSequenceClassification, LABELS)
     with pytest.raises(ValueError, match="has 2 outputs, must be a regression model, which"):
         RegressionAligner(folder)
 
 
 @pytest.mark.parametrize("aligner", [TokenAligner, RegressionAligner])
 def test_an_untrained_head_is_refused(tmp_path: Path, aligner: type) -> None:
-    folder = save(BertModel, tmp_path, {0: "LABEL_0"})
+    folder = save_word_bert(tmp_path, BertModel, {0: "LABEL_0"})
     assert "architectures" in json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
         aligner(folder)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -75,8 +74,7 @@ def test_what_the_model_cannot_read_is_cut_and_named(
     tiny_bart: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = "The soup was cold. " * 40
-    with caplog.at_level(logging.WARNING):
-        scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
+    scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
     assert np.isfinite(scores["faithfulness"]).all()
     assert any("sources[0] has" in message for message in caplog.messages)
     assert any("texts[1] has" in message for message in caplog.messages)

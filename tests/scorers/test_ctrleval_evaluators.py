@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from asked_models import FOOD, blank
+from plain_models import PlainCausal, PlainSeq2Seq
 
 from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.samples import Samples
@@ -17,15 +17,6 @@ from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
-FOOD = Samples(
-    texts=[
-        "The food was good. We will come back.",
-        "The food was cold and the waiter was rude. Never again! I want my money back.",
-        "My dog sleeps.",
-    ],
-    prefixes=["The food", "The food", "My dog"],
-    labels=["positive", "positive", "negative"],
-)
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +161,6 @@ PHRASES = Task(
 )
 
 
-def mean_log_prob(logits: torch.Tensor, target: torch.Tensor) -> float:
-    """Mean log-probability of the target's tokens; row i of the logits predicts token i."""
-    chosen = logits.double().log_softmax(-1)[torch.arange(len(target)), target]
-    return float(chosen.mean())
-
-
 def share_of_sums(log_probs: dict[str, list[float]]) -> list[float]:
     """β-weighted label probabilities: each label's sum over the sum of all."""
     sums = [sum(np.exp(row)) for row in log_probs.values()]
@@ -183,17 +168,14 @@ def share_of_sums(log_probs: dict[str, list[float]]) -> list[float]:
 
 
 def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
-    model = AutoModelForSeq2SeqLM.from_pretrained(scorer.model)
-    tokenizer = AutoTokenizer.from_pretrained(scorer.model)
-    source = tokenizer(f"{FOOD.texts[0]} It was <mask_1>.", return_tensors="pt")
+    plain = PlainSeq2Seq("pegasus", scorer.model)
 
-    @torch.no_grad()
     def likelihood(phrase: str) -> float:
-        target = tokenizer(phrase, add_special_tokens=False, return_tensors="pt").input_ids
-        return mean_log_prob(model(**source, labels=target).logits[0], target[0])
+        asked = blank(f"{FOOD.texts[0]} It was ", ".", (phrase,))
+        return float(plain.log_probs(*plain.passes(asked, phrase)).mean())
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
-    assert len(tokenizer("not very good", add_special_tokens=False).input_ids) == 7
+    assert len(plain.ids("not very good")) == 7
     result = like(scorer, task=PHRASES).probabilities(FOOD.texts[:1])[0]
     np.testing.assert_allclose(result, share_of_sums(expected), atol=1e-5)
 
@@ -207,15 +189,12 @@ def mean_share(log_probs: dict[str, list[float]]) -> list[float]:
 def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> None:
     """Phrases are scored to the end of the prompt, without β by default."""
     folder = tiny_llama(ascii_letters + " .!,:\n")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = PlainCausal(folder)
 
-    @torch.no_grad()
     def likelihood(phrase: str) -> float:
         context = f"{FOOD.texts[0]} It was"
-        ids = torch.tensor([[0, *tokenizer(f"{context} {phrase}.").input_ids]])
-        target = ids[0, 1 + len(context) :]  # a token a character
-        return mean_log_prob(model(ids).logits[0, len(context) : -1], target)
+        ids = plain.tokenizer(f"{context} {phrase}.").input_ids  # a token a character
+        return float(plain.log_probs([0, *ids], 1 + len(context)).mean())
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
     result = CTRLEval(folder, PHRASES).probabilities(FOOD.texts[:1])[0]
