@@ -114,17 +114,6 @@ def test_equal_texts_are_read_once_under_the_token_budget(encoder: Encoder) -> N
     assert all(rows * width <= 48 for rows, width in shapes)
 
 
-def test_a_text_of_5000_words_is_cut_and_named(
-    encoder: Encoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = "food " * 5000
-    vectors = encoder.embed(["short", long])
-    message = "texts[1] has 5002 tokens and is truncated to the 512 that the model reads"
-    assert caplog.messages == [message]
-    mean = hidden_states_one_by_one([long])[0].mean(dim=0)
-    np.testing.assert_allclose(vectors[1], (mean / mean.norm()).numpy(), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("pooling", "pick"),
     [

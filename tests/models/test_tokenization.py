@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import BertConfig, PreTrainedTokenizerFast, RobertaConfig, T5Config
 from word_models import word_tokenizer
 
-from ctrlreward.engine.batching import pad_rows, run_distinct
 from ctrlreward.models.tokenization import encode_texts, max_tokens
 
 
@@ -49,23 +47,3 @@ def test_limit_of_a_model(tokenizer: PreTrainedTokenizerFast) -> None:
     # RoBERTa counts positions from 2 on: its 34 hold 32 tokens.
     assert max_tokens(tokenizer, RobertaConfig(max_position_embeddings=34)) == 32
     assert max_tokens(tokenizer, T5Config()) == 64
-
-
-def test_equal_rows_are_computed_once_and_all_return_in_order() -> None:
-    seen: list[tuple[int, ...]] = []
-
-    def forward(rows: list[tuple[int, ...]]) -> list[int]:
-        seen.extend(rows)
-        return [sum(row) for row in rows]
-
-    rows = [(1,), (5, 6, 7), (1,), (2, 3), (5, 6, 7)]
-    assert run_distinct(rows, 4, forward, "sums") == [1, 18, 1, 5, 18]
-    assert sorted(seen) == [(1,), (2, 3), (5, 6, 7)]
-    assert run_distinct([], 4, forward, "sums") == []
-
-
-def test_padding_stands_right_and_is_masked() -> None:
-    ids, mask = pad_rows([(7, 8), (), (9,)], pad=0, device=torch.device("cpu"))
-    assert ids.tolist() == [[7, 8], [0, 0], [9, 0]]
-    assert mask.tolist() == [[1, 1], [0, 0], [1, 0]]
-    assert pad_rows([()], pad=0, device=torch.device("cpu"))[0].shape == (1, 1)

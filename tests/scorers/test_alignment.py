@@ -12,7 +12,7 @@ from transformers import (
     BertConfig,
 )
 
-from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
+from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import ASPECTS, Alignment, to_records
 from ctrlreward.scorers.records import explain_some
@@ -341,14 +341,6 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
 def test_an_encoder_is_not_a_trained_aligner(method: str) -> None:
     with pytest.raises(ValueError, match="has no weights for classifier"):
         Alignment(method=method).score(Samples(["a"], sources=["b"]))
-
-
-def test_a_move_frees_the_model_and_loads_it_there(scorer: Alignment) -> None:
-    moved = with_model_of(scorer, "consistency")
-    moved.to("meta")
-    assert "loaded_model" not in vars(moved)
-    assert isinstance(moved.loaded_model, EmbeddingAligner)
-    assert moved.loaded_model.encoder.model.device.type == "meta"
 
 
 def test_explanations_of_some_texts_are_plain_data(scorer: Alignment) -> None:

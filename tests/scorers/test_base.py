@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward import Similarity, WordVectors
 from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.alignment import Alignment
@@ -57,13 +58,6 @@ def test_a_component_is_a_score_with_its_spec() -> None:
 def test_an_unknown_score_raises() -> None:
     with pytest.raises(KeyError, match="Lengths has no score 'sad'; it has text, label, samples"):
         Lengths()["sad"]
-
-
-def test_a_scorer_without_a_model_moves_and_releases_nothing() -> None:
-    scorer = Lengths()
-    scorer.to("cuda")
-    scorer.release()
-    assert scorer.calls == []
 
 
 ROWS = st.lists(st.tuples(st.sampled_from(["", "a", "bcd"]), st.sampled_from(["x", "yz"])))
@@ -224,3 +218,19 @@ def test_columns_of_several_references_are_there() -> None:
     check_columns({"relevance": relevance}, samples)
     with pytest.raises(MissingColumn, match="references"):
         check_columns({"relevance": relevance}, Samples(["soup"], sources=["broth"]))
+
+
+class Picky(Returns):
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        if "odd" in samples.texts:
+            raise ValueError(f"texts[{samples.texts.index('odd')}] is odd")
+        return {"ease": np.ones(len(samples))}
+
+
+def test_rows_after_repeated_samples(caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["soup", "soup", "soup", "", "odd"]  # a scorer gets distinct samples alone
+    content = Similarity(WordVectors({"soup": [1, 0]}))
+    Reward({"content": content})(texts[:-1], sources="soup")
+    assert caplog.messages == ["texts[3] is empty: similarity is NaN"]
+    with pytest.raises(ValueError, match=r"^texts\[4\] is odd$"):
+        Reward({"picky": Picky(None)})(texts)

@@ -15,7 +15,6 @@ from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.task import Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
 
@@ -40,18 +39,6 @@ def test_the_evaluators_are_a_classifier(scorer: CTRLEval, scores: dict[str, Sco
     np.testing.assert_allclose(chosen, scores["attribute_relevance"], atol=1e-5)
     assert np.isnan(values[3]).all()
     assert scorer.probabilities([]).shape == (0, 2)
-
-
-def test_a_task_of_ones_own(scorer: CTRLEval) -> None:
-    task = Task(
-        ["<gen_result> This is about <mask_token>."],
-        {"food": ["food"], "pets": ["dogs"], "cars": ["cars"]},
-    )
-    own = CTRLEval(scorer.model, task, aspects=["attribute_relevance"])
-    (values,) = own.score(FOOD.replace(labels=["food", "food", "pets"])).values()
-    probabilities = own.probabilities(FOOD.texts)
-    np.testing.assert_allclose(values, probabilities[[0, 1, 2], [0, 0, 1]], atol=1e-5)
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
 
 
 def test_weights_come_from_a_table_or_an_object_or_wordfreq(scorer: CTRLEval, pegasus: str) -> None:

@@ -112,20 +112,6 @@ def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
         assert len({(each.left, each.right) for each in received}) == len(received)
 
 
-def test_a_subset_scores_as_a_task_of_its_evaluators(scorer: CTRLEval) -> None:
-    aspects = ["attribute_relevance"]
-    words = {"negative": ["bad", "poor"], "positive": ["good", "nice"]}
-    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
-    task = Task(prompts, words)
-    ((prompt, chosen),) = task.subset(1, seed=5)
-    own = Task([prompt], dict(zip(words, ([word] for word in chosen), strict=True)))
-    np.testing.assert_allclose(
-        like(scorer, task=task, aspects=aspects, evaluators=1, seed=5).probabilities(FOOD.texts),
-        like(scorer, task=own, aspects=aspects).probabilities(FOOD.texts),
-        atol=1e-5,
-    )
-
-
 def test_a_subset_leaves_the_other_aspects_as_they_are(scorer: CTRLEval) -> None:
     few, more = (like(scorer, evaluators=n).score(FOOD) for n in (1, 3))
     for aspect in ("coherence", "consistency"):
