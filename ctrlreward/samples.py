@@ -270,8 +270,8 @@ class Samples:
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows
-        given = {name: column for name, column in vars(self).items() if column is not None}
-        return Samples(**{name: [column[i] for i in indices] for name, column in given.items()})
+        columns = self.columns().items()
+        return Samples(**{name: [column[i] for i in indices] for name, column in columns})
 
     def to(self, *_: Any, **__: Any) -> Samples:
         """Return the samples: text needs no device. Lightning and Accelerate move batches by it."""
@@ -279,8 +279,7 @@ class Samples:
 
     def columns(self) -> dict[str, tuple[Any, ...]]:
         """Return the columns that are present by name, in declaration order."""
-        given = {name: getattr(self, name) for name in JSON_KEYS}
-        return {name: column for name, column in given.items() if column is not None}
+        return {name: column for name, column in vars(self).items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
         """Return a column that a scorer needs.

@@ -57,8 +57,7 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
     """Return the fixed cost of a forward pass, in tokens of padding; on the CPU 1/64 of the budget.
 
-    An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
-    this time it reads so many tokens more at 40 % of 790 TFLOP/s.
+    An accelerator waits for the host: about 50 operations a layer at 6 µs, at 40 % of 790 TFLOP/s.
     """
     if free_memory(model.device) is None:
         return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
@@ -71,8 +70,8 @@ def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
 def logits_within(batch_tokens: int, device: torch.device) -> int:
     """Return the number of logits, states × words, of one block of the output layer.
 
-    On the CPU less than 32 MiB, which the heap would return to the system each time. On an
-    accelerator a quarter of the free memory, at 16 bytes per logit with all copies.
+    On the CPU less than 32 MiB, which the heap would return to the system each time, else a quarter
+    of the free memory, at 16 bytes per logit with all copies.
     """
     free = free_memory(device)
     return min(batch_tokens * 2**9, 6 * 2**20) if free is None else max(2**22, free // 64)

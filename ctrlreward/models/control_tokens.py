@@ -1,12 +1,11 @@
 """Control tokens: texts never contain them, and ours are written by marks.
 
-A published tokenizer reads the string `</s>` in a text as the end token. Here text is text:
-`text_reader` spells such a string with ordinary tokens. Where we write a control token ourselves,
-the string has its `mark`, which begins with a number that is drawn in each process.
+`text_reader` spells `</s>` in a text with ordinary tokens. Where we write a control token ourselves, it
+is its `mark`, which begins with a number that is drawn in each process.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
-fill-in-the-middle token (`<|user|>`, `<fim_prefix>`), which some tokenizers do not declare. Other
-added tokens, such as `<think>`, are text, and so is a special token of one character.
+fill-in-the-middle token (`<|user|>`, `<fim_prefix>`). Other added tokens, such as `<think>`, are
+text, and so is a special token of one character.
 """
 
 from __future__ import annotations

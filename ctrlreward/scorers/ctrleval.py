@@ -239,6 +239,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self.pattern_evaluators = (
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
+        self._prompts = relevance_blanks(self.pattern_evaluators)
         self.split = find_splitter(sentence_splitter)
         self.attribute = attribute
         self.calibration = calibration
@@ -354,10 +355,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     def _targets(self, samples: Samples) -> list[int]:
         reader = "CTRLEval attribute_relevance"
         return samples.label_indices(self.labels, reader, "the task", self.attribute)
-
-    @cached_property
-    def _prompts(self) -> tuple[Blank, ...]:
-        return relevance_blanks(self.pattern_evaluators)
 
     @property
     def credited(self) -> Collection[str]:

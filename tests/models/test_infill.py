@@ -8,8 +8,7 @@ import pytest
 from asked_models import blank, continued, filled
 from transformers import AutoTokenizer
 
-from ctrlreward.models.blank_orders import BlankOrders
-from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.causal import BlankOrders, CausalLM
 from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
 from ctrlreward.models.tasks import Blank, Patterns

@@ -39,10 +39,6 @@ def test_built_in_tasks_are_the_published_ones(
     ]
     assert table[0] == list(labels)
     assert table[1:] == [list(row) for row in zip(*built_in.verbalizers.values(), strict=True)]
-    assert (
-        Task.from_published(folder / f"prompt_{file}.txt", folder / f"verbal_{file}.txt")
-        == built_in
-    )
 
 
 def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
