@@ -1,7 +1,7 @@
 """Control tokens: texts never contain them, and ours are written by marks.
 
-`text_reader` spells `</s>` in a text with ordinary tokens. Where we write a control token ourselves, it
-is its `mark`, which begins with a number that is drawn in each process.
+`text_reader` spells `</s>` in a text with ordinary tokens. A control token of ours is its `mark`,
+which begins with a number that is drawn in each process.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
 fill-in-the-middle token (`<|user|>`, `<fim_prefix>`). Other added tokens, such as `<think>`, are

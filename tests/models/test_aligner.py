@@ -4,13 +4,10 @@ from weakref import ref
 
 import numpy as np
 import pytest
-import torch
 from asked_models import inputs_seen
-from transformers import AutoModel, AutoTokenizer
 
 from ctrlreward.models.aligner import EmbeddingAligner, group_shared_texts
 from ctrlreward.models.encoder import Encoder
-from ctrlreward.weights.sources import resolve
 
 PAIRS = [
     ("The staff wasn't friendly.", "The waiters were rude, and we didn't stay."),
@@ -26,37 +23,13 @@ def aligner() -> EmbeddingAligner:
     return EmbeddingAligner(Encoder("minilm-l6", batch_tokens=64))
 
 
-def pairs_one_by_one(pairs: list[tuple[str, str]]) -> list[list[float]]:
-    """With transformers and torch alone: each pair for itself, the first and last token cut."""
-    folder = resolve("minilm-l6")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32).eval()
-    values = []
-    with torch.inference_mode():
-        for pair in pairs:
-            a, b = (
-                model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 1:-1]
-                for text in pair
-            )
-            cosines = [max(torch.cosine_similarity(x, y, dim=0).item() for y in b) for x in a]
-            values.append(cosines)
-    return values
-
-
-def test_equals_one_pair_at_a_time(aligner: EmbeddingAligner) -> None:
-    found = list(aligner.align(PAIRS))
-    for alignment, expected in zip(found, pairs_one_by_one(PAIRS), strict=True):
-        assert alignment.values.dtype == np.float64
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
-    np.testing.assert_allclose(found[4].values, 1, atol=1e-5)
-
-
 def test_spans_are_the_tokens_of_the_text(aligner: EmbeddingAligner) -> None:
     text = "The  staff wasn't unfriendly 🙂."
     (alignment,) = aligner.align([(text, "no")])
     found = [text[start:end] for start, end in alignment.spans]
     assert found == ["The", "staff", "wasn", "'", "t", "un", "fr", "ien", "dly", "🙂", "."]
     assert len(alignment.values) == len(found)
+    assert alignment.values.dtype == np.float64
 
 
 def test_each_distinct_text_is_read_once(aligner: EmbeddingAligner) -> None:

@@ -53,17 +53,6 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [0, 3, 6])
-def test_a_layer_is_the_hidden_state_of_transformers(layer: int) -> None:
-    folder = resolve("minilm-l6")
-    model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32).eval()
-    inputs = AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
-    with torch.inference_mode():
-        expected = model(**inputs, output_hidden_states=True).hidden_states[layer][0]
-    (found,) = Encoder("minilm-l6", layer=layer).token_embeddings([TEXTS[0]])
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-
-
 def test_a_layer_of_a_model_that_repeats_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = AlbertConfig(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import blank, continued, filled
+from asked_models import blank
 from transformers import AutoTokenizer
 
 from ctrlreward.models.causal import BlankOrders, CausalLM
@@ -180,19 +180,6 @@ def test_templates_that_cannot_be_used_are_named_and_left_aside(
     blanks = relevance_blanks([Evaluator("It was <mask_token>. <gen_result>", ("good",))])
     assert asked(tokenizer, blanks, "Soup.") == [("Soup.\n\nIt was", " good.")]
     assert f"chat template of {tokenizer.name_or_path} does not render a user's text" in caplog.text
-
-
-def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> None:
-    folder = tiny_causal("llama")
-    infiller = load_infiller(folder)
-    assert isinstance(infiller, CausalLM)
-    given = [blank("A meal. It was ", "", ("good", "bad")), blank("A ", "", ())]
-    (good, bad), none = filled(infiller, given)
-    (expected,) = continued(CausalLM(folder), [("A meal. It was", " good")])
-    np.testing.assert_array_equal(good.ids, expected.ids)
-    np.testing.assert_allclose(good.log_probs, expected.log_probs, atol=1e-5)
-    assert good.log_probs.mean() != bad.log_probs.mean()
-    assert none == []
 
 
 @pytest.mark.parametrize("text", ["A meal.", " A meal.  ", "12", "A\n\n", "ness", "a ☕"])

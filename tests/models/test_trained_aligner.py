@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tiny_models import spread_weights
 from transformers import (
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     BatchEncoding,
     BertForSequenceClassification,
@@ -58,27 +57,6 @@ def alone(auto_class: type, folder: str, a: str, b: str) -> torch.Tensor:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     with torch.inference_mode():
         return model(**tokenizer(a, b, return_tensors="pt")).logits[0].double()
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 8192])
-def test_tokens_of_a_get_the_probability_of_being_aligned(by_token: str, batch_tokens: int) -> None:
-    made = list(TokenAligner(by_token, batch_tokens=batch_tokens).align(PAIRS))
-    for (a, b), alignment in zip(PAIRS, made, strict=True):
-        assert [a[start:end] for start, end in alignment.spans] == a.split()
-        logits = alone(AutoModelForTokenClassification, by_token, a, b)
-        expected = logits.softmax(-1)[1 : 1 + len(a.split()), 0]  # behind [CLS]
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
-        assert alignment.values.dtype == np.float64
-    assert np.concatenate([alignment.values for alignment in made]).std() > 0.01
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 8192])
-def test_a_regression_gives_the_whole_of_a_one_value(regression: str, batch_tokens: int) -> None:
-    made = RegressionAligner(regression, batch_tokens=batch_tokens).align(PAIRS)
-    for (a, b), alignment in zip(PAIRS, made, strict=True):
-        assert alignment.spans == ((0, len(a)),)
-        expected = alone(AutoModelForSequenceClassification, regression, a, b)
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["token", "regression"])

@@ -18,26 +18,6 @@ from ctrlreward.scorers.alignment import ASPECTS, Alignment, to_records
 from ctrlreward.scorers.records import explain_some
 from ctrlreward.weights.sources import resolve
 
-# Output of the package ctc_score 0.1.3 for these sentences, with the settings of the golden file:
-# consistency, and relevance with each reference alone.
-PACKAGE_SOURCES = [
-    "The council met on Monday and voted to close the old swimming pool, because its roof leaks "
-    "and repairs would cost two million.",
-    "Ada planted forty apple trees behind her house last spring; all but three of them survived "
-    "the winter.",
-]
-PACKAGE_TEXTS = ["The council closes the pool, whose roof leaks.", "Ada sold her house in spring."]
-PACKAGE_REFERENCES = [
-    ["The leaking pool will be closed.", "Most of Ada's apple trees lived through the winter."],
-    ["Repairs were too dear, so the council closes the pool.", "Three trees died."],
-]
-PACKAGE_CONSISTENCY = [0.8489584445953369, 0.6852323753493172]
-PACKAGE_RELEVANCE = [
-    [0.608893123671361, 0.29540030555283164],
-    [0.5473976183527769, 0.09556527368704643],
-]
-PACKAGE_RELEVANCE_OF_BOTH = [0.5781453710120689, 0.19548278961993903]
-
 
 @pytest.fixture(scope="module")
 def scorer() -> Alignment:
@@ -50,21 +30,6 @@ def scorer() -> Alignment:
 def with_model_of(scorer: Alignment, *aspects: str, **settings: Any) -> Alignment:
     """Scorer with other settings that shares the model."""
     return Alignment(aspects=aspects, batch_tokens=1024, dtype=scorer.dtype, **settings)
-
-
-def test_relevance_equals_the_package(scorer: Alignment) -> None:
-    relevance = with_model_of(scorer, "relevance", "consistency")
-    result = [
-        relevance.score(Samples(PACKAGE_TEXTS, sources=PACKAGE_SOURCES, references=references))
-        for references in PACKAGE_REFERENCES
-    ]
-    for scores, expected in zip(result, PACKAGE_RELEVANCE, strict=True):
-        np.testing.assert_allclose(scores["relevance"], expected, atol=1e-4)
-        np.testing.assert_allclose(scores["consistency"], PACKAGE_CONSISTENCY, atol=1e-4)
-        assert scores["relevance_output"].tolist() == scores["consistency"].tolist()
-    # With several references the package returns the mean.
-    mean = np.mean([scores["relevance"] for scores in result], axis=0)
-    np.testing.assert_allclose(mean, PACKAGE_RELEVANCE_OF_BOTH, atol=1e-4)
 
 
 def dialog(

@@ -111,22 +111,6 @@ def test_a_text_that_the_splitter_leaves_nothing_of_is_nan_and_named(
     assert caplog.messages == ["texts[0] has no sentences: its coherence is NaN"]
 
 
-def test_a_text_of_5000_words_is_scored_and_named(
-    tiny_llama: Callable[[str], str], scorer: CTRLEval, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = Samples(
-        ["The food " + "was good and " * 1666 + "fine."],
-        prefixes=["The food"],
-        labels=["positive"],
-    )
-    for model, limit in ((tiny_llama(ascii_letters + " .!,:\n"), 512), (scorer.model, 128)):
-        caplog.clear()
-        result = CTRLEval(model, max_tokens=None, evaluators=2).score(long)
-        assert all(np.isfinite(values).all() for values in result.values())
-        assert f"exceed the {limit} tokens that the model reads" in caplog.messages[0]
-        assert len(caplog.messages) <= 2  # one for all patterns, one for all that fills them
-
-
 def test_only_the_first_max_tokens_are_read(
     tiny_llama: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
