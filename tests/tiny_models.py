@@ -166,6 +166,12 @@ def tiny_bart(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def seq2seq_folders(pegasus: str, tiny_t5: str, tiny_bart: str) -> dict[str, str]:
+    """Folders of tiny encoder-decoders by family."""
+    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}
+
+
+@pytest.fixture(scope="session")
 def tiny_t5(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny T5 with T5's special tokens: sentinels last, `<extra_id_0>` after the rest.
 

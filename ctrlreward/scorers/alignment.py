@@ -376,24 +376,16 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
             with locked(aligner):
                 for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
-                    for name, direction, i, part in jobs[pair]:
-                        yield self._aligned(ASPECTS[name], direction, (i, part), pair, alignment)
+                    for job in jobs[pair]:
+                        yield self._aligned(job, pair, alignment)
 
-    def _aligned(
-        self,
-        aspect: Aspect,
-        direction: str,
-        place: tuple[int, int],
-        pair: tuple[str, str],
-        found: TokenAlignment,
-    ) -> Aligned:
+    def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:
         """Aggregate the alignment of a pair, with a warning if there is nothing to score."""
-        text, other = pair
-        i, part = place
-        spans, values = found
+        name, direction, i, part = job
+        aspect, (spans, values) = ASPECTS[name], found
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
-            counted = content_tokens(text, spans, self.stop_words if by_word else ())
+            counted = content_tokens(pair[0], spans, self.stop_words if by_word else ())
             score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
         else:
             found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
@@ -401,9 +393,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             column = aspect.directions[direction].text
             log.warning(
                 "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
-                *(column, i, shortened(text), direction),
+                *(column, i, shortened(pair[0]), direction),
             )
-        return Aligned(i, direction, part, text, other, found, counted, score)
+        return Aligned(i, direction, part, *pair, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""

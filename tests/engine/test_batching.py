@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from ctrlreward.engine import batching
 from ctrlreward.engine.batching import run_batched, token_budget, windows
@@ -156,16 +155,3 @@ def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int
         size = sum(len(texts[i]) for i in window)
         assert len(window) == 1 or size <= characters
         assert size + len(texts[following[0]]) > characters
-
-
-def test_a_budget_is_what_was_asked_for_or_suits_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=90, n_embd=16, n_layer=1, n_head=2, n_inner=500))
-    assert token_budget(model, 7) == 7
-    assert token_budget(model, None) == 2048
-    # The widest layer of attention (query, key and value) or the positions, 1024, is what counts.
-    for quarter, budget in ((2**40, 2**16), (2**20, 4096), (10_000 * 8 * 1024 * 4, 10_000)):
-        monkeypatch.setattr(batching, "free_memory", lambda device, free=4 * quarter: free)
-        assert token_budget(model, None) == budget
-    assert token_budget(model.to(torch.bfloat16), None) == 20_000

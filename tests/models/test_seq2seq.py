@@ -28,8 +28,8 @@ Pair = tuple[Seq2SeqInfiller, PlainSeq2Seq]
 
 
 @pytest.fixture(scope="module")
-def pair_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], Pair]:
-    folders = {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}
+def pair_of(seq2seq_folders: dict[str, str]) -> Callable[[str], Pair]:
+    folders = seq2seq_folders
     return cache(
         lambda family: (Seq2SeqInfiller(folders[family]), PlainSeq2Seq(family, folders[family]))
     )

@@ -23,11 +23,6 @@ SAMPLES = Samples(TEXTS, sources=SOURCES, references=REFERENCES)
 ASPECTS: tuple[AspectName, ...] = ("faithfulness", "precision", "recall", "f_score")
 
 
-@pytest.fixture(scope="module")
-def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str]:
-    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
-
-
 def by_loss(
     folder: str, sources: list[str], targets: list[str], dtype: torch.dtype = torch.float64
 ) -> list[float]:
@@ -48,9 +43,9 @@ def by_loss(
 @pytest.mark.parametrize("batch_tokens", [1, 8192])
 @pytest.mark.parametrize("family", ["pegasus", "t5", "bart"])
 def test_equals_the_loss_of_one_plain_pass_per_pair(
-    family: str, batch_tokens: int, folder_of: Callable[[str], str]
+    family: str, batch_tokens: int, seq2seq_folders: dict[str, str]
 ) -> None:
-    folder = folder_of(family)
+    folder = seq2seq_folders[family]
     scores = BARTScore(folder, ASPECTS, batch_tokens=batch_tokens).score(SAMPLES)
     assert tuple(scores) == ASPECTS
     pairs = {

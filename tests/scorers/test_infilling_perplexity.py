@@ -24,11 +24,6 @@ SENTENCES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str]:
-    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
-
-
 def one_by_one(family: str, folder: str, sentences: list[str]) -> np.ndarray:
     """transformers alone: log-probabilities of the tokens of all sentences, one pass for each."""
     plain = PlainSeq2Seq(family, folder)
@@ -43,9 +38,9 @@ def one_by_one(family: str, folder: str, sentences: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("batch_tokens", [1, 8192])
 @pytest.mark.parametrize("family", ["pegasus", "t5", "bart"])
 def test_equals_one_plain_pass_per_sentence(
-    family: str, batch_tokens: int, folder_of: Callable[[str], str]
+    family: str, batch_tokens: int, seq2seq_folders: dict[str, str]
 ) -> None:
-    folder = folder_of(family)
+    folder = seq2seq_folders[family]
     scores = InfillingPerplexity(folder, batch_tokens=batch_tokens).score(TEXTS)
     expected = [one_by_one(family, folder, sentences).mean() for sentences in SENTENCES]
     assert np.ptp(expected) > 0.1  # texts are told apart
