@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from ctrlreward.samples import (
     COLUMN_OF,
     JSON_KEYS,
-    MissingColumn,
     SampleKeywords,
     Samples,
     as_samples,
@@ -51,83 +50,89 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
     assert list(columns.items()) == [("texts", ("a", "")), ("labels", ("x", "y"))]
 
 
-ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: Samples("The food"), TypeError, "texts must be a list of strings, got 'The food', a"),
-    (lambda: Samples(None), TypeError, "texts must be a list of strings, got None, a NoneType"),
-    (lambda: Samples(["a"], labels=1), TypeError, "labels must be a list of strings, got 1, a int"),
-    (lambda: Samples(["a", b"b"]), TypeError, "texts[1] = b'b' is a bytes, not a str"),
-    (lambda: Samples(["a"], labels=[None]), TypeError, "labels[0] = None is a NoneType, not a str"),
-    (lambda: Samples("long" * 99), TypeError, "got 'longlonglonglonglonglonglonglonglongl…'"),
-    (
-        lambda: Samples(["The food was", "Food was"], prefixes=["The food"] * 2),
-        ValueError,
-        "prefixes[1] = 'The food' is not the beginning of texts[1] = 'Food was'. A text includes",
+NAMED = ("sentiment=positive topic=food", "sentiment=negative topic=food")
+TWO = Samples(["a", "b"], labels=NAMED)
+TYPE_ERRORS: dict[str, Callable[[], object]] = {
+    "texts must be a list of strings, got 'The food', a str": lambda: Samples("The food"),
+    "texts must be a list of strings, got None, a NoneType": lambda: Samples(None),
+    "got 'longlonglonglonglonglonglonglonglongl…', a str": lambda: Samples("long" * 99),
+    "labels must be a list of strings, got 1, a int": lambda: Samples(["a"], labels=1),
+    "texts[1] = b'b' is a bytes, not a str": lambda: Samples(["a", b"b"]),
+    "labels[0] = None is a NoneType, not a str": lambda: Samples(["a"], labels=[None]),
+    "labels[0] = True is a bool, not a str": lambda: as_samples(["a"], labels=[True]),
+    "labels[0] = 0.5 is a float, not a str": lambda: as_samples(["a"], labels=[0.5]),
+    "sources[0] = 1 is a int, not a str": lambda: as_samples(["a"], sources=[1]),
+    "sources[0] = ['x'] is a list, not a str": lambda: Samples(["a"], sources=[["x"]]),
+    "references[0] has 3, a int, not a str": lambda: Samples(["a"], references=[["y", 3]]),
+    "samples[1] is one row. Use samples[1:2]": lambda: FOOD[1],
+    "labels and label are one column. Leave one out": lambda: as_samples("a", label="", labels=""),
+    "predictions = ['a'] is not a column of Samples, pass the texts as the first argument": (
+        lambda: as_samples(["a"], predictions=["a"])
     ),
-    (
-        lambda: FOOD.require("sources", "Similarity"),
-        MissingColumn,
-        "Similarity needs the column 'sources', but these samples have texts, prefixes, labels. "
-        "Pass sources=[...], one per text",
+    f"lables = 'x' is not a column of Samples, must be one of {', '.join(JSON_KEYS)} (did you mean "
+    "'labels'?)": lambda: as_samples(["a"], lables="x"),
+    "there are no texts. Pass a list of texts as the first": lambda: as_samples(labels=["x"]),
+}
+VALUE_ERRORS: dict[str, Callable[[], object]] = {
+    "prefixes[1] = 'The food' is not the beginning of texts[1] = 'Food was'. A text includes its "
+    "prefix": lambda: Samples(["The food was", "Food was"], prefixes=["The food"] * 2),
+    "Similarity needs the column 'sources', but these samples have texts, prefixes, labels. Pass "
+    "sources=[...], one per text": lambda: FOOD.require("sources", "Similarity"),
+    "parts[1] has the columns texts, labels, but parts[0] has texts, prefixes, labels. All parts "
+    "must have the same columns": lambda: Samples.concat([FOOD, FOOD.replace(prefixes=None)]),
+    "Samples.concat needs at least one Samples, got none": lambda: Samples.concat([]),
+    "labels has 0 items, but texts has 3": lambda: FOOD.replace(labels=[]),
+    "got 2 completions for 3 prompts, must be one per prompt": lambda: FOOD.completed(["a", "b"]),
+    "Samples.completed needs the column 'prefixes'": lambda: Samples(["a"]).completed([" b"]),
+    "the data has the columns 'texts' and 'text'. Leave one": (
+        lambda: as_samples({"texts": ["a"], "text": ["b"]})
     ),
-    (lambda: FOOD[1], TypeError, "samples[1] is one row. Use samples[1:2]"),
-    (
-        lambda: Samples.concat([FOOD, FOOD.replace(prefixes=None)]),
-        ValueError,
-        "parts[1] has the columns texts, labels, but parts[0] has texts, prefixes, labels. All "
-        "parts must have the same columns",
+    "labels[1] = '2' is not a key of label_map, which has 0, 1": (
+        lambda: as_samples(["a", "b"], labels=[0, 2], label_map={0: "x", 1: "y"})
     ),
-    (lambda: Samples.concat([]), ValueError, "Samples.concat needs at least one Samples, got none"),
-    (lambda: FOOD.replace(labels=[]), ValueError, "labels has 0 items, but texts has 3"),
-    (
-        lambda: FOOD.completed([" a", " b"]),
-        ValueError,
-        "2 completions for 3 prompts, must be one per prompt",
+    "references[0] = ('x', 'y') must be one string for BARTScore": (
+        lambda: Samples(["a"], references=[["x", "y"]]).require("references", "BARTScore")
     ),
-    (
-        lambda: Samples(["a"]).completed([" b"]),
-        MissingColumn,
-        "Samples.completed needs the column 'prefixes'",
+    "references[0] is empty, must be one or more strings": lambda: Samples(["a"], references=[[]]),
+    "labels['sentiment'] must have one item per text (1), got 2": (
+        lambda: Samples(["a"], labels={"sentiment": ["x", "y"]})
     ),
-    (
-        lambda: as_samples({"texts": ["a"], "text": ["b"]}),
-        ValueError,
-        "the data has the columns 'texts' and 'text'. Leave one",
+    "labels of attributes {'my mood': 'glad'} are ambiguous as 'my mood=glad': names must": (
+        lambda: Samples(["a"], labels={"my mood": "glad"})
     ),
-    (
-        lambda: as_samples(["a", "b"], labels=[0, 2], label_map={0: "x", 1: "y"}),
-        ValueError,
-        "labels[1] = '2' is not a key of label_map, which has 0, 1",
+    "labels of attributes {'mood': 'a b=c'} are ambiguous as 'mood=a b=c'": (
+        lambda: Samples(["a"], labels={"mood": "a b=c"})
     ),
-    (
-        lambda: Samples(["a"], references=[["x", "y"]]).require("references", "BARTScore"),
-        ValueError,
-        "references[0] = ('x', 'y') must be one string for B",
+    f"labels[0] = {NAMED[0]!r} does not name the attribute 'topics' (did you mean 'topic'?), ": (
+        lambda: TWO.labels_of("topics", "the judge")
     ),
-    (
-        lambda: Samples(["a"], references=[[]]),
-        ValueError,
-        "references[0] is empty, must be one or more strings",
+    "does not name the attribute 'tense', which the judge reads. Pass labels={'tense'": (
+        lambda: TWO.labels_of("tense", "the judge")
     ),
-    (
-        lambda: Samples(["a", "b"], references=["x", ["y", 3]]),
-        TypeError,
-        "references[1] has 3, a int, not a str",
+    "labels[1] = 'negative' of the attribute 'sentiment' is": (
+        lambda: TWO.label_indices(["positive", "neutral"], "it", "the task", "sentiment")
     ),
-    (lambda: Samples(["a"], sources=[["x"]]), TypeError, "sources[0] = ['x'] is a list, not a str"),
-    (
-        lambda: as_samples(labels=["x"]),
-        TypeError,
-        "there are no texts. Pass a list of texts as the",
+    "Tell the scorer which attribute to read, attribute='sentiment' or attribute='topic'": (
+        lambda: TWO.label_indices(["positive", "negative"], "it", "the task")
     ),
-]
+    **{
+        advice: lambda label=label: Samples([""], labels=[label]).label_indices(
+            ["negative", "positive"], "Accuracy", "the classifier"
+        )
+        for label, advice in {
+            "Positive": "pass label_map={'Positive': 'positive', ...}.",
+            " NEGATIVE": "pass label_map={' NEGATIVE': 'negative', ...}.",
+            "4": "pass label_map={'4': '<a label>', ...}.",
+        }.items()
+    },
+}
 
 
-@pytest.mark.parametrize(("call", "error", "message"), ERRORS)
-def test_what_is_wrong_is_named(
-    call: Callable[[], object], error: type[Exception], message: str
-) -> None:
+@pytest.mark.parametrize("message", [*TYPE_ERRORS, *VALUE_ERRORS])
+def test_what_is_wrong_is_named(message: str) -> None:
+    error = TypeError if message in TYPE_ERRORS else ValueError
     with pytest.raises(error, match=re.escape(message)):
-        call()
+        {**TYPE_ERRORS, **VALUE_ERRORS}[message]()
 
 
 @pytest.mark.parametrize("name", [*JSON_KEYS][1:])
@@ -303,22 +308,6 @@ def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
     assert as_samples(["a"], label=np.int64(3)).labels == ("3",)
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"labels": [True, 1]}, r"labels\[0\] = True is a bool, not a str"),
-        ({"labels": [0.5, 1]}, r"labels\[0\] = 0.5 is a float, not a str"),
-        ({"sources": [1, 2]}, r"sources\[0\] = 1 is a int, not a str"),
-        ({"label": "x", "labels": "y"}, "labels and label are one column. Leave one out"),
-        ({"predictions": ["a"]}, "predictions = .*, pass the texts as the first argument"),
-        ({"lables": "x"}, r"lables = 'x' is not a column .* \(did you mean 'labels'\?\)"),
-    ],
-)
-def test_keywords_that_are_no_columns(columns: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        as_samples(["a", "b"], **columns)
-
-
 def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
     assert SampleKeywords.__annotations__.keys() == {*COLUMN_OF, "label_map"}
     assert as_samples(texts=["a"], label="x") == Samples(["a"], labels=["x"])
@@ -337,8 +326,6 @@ def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
 
 
 # Labels of several attributes.
-
-NAMED = ("sentiment=positive topic=food", "sentiment=negative topic=food")
 
 
 @pytest.mark.parametrize(
@@ -389,60 +376,3 @@ def test_a_label_of_attributes_reads_back_or_is_refused(targets: dict[str, Any])
         assert not plain
     else:
         assert parse_attributes(label) == named
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (
-            {"sentiment": ["positive"]},
-            r"labels\['sentiment'\] must have one item per text \(2\), got",
-        ),
-        (
-            {"my mood": "glad"},
-            "labels of attributes .* are ambiguous as 'my mood=glad': names must",
-        ),
-        ({"mood": "a b=c"}, "labels of attributes .* are ambiguous as 'mood=a b=c'"),
-    ],
-)
-def test_labels_that_are_no_labels_of_attributes(labels: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Samples(["a", "b"], labels=labels)
-
-
-def test_an_attribute_or_a_label_that_is_not_there_is_named() -> None:
-    samples = Samples(["a", "b"], labels=NAMED)
-    for attribute, message in (
-        (
-            "topics",
-            r"labels\[0\] = 'sentiment=.*' .* attribute 'topics' \(did you mean 'topic'\?\), ",
-        ),
-        (
-            "tense",
-            r"does not name the attribute 'tense', which the judge reads. Pass labels={'tense'",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            samples.labels_of(attribute, "the judge")
-    with pytest.raises(
-        ValueError, match=r"labels\[1\] = 'negative' of the attribute 'sentiment' is"
-    ):
-        samples.label_indices(["positive", "neutral"], "it", "the task", "sentiment")
-    with pytest.raises(
-        ValueError, match="attribute to read, attribute='sentiment' or attribute='top"
-    ):
-        samples.label_indices(["positive", "negative"], "it", "the task")
-
-
-@pytest.mark.parametrize(
-    ("label", "advice"),
-    [
-        ("Positive", "pass label_map={'Positive': 'positive', ...}."),
-        (" NEGATIVE", "pass label_map={' NEGATIVE': 'negative', ...}."),
-        ("4", "pass label_map={'4': '<a label>', ...}."),
-    ],
-)
-def test_advice_on_a_label_is_right_or_a_blank(label: str, advice: str) -> None:
-    samples = Samples(["a"], labels=[label])
-    with pytest.raises(ValueError, match=re.escape(advice)):
-        samples.label_indices(["negative", "positive"], "Accuracy", "the classifier")

@@ -106,41 +106,26 @@ CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
 }
 
 
+WRONG_TYPES: dict[str, Any] = {
+    "Returns returned a NoneType, must be a mapping": None,
+    "'ease' = 0.5, a float, must be one number per sample": {"ease": 0.5},
+    r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be": {"ease": [0.5, "0.5"]},
+    r"'0'\)? for texts\[0\] = 'a', a str_, must be": {"ease": np.array(["0", "1"])},
+}
+WRONG_VALUES: dict[str, Any] = {
+    "Returns returned no score 'ease', only eas": {"eas": [1, 1]},
+    r"Returns returned 'ease' of shape \(1,\) for 2 samples": {"ease": [0.5]},
+    r"'ease' of shape \(2, 1\) for 2 samples\. Return an": {"ease": np.zeros((2, 1))},
+    r"'ease' = 85.0 for texts\[1\] = 'b', outside .* 1.0\]": {"ease": [0.5, 85.0]},
+    r"'ease' = -0.1 for texts\[0\] = 'a', outside its range": {"ease": [-0.1, 0.5]},
+}
+
+
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(
-    ("returned", "error", "message"),
-    [
-        (None, TypeError, "Returns returned a NoneType, must be a mapping"),
-        ({"eas": [1, 1]}, ValueError, "Returns returned no score 'ease', only eas"),
-        ({"ease": [0.5]}, ValueError, r"Returns returned 'ease' of shape \(1,\) for 2 samples"),
-        (
-            {"ease": np.zeros((2, 1))},
-            ValueError,
-            r"'ease' of shape \(2, 1\) for 2 samples\. Return an",
-        ),
-        ({"ease": 0.5}, TypeError, "'ease' = 0.5, a float, must be one number per sample"),
-        ({"ease": [0.5, "0.5"]}, TypeError, r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be"),
-        (
-            {"ease": np.array(["0", "1"])},
-            TypeError,
-            r"'0'\)? for texts\[0\] = 'a', a str_, must be",
-        ),
-        (
-            {"ease": [0.5, 85.0]},
-            ValueError,
-            r"'ease' = 85.0 for texts\[1\] = 'b', outside .* 1.0\]",
-        ),
-        (
-            {"ease": [-0.1, 0.5]},
-            ValueError,
-            r"'ease' = -0.1 for texts\[0\] = 'a', outside its range",
-        ),
-    ],
-)
-def test_what_a_scorer_returns_is_checked(
-    call: str, returned: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
+def test_what_a_scorer_returns_is_checked(call: str, message: str) -> None:
+    returned = {**WRONG_TYPES, **WRONG_VALUES}[message]
+    with pytest.raises(TypeError if message in WRONG_TYPES else ValueError, match=message):
         CALLS[call](Returns(returned), Samples(["a", "b"]))
 
 
