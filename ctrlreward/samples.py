@@ -194,13 +194,8 @@ class Samples:
 
     Examples:
         >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
-        >>> len(samples), samples[:1].texts
-        (2, ('The soup was good.',))
         >>> samples.as_prompts().completed([" was cold.", " was fine."]).texts
         ('The soup was cold.', 'The view was fine.')
-        >>> labels = {"sentiment": ["positive", "negative"], "topic": "food"}
-        >>> Samples(["Good soup.", "Cold soup."], labels=labels).labels
-        ('sentiment=positive topic=food', 'sentiment=negative topic=food')
     """
 
     texts: Sequence[str]
@@ -582,8 +577,6 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
             `label_map`, or `Samples` rejects the columns.
 
     Examples:
-        >>> as_samples(["Good soup.", "Cold soup."], label="positive").labels
-        ('positive', 'positive')
         >>> as_samples([{"text": "Good soup.", "source": "Cold soup."}]).sources
         ('Cold soup.',)
         >>> as_samples(["Good soup."], labels=[1], label_map={0: "cold", 1: "good"}).labels

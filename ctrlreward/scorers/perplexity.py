@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Unpack
+from typing import ClassVar, TypeVar, Unpack
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, TaskScorer, n
 from ctrlreward.scorers.ctrleval import coherence_blanks
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.sentences import find_splitter
+
+Model = TypeVar("Model", bound=Infiller)
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
 TOKENS = "tokens"
@@ -43,31 +45,35 @@ def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     return float(np.exp(-(log_likelihood[read] * weights).sum() / weights.sum()))
 
 
-def _specs(prefix: str) -> Mapping[str, ScoreSpec]:
-    return {
-        f"{prefix}perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
-        f"{prefix}log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
-    }
+class _Likelihoods(ModelScorer[Model], TaskScorer):
+    """Perplexity and log-likelihood of texts, whose names have a prefix."""
 
+    _prefix: ClassVar[str]
 
-def _folds(prefix: str) -> Mapping[str, CorpusFold]:
-    fold = CorpusFold((f"{prefix}log_likelihood", TOKENS), pooled_perplexity)
-    return {f"{prefix}perplexity": fold}
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of both scores."""
+        return {
+            f"{self._prefix}perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
+            f"{self._prefix}log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+        }
 
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """The perplexity over the tokens of all texts."""
+        fold = CorpusFold((f"{self._prefix}log_likelihood", TOKENS), pooled_perplexity)
+        return {f"{self._prefix}perplexity": fold}
 
-def _scores(
-    prefix: str, answers: Sequence[TokenScores], names: Collection[str]
-) -> dict[str, Scores]:
-    log_likelihood, tokens = mean_log_probs(answers)
-    scores = {
-        f"{prefix}perplexity": np.exp(-log_likelihood),
-        f"{prefix}log_likelihood": log_likelihood,
-    }
-    return {**scores, TOKENS: tokens} if TOKENS in names else scores
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
+        """Return both scores, and `"tokens"` by name; NaN for an empty text."""
+        mean, tokens = mean_log_probs(answers)
+        return dict(zip((*self.specs, TOKENS), (np.exp(-mean), mean, tokens), strict=True))
 
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
-class Perplexity(ModelScorer[CausalLM], TaskScorer):
+class Perplexity(_Likelihoods[CausalLM]):
     """Perplexity of each text, prefix included.
 
     - `perplexity`: exp of the negative mean token log-probability, 1 or more; lower is better.
@@ -86,14 +92,11 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
         ValueError: `max_tokens` is not positive.
 
     Examples:
-        >>> scorer = Perplexity("smollm2-135m")
-        >>> scores = scorer.score(["The soup was good.", "Soup the good was."])
-        >>> {name: values.shape for name, values in scores.items()}
-        {'perplexity': (2,), 'log_likelihood': (2,)}
+        >>> list(Perplexity("smollm2-135m").score(["The soup was good."]))
+        ['perplexity', 'log_likelihood']
     """
 
-    specs = _specs("")
-    corpus_folds = _folds("")
+    _prefix = ""
 
     def __init__(
         self,
@@ -129,15 +132,9 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
             for text, whole in zip(texts, samples.texts, strict=True)
         ]
 
-    def fold(
-        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
-    ) -> dict[str, Scores]:
-        """Return both scores, and `"tokens"` by name; NaN for an empty text."""
-        return _scores("", answers, names)
-
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
-class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
+class InfillingPerplexity(_Likelihoods[Infiller]):
     """Perplexity of each text under an infilling model, prefix included.
 
     Each sentence is masked in turn and predicted from all others, a single one from the mask alone.
@@ -160,14 +157,11 @@ class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
         ValueError: The splitter is unknown, or `max_tokens` is not positive.
 
     Examples:
-        >>> scorer = InfillingPerplexity("smollm2-135m")
-        >>> scores = scorer.score(["The soup was good. I ate it.", "I it ate. Soup good."])
-        >>> {name: values.shape for name, values in scores.items()}
-        {'infilling_perplexity': (2,), 'infilling_log_likelihood': (2,)}
+        >>> list(InfillingPerplexity("smollm2-135m").score(["The soup was good. I ate it."]))
+        ['infilling_perplexity', 'infilling_log_likelihood']
     """
 
-    specs = _specs("infilling_")
-    corpus_folds = _folds("infilling_")
+    _prefix = "infilling_"
 
     def __init__(
         self,
@@ -194,9 +188,3 @@ class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
             Patterns(coherence_blanks(found) if text.strip() else ())
             for text, found in zip(texts, sentences, strict=True)
         ]
-
-    def fold(
-        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
-    ) -> dict[str, Scores]:
-        """See `Perplexity.fold`."""
-        return _scores("infilling_", answers, names)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import FOOD, blank
+from asked_models import FOOD, Favouring, blank
 from plain_models import PlainCausal, PlainSeq2Seq
 
-from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -78,24 +77,11 @@ def test_the_highest_label_probability_and_the_lowest_are_each_labels_own(scorer
     np.testing.assert_allclose(high, 1 - low[:, ::-1], atol=1e-5)
 
 
-class Recorder:
-    """Infiller that records its blanks."""
-
-    def __init__(self, scorer: CTRLEval) -> None:
-        self.infiller = scorer.loaded_model
-        self.tokenizer = self.infiller.tokenizer
-        self.tasks: list[Patterns] = []
-
-    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
-        self.tasks = list(tasks)
-        return list(self.infiller.answer(tasks))
-
-
 def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
     part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
-    part.loaded_model = recorder = Recorder(scorer)
+    part.loaded_model = recorder = Favouring(scorer.loaded_model)
     part.score(FOOD)
-    for text, task in zip(FOOD.texts, recorder.tasks, strict=True):
+    for text, task in zip(FOOD.texts, *recorder.calls, strict=True):
         assert task.text == text
         received = [each.about(text) for each in task.blanks]
         pairs = [
