@@ -67,17 +67,9 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
 
 def test_a_decoder_without_a_padding_token_pads_all_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=12,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        initializer_range=0.5,
-        bos_token_id=0,
-        eos_token_id=0,
-        id2label=LABELS,
-    )
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    tokens = {"vocab_size": 12, "bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**shape, **tokens, initializer_range=0.5, id2label=LABELS)
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     special = {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"}
     word_tokenizer(special=special).save_pretrained(tmp_path)
@@ -101,18 +93,12 @@ def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixt
     np.testing.assert_allclose(values, one_by_one(folder, [long, "bad"]), atol=1e-5)
 
 
-def test_a_wrong_number_of_labels_raises(folder: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"one label per output, in order, got \['no', 'yes'\] for the 3 outputs of",
-    ):
+def test_a_wrong_number_of_labels_or_outputs_raises(folder: str, tmp_path: Path) -> None:
+    message = r"one label per output, in order, got \['no', 'yes'\] for the 3 outputs of"
+    with pytest.raises(ValueError, match=message):
         Classifier(folder, labels=["no", "yes"])
-
-
-def test_a_regression_raises(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has 1 output and is a regression model, must be a classifier"
-    ):
+    message = "has 1 output and is a regression model, must be a classifier"
+    with pytest.raises(ValueError, match=message):
         Classifier(save_bert(tmp_path, labels=1))
 
 

@@ -55,18 +55,12 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
 
 def test_a_layer_of_a_model_that_repeats_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = AlbertConfig(
-        vocab_size=len(AutoTokenizer.from_pretrained(resolve("minilm-l6"))),
-        embedding_size=8,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        initializer_range=0.5,
-    )
+    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
+    shape = {"embedding_size": 8, "hidden_size": 16, "intermediate_size": 32}
+    layers = {"num_hidden_layers": 3, "num_attention_heads": 2, "initializer_range": 0.5}
+    config = AlbertConfig(vocab_size=len(tokenizer), **shape, **layers)
     model = AlbertModel(config).eval()
     model.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
     tokenizer.save_pretrained(tmp_path)
     with torch.inference_mode():
         states = model(**tokenizer("no.", return_tensors="pt"), output_hidden_states=True)
@@ -113,10 +107,8 @@ def test_equal_texts_are_read_once_under_the_token_budget(encoder: Encoder) -> N
 )
 def test_a_folder_says_how_it_is_pooled(tmp_path: Path, pooling, pick) -> None:
     folder = declared(tmp_path / "model", ["Transformer", "Pooling"], pooling)
-    model, tokenizer = (
-        AutoModel.from_pretrained(folder).eval(),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    model = AutoModel.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = ["a cold soup", "no"]
     with torch.inference_mode():
         hidden = [model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0] for t in texts]

@@ -20,16 +20,10 @@ TEXTS = ["the food was good", "bad", "the staff was kind and the food was slow",
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    tokens = {"vocab_size": 12, "bos_token_id": 0, "eos_token_id": 0}
     config = LlamaConfig(
-        vocab_size=12,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.7,  # so that texts differ in their likelihood
-        bos_token_id=0,
-        eos_token_id=0,
+        **shape, **tokens, num_attention_heads=2, max_position_embeddings=64, initializer_range=0.7
     )
     LlamaForCausalLM(config).save_pretrained(path)
     special = {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"}
