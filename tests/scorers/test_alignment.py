@@ -5,18 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertConfig,
-)
+from tiny_models import save_judges
 
 from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import ASPECTS, Alignment, to_records
 from ctrlreward.scorers.records import explain_some
-from ctrlreward.weights.sources import resolve
 
 
 @pytest.fixture(scope="module")
@@ -258,23 +252,8 @@ def test_wrong_settings(message: str) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Folders of tiny aligners of random weights, by method."""
-    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
-    folders = {}
-    for method, (auto_class, outputs) in {
-        "discriminative": (AutoModelForTokenClassification, 2),
-        "regression": (AutoModelForSequenceClassification, 1),
-    }.items():
-        config = BertConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            id2label=dict(enumerate(["hallucinated", "aligned"][-outputs:])),
-        )
-        folders[method] = str(tmp_path_factory.mktemp(method))
-        auto_class.from_config(config).save_pretrained(folders[method])
-        tokenizer.save_pretrained(folders[method])
-    return folders
+    folders = save_judges(tmp_path_factory.mktemp("judges"), ("soup",))
+    return {"discriminative": folders["aligner"], "regression": folders["regression"]}
 
 
 @pytest.mark.parametrize("method", ["discriminative", "regression"])
