@@ -111,7 +111,7 @@ class Encoder(FrozenModel):
         name: Callable[[int], str] = "texts[{}]".format,
         rows: list[Ids] | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """Return the hidden states of each text, special tokens too, float32, (tokens, width).
+        """Return the hidden states of each text and its special tokens, float32, (tokens, width).
 
         Longer texts are truncated, with a warning. `rows` are the tokens, if known.
         """

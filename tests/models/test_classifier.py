@@ -182,9 +182,3 @@ def test_all_others_are_left_to_transformers(
         (tmp_path / "config.json").write_text(json.dumps(config))
     given = (str(tmp_path), "cpu", "bfloat16", 7)
     assert load_classifier(*given) == given
-
-
-def test_a_configuration_that_is_no_object_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"config\.json is not a JSON object"):
-        load_classifier(str(tmp_path))

@@ -272,12 +272,6 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
     assert tokens == ([1, 1] if method == "regression" else [2, 2])
 
 
-@pytest.mark.parametrize("method", ["discriminative", "regression"])
-def test_an_encoder_is_not_a_trained_aligner(method: str) -> None:
-    with pytest.raises(ValueError, match="has no weights for classifier"):
-        Alignment(method=method).score(Samples(["a"], sources=["b"]))
-
-
 def test_explanations_of_some_texts_are_plain_data(scorer: Alignment) -> None:
     """For the report of a run. A text without source has no alignment, and its row no number."""
     samples = Samples([f"{i} warm soups" for i in range(9)], sources=["a soup"] * 8 + [""])
