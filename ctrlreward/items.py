@@ -1,8 +1,4 @@
-"""Names of items in errors and warnings, which map an index to the user's row.
-
-Scorers write `labels[2]`, the position among their samples. A caller that passed some rows of a
-larger table sets the names of these rows.
-"""
+"""Names of items in errors and warnings: `labels[2]` of a scorer becomes the user's row."""
 
 from __future__ import annotations
 

@@ -32,11 +32,7 @@ COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in
 
 
 class MissingColumn(ValueError):
-    """Samples lack a required column.
-
-    `reader` is the name of the scorer or function that needs it, `present` the columns that the
-    samples have.
-    """
+    """Samples lack a column that a `reader`, a scorer or function, needs; they have `present`."""
 
     def __init__(self, column: str, reader: str, present: Iterable[str]) -> None:
         self.column, self.reader, self.present = column, reader, tuple(present)
@@ -53,10 +49,7 @@ class MissingColumn(ValueError):
 def columns_from_records(
     records: Sequence[Any], name: Callable[[int], str] = "samples[{}]".format
 ) -> dict[str, Any]:
-    """Return the columns of one or more records.
-
-    Keys other than columns are ignored. `name` names the record at an index in errors.
-    """
+    """Return the columns of records; `name` names the record at an index in errors."""
     keys = [*JSON_KEYS, *JSON_KEYS.values()]
     for i, record in enumerate(records):
         if not isinstance(record, Mapping) or not {"text", "texts"} & set(record):
@@ -109,11 +102,7 @@ def _known_columns(table: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class Table(Protocol):
-    """Columns by name: a pandas DataFrame or a `datasets.Dataset`.
-
-    A protocol, because a type checker treats classes of untyped packages as `Any`, and would
-    then accept anything.
-    """
+    """A pandas DataFrame or a `datasets.Dataset`, which type checkers treat as `Any`."""
 
     def __getitem__(self, name: Any, /) -> Any:
         """Return a column."""
@@ -132,12 +121,10 @@ Prompts: TypeAlias = Column | Iterable[str | Sequence[Mapping[str, Any]]]
 
 
 class SampleKeywords(TypedDict, total=False):
-    """Keywords of `as_samples` and of all functions that score samples: columns, and a map of their
-    labels.
+    """Keywords of all functions that score samples: columns, by a plural or singular name.
 
-    A column has a plural and a singular name; one string or integer applies to all samples.
-
-    `label_map` maps labels in the data to the scorer's labels: `{0: "negative", 1: "positive"}`.
+    One string or integer applies to all samples. `label_map` maps labels in the data to the
+    scorer's labels: `{0: "negative", 1: "positive"}`.
     """
 
     texts: Column
@@ -183,26 +170,22 @@ _TEXTS_ELSEWHERE = ("predictions", "preds", "candidates", "completions", "genera
 class Samples:
     """Texts to score, with optional columns that some scorers need.
 
-    Every column is a sequence of n strings, one per sample. Columns are validated here and kept as
-    tuples. Labels and groups may be integers, which are kept as strings. A sample may have several
-    references: a sequence of strings in place of one.
-
-    Labels of several attributes are a mapping, attribute → labels, one per sample or one for all.
-    They are kept in the format of `attribute_label`, so that they pass through files, data frames
-    and servers like other labels; a scorer with an `attribute` reads that one.
+    Every column is a sequence of n strings, one per sample, and is kept as a tuple.
 
     Args:
-        texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
-            at once); its scores are NaN.
+        texts: Generated texts, prefix included. The scores of an empty string are NaN.
         prefixes: The beginning of each text, character for character (content prefix).
-        labels: Target attribute, as the scorer's task names it (`"positive"`), or a mapping.
+        labels: Target attribute, as the scorer's task names it (`"positive"`), or an integer.
+            Labels of several attributes are a mapping, attribute → labels, one per sample or one
+            for all, kept in the format of `attribute_label`; a scorer with an `attribute` reads
+            that one.
         sources: Input of a transfer or a summary.
-        references: Human-written target, or several of them, for the few scorers that take any.
+        references: Human-written target, or a sequence of several.
         contexts: Knowledge that the text should draw on (a fact, a document).
         histories: Dialog before the text.
         prompts: Input of the generator, for reward models, judges, tables and adapters. It may be
             a conversation, a list of messages with role and content, which is kept as JSON.
-        groups: Group ids; samples with the same id were generated from the same prompt.
+        groups: Group ids, strings or integers, equal for samples of the same prompt.
 
     Raises:
         TypeError: A column is not a sequence of strings.
@@ -211,13 +194,8 @@ class Samples:
 
     Examples:
         >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
-        >>> len(samples), samples[:1].texts
-        (2, ('The soup was good.',))
         >>> samples.as_prompts().completed([" was cold.", " was fine."]).texts
         ('The soup was cold.', 'The view was fine.')
-        >>> labels = {"sentiment": ["positive", "negative"], "topic": "food"}
-        >>> Samples(["Good soup.", "Cold soup."], labels=labels).labels
-        ('sentiment=positive topic=food', 'sentiment=negative topic=food')
     """
 
     texts: Sequence[str]
@@ -287,23 +265,19 @@ class Samples:
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows
-        given = {name: column for name, column in vars(self).items() if column is not None}
-        return Samples(**{name: [column[i] for i in indices] for name, column in given.items()})
+        columns = self.columns().items()
+        return Samples(**{name: [column[i] for i in indices] for name, column in columns})
 
     def to(self, *_: Any, **__: Any) -> Samples:
         """Return the samples: text needs no device. Lightning and Accelerate move batches by it."""
         return self
 
     def columns(self) -> dict[str, tuple[Any, ...]]:
-        """Return the columns that are present by name, in declaration order.
-
-        Their items are strings; one of `references` may be a tuple of strings.
-        """
-        given = {name: getattr(self, name) for name in JSON_KEYS}
-        return {name: column for name, column in given.items() if column is not None}
+        """Return the columns that are present by name, in declaration order."""
+        return {name: column for name, column in vars(self).items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
-        """Return a column, or raise an error that names the scorer that needs it.
+        """Return a column that a scorer needs.
 
         Raises:
             MissingColumn: The column is absent. It is a ValueError.
@@ -321,28 +295,17 @@ class Samples:
         return columns[name]
 
     def require_references(self, scorer: str) -> tuple[tuple[str, ...], ...]:
-        """Return the references of each sample, one or several.
-
-        Raises:
-            MissingColumn: The column is absent. It is a ValueError.
-        """
+        """Return the references of each sample, one or several, or raise `MissingColumn`."""
         if self.references is None:
             raise MissingColumn("references", scorer, self.columns())
         return tuple((item,) if isinstance(item, str) else tuple(item) for item in self.references)
 
     def labels_of(self, attribute: str | None, reader: str) -> tuple[str, ...]:
-        """Return the label of each sample; with an `attribute`, the label of that attribute.
-
-        `reader` needs the labels; it is for errors.
+        """Return the label of each sample, or the label of one attribute, for a `reader` in errors.
 
         Raises:
             MissingColumn: The column is absent. It is a ValueError.
             ValueError: A label does not name the attribute.
-
-        Examples:
-            >>> samples = Samples(["Good soup."], labels={"sentiment": "positive", "topic": "food"})
-            >>> samples.labels_of("topic", "the judge")
-            ('food',)
         """
         if self.labels is None:
             raise MissingColumn("labels", reader, self.columns())
@@ -364,11 +327,7 @@ class Samples:
     def label_indices(
         self, known: Sequence[str], reader: str, owner: str, attribute: str | None = None
     ) -> list[int]:
-        """Return the index of each label, or of the label of one attribute, among those known.
-
-        `reader` needs the labels, `owner` (`"the classifier"`) has the known ones; both are for
-        errors.
-        """
+        """Return the index of each label of `labels_of` among the `known` ones of an `owner`."""
         labels = self.labels_of(attribute, reader)
         indices = {label: index for index, label in enumerate(known)}
         for i, label in enumerate(labels):
@@ -395,15 +354,12 @@ class Samples:
         return replace(self, **changes)
 
     def as_prompts(self) -> Samples:
-        """Return the samples reduced to prompts for a generator.
+        """Return the samples reduced to prompts: the prefixes, or without these the whole texts.
 
-        A prompt is the prefix, or the whole text if there are no prefixes. `texts` and `prefixes`
-        become the prompts. `prompts` (also the prompts) and `groups` (numbers of the prompts) are
-        filled in if absent.
+        `texts` and `prefixes` become the prompts; `prompts` and `groups` are filled in if absent.
 
         Raises:
-            ValueError: Without prefixes, a text is its own source: it is the input of a rewrite,
-                not the beginning of the text to generate.
+            ValueError: Without prefixes, a text is its own source, the input of a rewrite.
         """
         if self.prefixes is None:
             for i, (text, source) in enumerate(zip(self.texts, self.sources or (), strict=False)):
@@ -444,8 +400,7 @@ class Samples:
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
 
-        Two samples are equal if they agree in all columns except `groups`, which no pointwise
-        scorer reads.
+        Groups are not compared: no pointwise scorer reads them.
         """
         given = vars(self).items()
         keys = [c for name, c in given if c is not None and name != "groups"]
@@ -460,10 +415,7 @@ class Samples:
         return (self[first_rows] if len(first_rows) < len(inverse) else self), inverse
 
     def invalid_unicode(self) -> dict[int, str]:
-        """Return the first column with an unpaired surrogate of each sample that has one.
-
-        No tokenizer can encode such text. Labels, prompts and groups are not examined.
-        """
+        """Return the first column that a tokenizer could not encode, of each sample with one."""
         invalid: dict[int, str] = {}
         for name in _READ_AS_TEXT:
             for i, item in enumerate(getattr(self, name) or ()):
@@ -544,8 +496,7 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
     None is a label that is not controlled, which is left out.
 
     Raises:
-        ValueError: Reading the label would return other attributes: a name is empty or contains
-            white space or "=", or a label contains "=".
+        ValueError: A name is empty or contains white space or "=", or a label contains "=".
 
     Examples:
         >>> attribute_label({"sentiment": "negative", "tense": None, "topic": "world"})
@@ -565,10 +516,6 @@ def parse_attributes(label: str) -> dict[str, str] | None:
     """Return attribute → label of a text of `attribute_label`, empty for an empty text.
 
     None for a plain label, and if an attribute is named twice.
-
-    Examples:
-        >>> parse_attributes("sentiment=negative topic=world"), parse_attributes("world")
-        ({'sentiment': 'negative', 'topic': 'world'}, None)
     """
     start, *pieces = _ATTRIBUTE.split(label.strip())
     names, values = pieces[::2], pieces[1::2]
@@ -578,15 +525,7 @@ def parse_attributes(label: str) -> dict[str, str] | None:
 
 
 def conversation_prompt(messages: Sequence[Any], i: int = 0) -> str:
-    """Return the prompt `i` of a sample for a conversation: its messages as JSON.
-
-    Raises:
-        TypeError: An item is not a message with a role.
-
-    Examples:
-        >>> conversation_prompt([{"role": "user", "content": "Is it good?"}])
-        '[{"role": "user", "content": "Is it good?"}]'
-    """
+    """Return the prompt `i` for a conversation: its messages, each with a role, as JSON."""
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TypeError(
@@ -597,12 +536,7 @@ def conversation_prompt(messages: Sequence[Any], i: int = 0) -> str:
 
 
 def parse_conversation(prompt: str) -> list[dict[str, Any]] | None:
-    """Return the messages of a prompt of `conversation_prompt`; None for a plain prompt.
-
-    Examples:
-        >>> parse_conversation('[{"role": "user", "content": "Is it good?"}]')
-        [{'role': 'user', 'content': 'Is it good?'}]
-    """
+    """Return the messages of a prompt of `conversation_prompt`; None for a plain prompt."""
     if not prompt.startswith("[{"):
         return None
     try:
@@ -633,19 +567,16 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
     Args:
         data: `Samples`; a list of texts; a list of records (`{"text": …, "label": …}`); a mapping
             of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
-            `datasets.Dataset`. Columns and keys may have the plural or the singular name; names
-            that `Samples` doesn't have are ignored. None if the texts are a keyword.
+            `datasets.Dataset`. Names may be plural or singular; others are ignored. None if the
+            texts are a keyword.
         columns: Columns to add or replace, and a map of the labels; see `SampleKeywords`.
 
     Raises:
-        TypeError: The data is of another type, an item is not a string, or a keyword is not a
-            column of `Samples`.
+        TypeError: The data is of another type, or a keyword is not a column of `Samples`.
         ValueError: The texts are missing, a record lacks a key of the first one, a label is not in
             `label_map`, or `Samples` rejects the columns.
 
     Examples:
-        >>> as_samples(["Good soup.", "Cold soup."], label="positive").labels
-        ('positive', 'positive')
         >>> as_samples([{"text": "Good soup.", "source": "Cold soup."}]).sources
         ('Cold soup.',)
         >>> as_samples(["Good soup."], labels=[1], label_map={0: "cold", 1: "good"}).labels
@@ -705,14 +636,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
 
 
 def label_map_for(label: str, known: Sequence[str]) -> str:
-    """Return the argument that maps a label: to the same one in other letters, else to a blank.
-
-    Examples:
-        >>> label_map_for("Positive", ["negative", "positive"])
-        "label_map={'Positive': 'positive', ...}"
-        >>> label_map_for("4", ["negative", "positive"])
-        "label_map={'4': '<a label>', ...}"
-    """
+    """Return the argument that maps a label: to the same one in other letters, else to a blank."""
     same = [each for each in known if each.strip().casefold() == label.strip().casefold()]
     target = same[0] if len(same) == 1 else "<a label>"
     return f"label_map={{{shortened(label, 80)}: {target!r}, ...}}"

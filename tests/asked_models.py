@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from ctrlreward.models.tasks import Blank, Continuation, Patterns, TokenScores
+from ctrlreward.samples import Samples
+
+FOOD = Samples(
+    texts=[
+        "The food was good. We will come back.",
+        "The food was cold and the waiter was rude. Never again! I want my money back.",
+        "My dog sleeps.",
+    ],
+    prefixes=["The food", "The food", "My dog"],
+    labels=["positive", "positive", "negative"],
+)
 
 
 class Pair(NamedTuple):
@@ -32,3 +47,33 @@ def filled(model: Any, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
     return [
         answer.split([1] * len(each.targets)) for answer, each in zip(answers, blanks, strict=True)
     ]
+
+
+@contextmanager
+def inputs_seen(module: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
+    """What a model is given while the context lasts."""
+    seen: list[dict[str, torch.Tensor]] = []
+    hook = module.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    yield seen
+    hook.remove()
+
+
+class Favouring:
+    """Infiller that records its calls and adds a constant to the log-probability of each word."""
+
+    def __init__(self, infiller: Any, bonus: Mapping[str, float] | None = None) -> None:
+        self.infiller = infiller
+        self.tokenizer = infiller.tokenizer
+        self.bonus = bonus or {}
+        self.calls: list[list[Patterns]] = []
+
+    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
+        self.calls.append(list(tasks))
+        found = []
+        for task, scored in zip(tasks, self.infiller.answer(tasks), strict=True):
+            words = [word for each in task.blanks for word in each.targets]
+            bonus = np.repeat([self.bonus.get(word, 0.0) for word in words], scored.sizes)
+            found.append(scored._replace(log_probs=scored.log_probs + bonus))
+        return found

@@ -43,7 +43,7 @@ CORPUS = [
     "A dog slept under the table while the lake froze over.",
 ]
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -89,6 +89,14 @@ _T5_SHAPE = {
     "num_heads": 2,
     "decoder_start_token_id": 0,
 }
+# Shapes of families that have other names for it.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {**SHAPE, **_GPT2_SHAPE},
+    "gemma2": {**SHAPE, "head_dim": 16},
+    "bart": _BART_SHAPE,
+    "pegasus": _BART_SHAPE,
+    "t5": _T5_SHAPE,
+}
 
 
 def spread_weights(model: torch.nn.Module, std: float = 0.3) -> None:
@@ -123,7 +131,7 @@ def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     def build(family: str, special: tuple[str, ...] = ("<|endoftext|>",)) -> str:
         folder = tmp_path_factory.mktemp(family)
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(family, **{**_SHAPE, **CAUSAL[family]})
+            AutoConfig.for_model(family, **{**SHAPE, **CAUSAL[family]})
         )
         spread_weights(model)
         model.save_pretrained(folder)
@@ -155,6 +163,12 @@ def tiny_bart(tmp_path_factory: pytest.TempPathFactory) -> str:
         model_max_length=64,
     ).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def seq2seq_folders(pegasus: str, tiny_t5: str, tiny_bart: str) -> dict[str, str]:
+    """Folders of tiny encoder-decoders by family."""
+    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}
 
 
 @pytest.fixture(scope="session")

@@ -38,27 +38,26 @@ _MIN_BATCHES_FOR_PROGRESS = 20
 
 
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
-    """Return the tokens of a pass: as given, or for a CPU's cache, or an accelerator's memory."""
+    """Return the tokens of a pass: as given, or for a CPU's cache, or an accelerator's memory.
+
+    A quarter of the free memory has eight activations a layer for each of 4096 to 65536 tokens.
+    """
     if batch_tokens is not None:
         return positive("batch_tokens", batch_tokens)
     free = free_memory(model.device)
-    return _CPU_TOKENS if free is None else tokens_within(free // 4, model)
-
-
-def tokens_within(memory: int, model: PreTrainedModel) -> int:
-    """Return how many tokens, 4096 to 65536, have eight activations a layer in `memory` bytes."""
+    if free is None:
+        return _CPU_TOKENS
     vocabulary = model.get_input_embeddings().num_embeddings
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
-    tokens = memory // (8 * widest * model.dtype.itemsize)
+    tokens = free // 4 // (8 * widest * model.dtype.itemsize)
     return min(max(tokens, _MIN_ACCELERATOR_TOKENS), _MAX_ACCELERATOR_TOKENS)
 
 
 def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
     """Return the fixed cost of a forward pass, in tokens of padding; on the CPU 1/64 of the budget.
 
-    An accelerator waits for the host, which launches about 50 operations a layer at 6 µs each; in
-    this time it reads so many tokens more at 40 % of 790 TFLOP/s.
+    An accelerator waits for the host: about 50 operations a layer at 6 µs, at 40 % of 790 TFLOP/s.
     """
     if free_memory(model.device) is None:
         return batch_tokens / 64 if batch_tokens <= _CPU_TOKENS else batch_tokens
@@ -71,8 +70,8 @@ def pass_cost(model: PreTrainedModel, batch_tokens: int) -> float:
 def logits_within(batch_tokens: int, device: torch.device) -> int:
     """Return the number of logits, states × words, of one block of the output layer.
 
-    On the CPU less than 32 MiB, which the heap would return to the system each time. On an
-    accelerator a quarter of the free memory, at 16 bytes per logit with all copies.
+    On the CPU less than 32 MiB, which the heap would return to the system each time, else a quarter
+    of the free memory, at 16 bytes per logit with all copies.
     """
     free = free_memory(device)
     return min(batch_tokens * 2**9, 6 * 2**20) if free is None else max(2**22, free // 64)
@@ -103,9 +102,9 @@ def run_batched(
 ) -> list[Result]:
     """Call `forward` on batches of items, by their indices; return a result each, in order.
 
-    Items are sorted by length, longest first, so that memory runs out at the first batch or never;
-    a batch that does is halved, and the smaller budget is kept. A batch ends where its padding
-    would exceed `padding` tokens, by default 1/64 of the budget.
+    The longest items come first; a batch that exceeds the memory is halved, and the smaller budget
+    is kept. A batch ends where its padding would exceed `padding` tokens, by default 1/64 of the
+    budget.
     """
     global passes
     pending = sorted(range(len(lengths)), key=lambda i: -lengths[i])

@@ -64,9 +64,9 @@ def token_log_probs(
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`, float32, (k,).
 
-    Differentiable in the states, (states, width), and the weights. The logits, divided by
-    `temperature`, are computed once for each state in use, `block` at a time, or half of it where
-    memory runs out. `states` and `tokens` may be on the CPU.
+    Differentiable in the states, (states, width), and the weights. Logits, divided by
+    `temperature`, are computed `block` at a time, or half of it where memory runs out. `states` and
+    `tokens` may be on the CPU.
     """
     used, states = states.unique(return_inverse=True)
     if len(used) < len(hidden):

@@ -34,8 +34,7 @@ def shared_model(build: Callable[..., Model], *arguments: Hashable) -> Model:
 def locked(model: object) -> Iterator[None]:
     """Keep other threads from using a model, and compute in the types of its weights.
 
-    The thread that holds it may enter again. Lightning runs a whole training step under autocast,
-    including the rewards of that step, which must not depend on the precision of training.
+    The thread that holds it may enter again. Lightning computes rewards under training's autocast.
     """
     with _locks_lock:
         lock = _locks.setdefault(id(model), RLock())

@@ -58,7 +58,7 @@ class EmbeddingAligner:
     """Embedding aligner E: each token's largest cosine with a token of the other text, -1 to 1.
 
     Deng et al. (2021), https://arxiv.org/abs/2109.06379: the matching of BERTScore without idf
-    weights. As in their package, special tokens are encoded but not matched.
+    weights. Special tokens are encoded but not matched.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -148,16 +148,16 @@ class TokenAligner(FrozenModel):
     """Discriminative aligner: the probability that b supports each word of a, in [0, 1].
 
     The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
-    classifier with a label "aligned". `ctrlreward.recipes.papers.ctc` trains one. It reads a before
-    b, unless `aligner_b_first` in its config.json is true, as for a decoder.
+    classifier with a label "aligned". It reads a before b, unless `aligner_b_first` in its
+    config.json is true, as for a decoder.
 
     Takes the arguments of `FrozenModel`; `unit` is a `"word"` between white space, by the sum of
-    its tokens' features, or a `"piece"`, a token. None takes the unit that `aligner_unit` of the
-    model's config.json names, or `"word"`.
+    its tokens' features, or a `"piece"`, a token. None takes `aligner_unit` of the model's
+    config.json, or `"word"`.
 
     Raises:
-        ValueError: `unit` is unknown, or the model does not have a trained head, or a label of that
-            name. Unnamed labels are an error: "aligned" is the first of two in the paper's models.
+        ValueError: `unit` is unknown, or the model does not have a trained head, or a label
+            "aligned".
     """
 
     auto_class = AutoModelForTokenClassification
@@ -203,9 +203,8 @@ class RegressionAligner(FrozenModel):
     """Regression aligner: one value for how well b supports the whole of a; higher is better.
 
     The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a sequence
-    classifier with one output, in the unit of its training: about 0 to 1 for the share of aligned
-    tokens, 0 or more for their number. It reads a before b, unless `aligner_b_first` in its
-    config.json is true, as for the paper's model. Takes the arguments of `FrozenModel`.
+    classifier with one output, in the unit of its training. It reads a before b, unless
+    `aligner_b_first` in its config.json is true. Takes the arguments of `FrozenModel`.
 
     Raises:
         ValueError: The model does not have a trained head, or has more than one output.
@@ -229,11 +228,9 @@ class RegressionAligner(FrozenModel):
         b_first = getattr(self.model.config, "aligner_b_first", False)
         results = _run(self, pairs, read, b_first=b_first)
         for (a, _), (pair, value) in zip(pairs, results, strict=True):
-            if pair.places:
-                whole = value if pair.has_b else np.full(1, np.nan)
-                yield TokenAlignment(((0, len(a)),), whole)
-            else:
-                yield TokenAlignment((), np.zeros(0))
+            spans = ((0, len(a)),) if pair.places else ()
+            values = value if pair.has_b else np.full(1, np.nan)
+            yield TokenAlignment(spans, values[: len(spans)])
 
 
 def _run(

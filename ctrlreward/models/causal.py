@@ -1,13 +1,13 @@
 """Decoder-only language models that score continuations, and fill blanks as continuations.
 
-The targets of a context are merged into a prefix tree that the model reads after it in one row.
-Nodes stand in depth-first order, so that the descendants of a node follow it without a gap: a token
-attends to the earlier ones whose descendants it is among, which two comparisons find for all pairs.
+The targets of a context are merged into a prefix tree that the model reads after it in one row, in
+depth-first order: a token attends to the earlier nodes whose descendants it is among.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ctrlreward.engine.batching import pad_rows, run_batched, windows
 from ctrlreward.engine.output_layer import (
@@ -25,19 +26,22 @@ from ctrlreward.engine.output_layer import (
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.models.blank_orders import BlankOrders
+from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.tasks import Continuation, Patterns, TokenScores
+from ctrlreward.models.tasks import TEXT_SLOT, Blank, Continuation, Patterns, TokenScores
 from ctrlreward.models.tokenization import (
     NOTHING,
     Integers,
     Pieces,
     Reading,
     first_word,
+    glued,
     read_strings,
     start_token,
     warn_truncated,
 )
+
+log = logging.getLogger(__name__)
 
 # Most nodes of the tree after a context. Attention over branches that a token doesn't see is
 # wasted, but cheap next to the rest of the model.
@@ -229,19 +233,14 @@ class CausalLM(FrozenModel):
 
 
 class Row(NamedTuple):
-    """Tokens that a model reads in one row, and the ones that it scores.
+    """Tokens that a model reads in one row, and the ones that it scores, target by target."""
 
-    Nodes, shape (nodes,), have a token, a depth in their sequence, and the index after their last
-    descendant. Scored tokens, (scored,), target by target, have the node that predicts them, and
-    targets, (targets,), a number of scored tokens.
-    """
-
-    ids: Integers
-    depths: Integers
-    ends: Integers
-    predicting: Integers
-    tokens: Integers
-    sizes: Integers
+    ids: Integers  # (nodes,)
+    depths: Integers  # (nodes,), in the node's sequence
+    ends: Integers  # (nodes,), index after the node's last descendant
+    predicting: Integers  # (scored,), node that predicts the token
+    tokens: Integers  # (scored,)
+    sizes: Integers  # (targets,), number of scored tokens
 
     def after(self, chain: Integers) -> Row:
         """Return the tree after the tokens of a chain; a predicting node of -1 is its last."""
@@ -292,51 +291,32 @@ def trees(
     The first token of a sequence is predicted by node -1, its last one is not read.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    rows: list[Row] = []
+    tables: list[Any] = []  # rows of lists
+    path: list[int] = []  # nodes of the previous sequence
     previous: list[int] = []
-    begun = _Tree()
     for i in order:
-        sequence = sequences[i][:-1]
-        shared = shared_length([previous, sequence])
-        size = len(begun.columns.ids)
-        if size and size + len(sequence) - shared > most:
-            rows.append(begun.row())
-            begun, shared = _Tree(), 0
-        begun.add(sequences[i], shared, starts[i])
-        previous = sequence
-    return [*rows, begun.row()], order
-
-
-class _Tree:
-    """Tree to which sequences are added: columns of a `Row`, and the path of the last sequence."""
-
-    def __init__(self) -> None:
-        self.columns: Any = Row._make([] for _ in Row._fields)  # of lists
-        self.path: list[int] = []
-
-    def add(self, sequence: list[int], shared: int, start: int) -> None:
-        """Add a sequence that begins with `shared` nodes of the path."""
-        self._leave(shared)
-        columns = self.columns
-        for token in sequence[shared:-1]:
-            columns.depths.append(len(self.path))
-            self.path.append(len(columns.ids))
-            columns.ids.append(token)
-            columns.ends.append(0)
-        columns.predicting.extend([-1, *self.path][start : len(sequence)])
-        columns.tokens.extend(sequence[start:])
-        columns.sizes.append(len(sequence) - start)
-
-    def row(self) -> Row:
-        """Return the row of the sequences that were added."""
-        self._leave(0)
-        return Row._make(np.array(values, np.int64) for values in self.columns)
-
-    def _leave(self, shared: int) -> None:
-        """End the descendants of the nodes after the first ones of the path."""
-        for node in self.path[shared:]:
-            self.columns.ends[node] = len(self.columns.ids)
-        del self.path[shared:]
+        sequence, start = sequences[i], starts[i]
+        read = sequence[:-1]
+        shared = shared_length([previous, read])
+        size = len(tables[-1].ids) if tables else 0
+        if not tables or (size and size + len(read) - shared > most):
+            tables.append(Row._make([] for _ in Row._fields))
+            path, shared, size = [], 0, 0
+        ids, depths, ends, predicting, tokens, sizes = tables[-1]
+        for node in path[shared:]:
+            ends[node] = size
+        path = [*path[:shared], *range(size, size + len(read) - shared)]
+        ids += read[shared:]
+        depths += range(shared, len(read))
+        ends += [0] * (len(read) - shared)
+        predicting += [-1, *path][start : len(sequence)]
+        tokens += sequence[start:]
+        sizes.append(len(sequence) - start)
+        previous = read
+    rows = [Row._make(np.array(values, np.int64) for values in table) for table in tables]
+    for row in rows:
+        row.ends[row.ends == 0] = len(row.ids)
+    return rows, order
 
 
 def padded_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -382,3 +362,151 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     difference = found[0, row.predicting[4:]] - expected[0].float()
     # Rounding errors are far smaller than half of the digits.
     return bool(difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm())
+
+
+# Fill-in-the-middle tokens: prefix, suffix, middle.
+_MIDDLE_TOKENS = (
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+)
+
+
+class Order(NamedTuple):
+    """Strings around the text before a blank and the text after it, one of which comes first."""
+
+    before: str
+    between: str
+    after: str
+    suffix_first: bool
+
+    def pieces(self, left: Pieces, right: Pieces) -> Pieces:
+        """Return the context of a filling."""
+        first, second = (right, left) if self.suffix_first else (left, right)
+        return (self.before, *first, self.between, *second, self.after)
+
+
+# As in the suffix-prefix-middle order of fill-in-the-middle training.
+_SUFFIX_FIRST = Order("", "\n\n", "", suffix_first=True)
+
+
+class BlankOrders:
+    """Continuations that fill blanks.
+
+    A blank at the end of its pattern is continued. Elsewhere the pattern is ordered with the
+    model's fill-in-the-middle tokens, or else the text after the blank comes first. In a prompt
+    about a text, `Blank.closing` is scored with the filling, and if the text follows the prompt, a
+    chat template makes it the user's turn, which the prompt answers.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._infix = _infix_order(tokenizer) or _SUFFIX_FIRST
+        self._prompt = _chat_order(tokenizer) or self._infix
+        self._prompts = lru_cache(maxsize=16)(self._about)
+
+    def of(self, task: Patterns) -> tuple[list[Continuation], tuple[int, ...] | None]:
+        """Return continuations, and the place of each target among theirs, None if in order."""
+        if not task.text:
+            return [self._continuation(blank) for blank in task.blanks], None
+        found = []
+        prompts, places = self._prompts(task.blanks)
+        for before, strips, targets in prompts:
+            text = task.text.lstrip() if strips[0] else task.text
+            text = text.rstrip() if strips[1] else text
+            found.append(Continuation((before, text) if before else (text,), targets, fixed=True))
+        return found, places
+
+    def _continuation(self, blank: Blank) -> Continuation:
+        """Return the continuation of a blank without a text slot."""
+        closing = blank.closing or ""
+        order = self._infix if blank.closing is None else self._prompt
+        right = blank.right
+        if closing:  # which the first piece starts with
+            right = (right[0][len(closing) :], *right[1:])
+        left, right = _stripped(blank.left), _stripped(right)
+        context, given = glued(order.pieces(left, right) if right else left)
+        fillings = (_filling(blank, target, bool(left)) + closing for target in blank.targets)
+        return Continuation(tuple(context), tuple((given, filling) for filling in fillings))
+
+    def _about(
+        self, blanks: tuple[Blank, ...]
+    ) -> tuple[
+        list[tuple[str, tuple[bool, bool], tuple[tuple[str, str], ...]]], tuple[int, ...] | None
+    ]:
+        """Return the prompts about a text by what stands before it, and their targets' places."""
+        groups: dict[tuple[str, tuple[bool, bool]], list[tuple[int, tuple[str, str]]]] = {}
+        count = 0
+        for blank in blanks:
+            closing = blank.closing or ""
+            left = "".join(blank.left).strip()
+            right = "".join(blank.right)[len(closing) :].strip()
+            order = self._infix if blank.closing is None else self._prompt
+            context = "".join(order.pieces((left,), (right,))) if right else left
+            before, _, after = context.partition(TEXT_SLOT)
+            part = left if TEXT_SLOT in left else right
+            strips = part.startswith(TEXT_SLOT), part.endswith(TEXT_SLOT)
+            group = groups.setdefault((before, strips), [])
+            for target in blank.targets:
+                group.append((count, (after, _filling(blank, target, bool(left)) + closing)))
+                count += 1
+        prompts = [(*key, tuple(target for _, target in each)) for key, each in groups.items()]
+        found = [place for each in groups.values() for place, _ in each]
+        places = tuple(sorted(range(count), key=found.__getitem__))
+        return prompts, None if places == tuple(range(count)) else places
+
+
+def _filling(blank: Blank, target: str, follows: bool) -> str:
+    """Return a target with the space before it; a joined one may bring none (`'s fine`)."""
+    space = " " if follows and not (blank.joined and not target[:1].isspace()) else ""
+    return space + target.strip()
+
+
+def _stripped(pieces: Pieces) -> Pieces:
+    """Return pieces without white space around the whole."""
+    kept = list(pieces)
+    while kept and not kept[0].strip():
+        del kept[0]
+    while kept and not kept[-1].strip():
+        del kept[-1]
+    if kept:
+        kept[0] = kept[0].lstrip()
+        kept[-1] = kept[-1].rstrip()
+    return tuple(kept)
+
+
+def _infix_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
+    """Return the fill-in-the-middle order, or None if the vocabulary lacks its tokens."""
+    control = control_tokens(tokenizer)
+    for tokens in _MIDDLE_TOKENS:
+        if all(token in control for token in tokens):
+            prefix, suffix, middle = (mark(control[token]) for token in tokens)
+            return Order(prefix, f"{suffix} ", middle, suffix_first=False)
+    return None
+
+
+def _chat_order(tokenizer: PreTrainedTokenizerBase) -> Order | None:
+    """Return the order of a chat turn, or None if the tokenizer has no usable chat template.
+
+    A later turn is used, since templates add a system message or the date to the first one.
+    """
+    if not tokenizer.chat_template:
+        return None
+    slot = "{right}"
+    earlier = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    later = [*earlier, {"role": "user", "content": slot}]
+    try:
+        begun = rendered_chat(tokenizer, earlier, {}, add_generation_prompt=False)
+        whole = rendered_chat(tokenizer, later, {}, add_generation_prompt=True)
+    except (TemplateError, ValueError) as error:
+        begun, whole = "", f"({error})"
+    start = "".join(map(mark, start_token(tokenizer)))
+    # The start token is added to every text anyway.
+    turn = whole.removeprefix(begun).removeprefix(start)
+    before, separator, after = turn.partition(slot)
+    if not separator or slot in after or not begun or not whole.startswith(begun):
+        log.warning(
+            f"the chat template of {tokenizer.name_or_path} does not render a user's text as a "
+            f"separate turn: {whole}"
+        )
+        return None
+    return Order(before, after, "", suffix_first=True)

@@ -26,8 +26,7 @@ Probabilities = npt.NDArray[np.float64]
 class LabelProbabilities(Protocol):
     """Classifier of texts: a `Classifier`, a `TextCNNClassifier`, a `CTRLEval`, or your own.
 
-    One of several labels is predicted. If a text can have several, set `multi_label = True`: a
-    label is predicted if its probability exceeds 0.5.
+    With `multi_label = True`, each label with a probability above 0.5 is predicted.
     """
 
     @property
@@ -42,12 +41,11 @@ class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
     Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
-    `problem_type="multi_label_classification"` in its config sets `multi_label`: each label has a
-    separate probability.
+    `problem_type="multi_label_classification"` in its config sets `multi_label`.
 
     Raises:
-        ValueError: The model does not have a trained classification head, is a regression model, or
-            the numbers of labels and outputs differ.
+        ValueError: The model does not have a trained head, is a regression model, or the numbers
+            of labels and outputs differ.
 
     Examples:
         >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
@@ -128,9 +126,8 @@ _TEMPERATURE = 0.05
 class LabelDescriptions:
     """Classifier by the label whose descriptions are closest to a text, for `Accuracy`.
 
-    A text is compared with a description by the cosine of their sentence embeddings, and with a
-    label by the mean over its descriptions. A probability is the softmax of these means, divided by
-    0.05, over the labels; it ranks texts but is not calibrated.
+    A probability is the softmax over the labels of the mean cosine of a text with the label's
+    descriptions, divided by 0.05; it ranks texts but is not calibrated.
 
     Args:
         descriptions: Label → sentences or phrases that describe it, two labels or more.
@@ -138,8 +135,7 @@ class LabelDescriptions:
         device: Device of the encoder.
 
     Raises:
-        ValueError: It is not a mapping of two labels or more, or a label does not have a
-            description.
+        ValueError: It has fewer than two labels, or a label does not have a description.
 
     Examples:
         >>> from ctrlreward import Accuracy

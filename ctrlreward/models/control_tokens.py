@@ -1,12 +1,11 @@
 """Control tokens: texts never contain them, and ours are written by marks.
 
-A published tokenizer reads the string `</s>` in a text as the end token. Here text is text:
-`text_reader` spells such a string with ordinary tokens. Where we write a control token ourselves,
-the string has its `mark`, which begins with a number that is drawn in each process.
+`text_reader` spells `</s>` in a text with ordinary tokens. A control token of ours is its `mark`,
+which begins with a number that is drawn in each process.
 
 A control token is an added token that the tokenizer declares special, or that looks like a turn or
-fill-in-the-middle token (`<|user|>`, `<fim_prefix>`), which some tokenizers do not declare. Other
-added tokens, such as `<think>`, are text, and so is a special token of one character.
+fill-in-the-middle token (`<|user|>`, `<fim_prefix>`). Other added tokens, such as `<think>`, are
+text, and so is a special token of one character.
 """
 
 from __future__ import annotations
@@ -73,8 +72,14 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
             f"the tokenizer of {tokenizer.name_or_path} is not a fast one, which a control token "
             "between texts needs. Add a tokenizer.json to the model."
         )
+    for literal in readers.unspelled:
+        if any(literal in text for text in suspects):
+            raise ValueError(
+                f"{literal!r} is a control token of {tokenizer.name_or_path}, whose tokenizer "
+                "cannot read it as text. Remove it from the text."
+            )
     if suspects:
-        return readers.for_literals(suspects)
+        return readers.for_any
     return readers.for_marks if marked else tokenizer
 
 
@@ -134,17 +139,6 @@ class _Readers(NamedTuple):
     for_any: PreTrainedTokenizerBase
     of_marks: Mapping[int, int]
     unspelled: frozenset[str]
-
-    def for_literals(self, texts: Sequence[str]) -> PreTrainedTokenizerBase:
-        """Return `for_any` if it spells the control tokens in some texts."""
-        for literal in self.unspelled:
-            for text in texts:
-                if literal in text:
-                    raise ValueError(
-                        f"{literal!r} is a control token of {self.for_any.name_or_path}, whose "
-                        "tokenizer cannot read it as text. Remove it from the text."
-                    )
-        return self.for_any
 
 
 _CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, _Readers] = WeakKeyDictionary()
@@ -246,12 +240,8 @@ def _after_first(literals: Iterable[str]) -> str:
     for text in literals:
         rests.setdefault(text[0], []).append(text[1:])
     return "|".join(
-        f"{_escaped(first)}(?={'|'.join(map(_escaped, rest))})" for first, rest in rests.items()
+        f"{re.escape(first)}(?={'|'.join(map(re.escape, rest))})" for first, rest in rests.items()
     )
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([^\w\s])", r"\\\1", text)
 
 
 @lru_cache

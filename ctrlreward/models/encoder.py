@@ -33,7 +33,7 @@ class SentenceEncoder(Protocol):
 
 
 # Layer whose tokens are compared, by the name of the model without its owner. RoBERTa-large-MNLI's
-# is CTC's, the others are BERTScore's. MiniLM is read at its last layer (docs/alignment.md).
+# is CTC's, the others are BERTScore's.
 TOKEN_LAYERS: Mapping[str, int] = {
     **{"distilbert-base-uncased": 5, "distilroberta-base": 5, "longformer-base-4096": 7},
     **{"mpnet-base": 8, "scibert_scivocab_uncased": 8, "albert-base-v2": 9, "bert-base-uncased": 9},
@@ -55,14 +55,12 @@ def token_layer(model: str) -> int | None:
 
 
 class Encoder(FrozenModel):
-    """Frozen encoder, read at its last layer or at a layer below.
+    """Frozen encoder that is computed up to a `layer`, 0 for the embeddings, None for all.
 
-    Takes the arguments of `FrozenModel`; `layer` is the last one that is computed, 0 the
-    embeddings.
+    Takes the arguments of `FrozenModel`.
 
     Raises:
-        ValueError: The model has fewer layers, or is of another kind, its checkpoint lacks weights,
-            or its folder declares a layer of sentence-transformers that is not read.
+        ValueError: The model has fewer layers, or its checkpoint lacks weights.
     """
 
     auto_class = AutoModel
@@ -85,10 +83,10 @@ class Encoder(FrozenModel):
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Return embeddings as sentence-transformers computes them, float64, (texts, width).
+        """Return unit vectors as sentence-transformers computes them, float64, (texts, width).
 
-        Unit vectors, pooled as `1_Pooling/config.json` says, by default the mean; NaN for a text
-        without a token that the model knows. Long texts are truncated, with a warning.
+        NaN for a text without a token that the model knows. Long texts are truncated, with a
+        warning. A ValueError if the folder declares a layer of the package that is not read.
         """
         pooling = declared_pooling(self.name)
 
@@ -113,10 +111,9 @@ class Encoder(FrozenModel):
         name: Callable[[int], str] = "texts[{}]".format,
         rows: list[Ids] | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """Return the hidden states of each text at the layer, float32, shape (tokens, width).
+        """Return the hidden states of each text and its special tokens, float32, (tokens, width).
 
-        Row j belongs to token j of `text_reader`, special tokens included. Longer texts are
-        truncated, with a warning. `rows` are the tokens, if known.
+        Longer texts are truncated, with a warning. `rows` are the tokens, if known.
         """
 
         def split(output: Any, mask: Tensor) -> list[npt.NDArray[np.float32]]:

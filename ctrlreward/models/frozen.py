@@ -73,7 +73,6 @@ class FrozenModel:
         """Check the model, and set further attributes of its family."""
 
     def _padding_id(self, rows: list[Ids]) -> int:
-        """Return the token that these rows are padded with."""
         return self.tokenizer.pad_token_id or 0
 
     def read_texts(
@@ -86,8 +85,8 @@ class FrozenModel:
         """Return the result of `read` for each text; equal texts are read once.
 
         `read` gets the model's output and the attention mask, and returns a result per row.
-        Warnings name a text `name(i)` if it is truncated or has unknown tokens; the vector of one
-        without a known token is NaN. `rows` are the tokens of the texts, if they are known.
+        Warnings name a text `name(i)`; the vector of one without a known token is NaN. `rows` are
+        the tokens of the texts, if they are known.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:

@@ -50,8 +50,7 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Encode pairs (a, b) by the tokenizer's rule for text pairs, or with two line breaks between.
 
-    A pair that exceeds the limit loses the end of b; if a alone fills the limit, the longer of the
-    two is truncated. `warn_truncated_pairs` logs both.
+    A pair that exceeds the limit loses the end of b, or of the longer one if a fills the limit.
     """
     if not pairs:
         return []

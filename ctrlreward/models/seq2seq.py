@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_batched, windows
@@ -52,7 +52,7 @@ def conditional_log_probs(
 ) -> list[TokenScores]:
     """Return the scores of each target's tokens, special ones included, given its source.
 
-    Both are n texts by their names in warnings (`"sources[3]"`).
+    Both are texts by their names in warnings (`"sources[3]"`).
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
@@ -69,6 +69,11 @@ def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> lis
 # many as the tokens of a pass where these are more.
 _STATES_PER_CALL = 2**13
 
+_MASKS = {
+    "pegasus": "<mask_1>",
+    **dict.fromkeys(("t5", "mt5", "umt5"), "<extra_id_0>"),
+    "bart": "<mask>",
+}
 _NO_MASK = -1  # of a tokenizer that cannot mark blanks
 
 
@@ -99,8 +104,14 @@ class Seq2SeqInfiller(FrozenModel):
 
     def _prepare(self) -> None:
         check_output_layer(self.model)
-        self._mask, self._filling = _family(self.model.config, self.tokenizer)
-        self._reads_left = self.model.config.model_type == "bart"
+        self._family = self.model.config.model_type
+        if self._family not in _MASKS:
+            raise ValueError(
+                f"{self._family} models are not supported for infilling. Use an encoder-decoder "
+                f"of {', '.join(_MASKS)}, or a decoder-only model."
+            )
+        self._mask = control_tokens(self.tokenizer).get(_MASKS[self._family], _NO_MASK)
+        self._ids = lru_cache(maxsize=256)(self._read_target)  # words that all texts share
         self._layout = lru_cache(maxsize=256)(_layout)
         self._about = lru_cache(maxsize=16)(self._cut_at_slot)
         # Positions of the decoder; T5 does not have a limit.
@@ -140,7 +151,7 @@ class Seq2SeqInfiller(FrozenModel):
 
     def _asked(self, task: Patterns) -> list[tuple[Pieces, tuple[Filling, ...]]]:
         """Return the masked pattern and the fillings of each blank."""
-        if task.text and not self._reads_left:
+        if task.text and self._family != "bart":
             return [
                 ((*before, slot.replace(TEXT_SLOT, task.text), *after), group)
                 for before, slot, after, group in self._about(task.blanks)
@@ -162,7 +173,21 @@ class Seq2SeqInfiller(FrozenModel):
         return found
 
     def _fillings(self, blank: Blank) -> tuple[Filling, ...]:
-        return tuple(self._filling(blank, target) for target in blank.targets)
+        """Return the decoder sequence of each target, as the family was pretrained."""
+        start = self.model.config.decoder_start_token_id
+        if self._family == "pegasus":  # the missing text, then the end token
+            end = (self.tokenizer.eos_token_id,) if blank.ends else ()
+            return tuple(Filling((start,), self._ids(target) + end) for target in blank.targets)
+        given: Ids = (start, self._mask)
+        left = ""
+        if self._family == "bart":  # the whole text, which is given up to the blank
+            left = "".join(blank.left).strip()
+            given = (start, self.tokenizer.bos_token_id, *self._ids(left))
+        space = " " if left else ""
+        return tuple(Filling(given, self._ids(space + t.strip())) for t in blank.targets)
+
+    def _read_target(self, text: str) -> Ids:
+        return tuple(read_strings(self.tokenizer, [text])["input_ids"][0])
 
     def _encode(self, rows: Sequence[Pieces]) -> list[Integers]:
         """Return the ids of strings in pieces, with special tokens."""
@@ -338,45 +363,3 @@ def _layout(fillings: tuple[Filling, ...]) -> _Layout:
     predicting = [s + k for s, each in zip(starts, scored, strict=True) for k in range(len(each))]
     arrays = predicting, [token for each in scored for token in each], [*map(len, scored)]
     return _Layout(rows, states, *(np.array(values, np.int64) for values in arrays))
-
-
-def _family(
-    config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[int, Callable[[Blank, str], Filling]]:
-    """Return a family's mask token, if any, and its decoder sequence for a blank."""
-    start = config.decoder_start_token_id
-
-    @lru_cache(maxsize=256)  # for the words of a task, shared by all texts
-    def ids(text: str) -> Ids:
-        return tuple(read_strings(tokenizer, [text])["input_ids"][0])
-
-    def gap_sentence(blank: Blank, target: str) -> Filling:
-        """PEGASUS: the decoder generates the missing text, then the end token."""
-        end = (tokenizer.eos_token_id,) if blank.ends else ()
-        return Filling((start,), ids(target) + end)
-
-    def sentinel(blank: Blank, target: str) -> Filling:
-        """T5: the sentinel, then the missing text; the closing sentinel is not scored."""
-        return Filling((start, mask), ids(target.strip()))
-
-    def whole_text(blank: Blank, target: str) -> Filling:
-        """BART: the decoder generates the whole text; it is given up to the blank, then scored."""
-        left = "".join(blank.left).strip()
-        given = (start, tokenizer.bos_token_id, *ids(left))
-        return Filling(given, ids(" " + target.strip() if left else target.strip()))
-
-    families = {
-        "pegasus": ("<mask_1>", gap_sentence),
-        "t5": ("<extra_id_0>", sentinel),
-        "mt5": ("<extra_id_0>", sentinel),
-        "umt5": ("<extra_id_0>", sentinel),
-        "bart": ("<mask>", whole_text),
-    }
-    if config.model_type not in families:
-        raise ValueError(
-            f"{config.model_type} models are not supported for infilling. Use an encoder-decoder "
-            f"of {', '.join(families)}, or a decoder-only model."
-        )
-    token, filling = families[config.model_type]
-    mask = control_tokens(tokenizer).get(token, _NO_MASK)
-    return mask, filling

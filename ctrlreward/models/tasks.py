@@ -1,9 +1,9 @@
 """Task types of frozen models, and the scores that answer them.
 
 `Continuation(("The soup was",), (("", " cold."), ("", " hot.")))` asks a decoder-only model for the
-log-probabilities of the tokens of " cold." and of " hot."; `Patterns((Blank(("The ",),
-(" was cold.",), ("soup", "staff")),))` asks any model that fills blanks for each candidate's. A
-string is given in pieces where several tasks share a part of it: each piece is tokenized once.
+log-probabilities of " cold." and of " hot."; `Patterns((Blank(("The ",), (" was cold.",), ("soup",
+"staff")),))` asks any model that fills blanks for each candidate's. A piece of a string that
+several tasks share is tokenized once.
 """
 
 from __future__ import annotations

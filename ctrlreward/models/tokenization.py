@@ -144,8 +144,7 @@ def warn_truncated(
 def start_token(tokenizer: object) -> list[int]:
     """Return the token that begins a document, as a list of one id or none.
 
-    `<|endoftext|>` comes first: instruction models of the GPT-2 family keep it as the separator of
-    documents, while their `bos_token` is a chat token (`<|im_start|>` in SmolLM2).
+    `<|endoftext|>` comes first: the `bos_token` of an instruction model may be a chat token.
     """
     vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]
     for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):  # type: ignore[attr-defined]
@@ -214,11 +213,9 @@ def _reads_words_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def glued(pieces: Iterable[str]) -> tuple[list[str], str]:
-    """Return a string cut before white space, which begins a token, and the space at its end.
+    """Return a string cut before white space, and the space at its end.
 
-    Examples:
-        >>> glued(["It was. ", "", "So", " "])
-        (['It was.', ' So'], ' ')
+    `["It was. ", "", "So", " "]` is cut to `["It was.", " So"]` and `" "`.
     """
     cut, space = [], ""
     for piece in pieces:

@@ -32,8 +32,7 @@ def free_unused() -> None:
 def scoring_stream(device: str | None) -> Iterator[None]:
     """Let work on an accelerator not wait for training's; a context and a decorator.
 
-    There is one stream per device: torch keeps memory freed in a stream for that
-    stream, so new streams would keep the memory of up to 32 batches reserved.
+    One stream per device, for which torch keeps the memory that was freed in it.
     """
     place = torch.device(device or "cpu")
     module = getattr(torch, place.type)  # torch.cpu too

@@ -1,11 +1,8 @@
 """oneDNN on the CPU for frozen models: faster products, and few distinct shapes.
 
-PyTorch computes float32 products with MKL, which uses AVX-512 only on Intel processors. On two AMD
-EPYC cores with AVX-512, MKL reached 190 GFLOP/s and oneDNN, which PyTorch also bundles, 430.
-PyTorch computes GELU with oneDNN on any processor.
-
-oneDNN compiles a kernel for each new shape and caches 1,024 of them, which costs time and memory.
-Its inputs are therefore padded or split to multiples of 128 rows.
+PyTorch computes float32 products with MKL, which uses AVX-512 only on Intel processors: on two AMD
+EPYC cores it reached 190 GFLOP/s, oneDNN 430. oneDNN compiles a kernel for each new shape, also of
+GELU, so its inputs are padded or split to multiples of 128 rows.
 """
 
 from __future__ import annotations

@@ -71,10 +71,7 @@ class Aligned(NamedTuple):
 
 
 def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:
-    """Convert the result of `Alignment.explain` to one record per sample and direction.
-
-    A record has `sample` (its index), `direction` and the fields of `AlignedText`.
-    """
+    """Convert explanations to records: `sample`, `direction`, and the fields of `AlignedText`."""
     return [
         {"sample": i, "direction": name, **asdict(found), "score": finite_or_none(found.score)}
         for i, directions in enumerate(explained)
@@ -201,14 +198,14 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
         stop_words: Words that engagingness and groundedness leave out, not with a regression: a
-            file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`,
-            the function words of English; the paper used NLTK's list.
+            file with one word per line, or a list, `[]` for none. None uses `ENGLISH_STOP_WORDS`;
+            the paper used NLTK's list.
         aggregate: Aggregation of every aspect; None uses the paper's for each.
         layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
-            `"embedding"`. None uses the published layer of the models in
-            `models.encoder.TOKEN_LAYERS`, and the last layer of others.
-        unit: Unit with a value in `"discriminative"`: a `"word"` between white space or a
-            `"piece"`, a token; only for this method. None takes the aligner's unit in training.
+            `"embedding"`. None uses the published layer (`models.encoder.TOKEN_LAYERS`) or the
+            last one.
+        unit: Unit with a value, only for `"discriminative"`: a `"word"` between white space or a
+            `"piece"`, a token. None takes the aligner's unit in training.
         **options: See `ModelOptions`.
 
     Raises:
@@ -269,7 +266,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """Columns that the chosen aspects read; with `names`, only the aspects of these scores."""
+        """Columns that the aspects read."""
         directions = [d for a in self._wanted(names) for d in ASPECTS[a].directions.values()]
         columns = dict.fromkeys(c for d in directions for c in (d.text, *d.others))
         return {column: "Alignment" for column in columns if column != "texts"}
@@ -304,10 +301,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         return [name for name in self.specs if name in _OF_TEXT]
 
     def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
-        """Split scores over the tokens of each text, in proportion to their alignment.
+        """Split scores over the tokens of each text, by the alignment vector (definition 3.1).
 
-        This is the alignment vector (Deng et al. 2021, definition 3.1). A score folded from two
-        directions is split like the direction of the text.
+        A score folded from two directions is split like the direction of the text.
         """
         aspects = self._wanted(names)
         found = list(self._align_each(samples, aspects))
@@ -330,8 +326,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     ) -> list[dict[str, AlignedText]]:
         """Return the alignment of each token behind the scores, by direction, for each sample.
 
-        Takes the arguments of `score`. Several references are `relevance_reference[0]`, `[1]`, ….
-        See `plots.highlight.highlight` and `to_records`.
+        Several references are `relevance_reference[0]`, `[1]`, …. See `to_records`.
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))
@@ -366,7 +361,11 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                 joined = [
                     SEPARATOR.join(map(str.strip, row)).strip() for row in zip(*rows, strict=True)
                 ]
-                texts = self._texts(samples, text)
+                if text == "references":
+                    given = samples.require_references("Alignment")
+                else:
+                    given = tuple((item,) for item in samples.require(text, "Alignment"))
+                texts = [[*map(str.strip, row)] for row in given]
                 columns |= {text: [min(row, key=len) for row in texts], " + ".join(others): joined}
                 for i, (row, other) in enumerate(zip(texts, joined, strict=True)):
                     for part, item in enumerate(row):
@@ -377,30 +376,16 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
             with locked(aligner):
                 for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
-                    for name, direction, i, part in jobs[pair]:
-                        yield self._aligned(ASPECTS[name], direction, (i, part), pair, alignment)
+                    for job in jobs[pair]:
+                        yield self._aligned(job, pair, alignment)
 
-    def _texts(self, samples: Samples, column: str) -> list[list[str]]:
-        """Return the stripped texts of a column, one or several of each sample."""
-        if column == "references":
-            return [[*map(str.strip, row)] for row in samples.require_references("Alignment")]
-        return [[item.strip()] for item in samples.require(column, "Alignment")]
-
-    def _aligned(
-        self,
-        aspect: Aspect,
-        direction: str,
-        place: tuple[int, int],
-        pair: tuple[str, str],
-        found: TokenAlignment,
-    ) -> Aligned:
+    def _aligned(self, job: _Job, pair: tuple[str, str], found: TokenAlignment) -> Aligned:
         """Aggregate the alignment of a pair, with a warning if there is nothing to score."""
-        text, other = pair
-        i, part = place
-        spans, values = found
+        name, direction, i, part = job
+        aspect, (spans, values) = ASPECTS[name], found
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
-            counted = content_tokens(text, spans, self.stop_words if by_word else ())
+            counted = content_tokens(pair[0], spans, self.stop_words if by_word else ())
             score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
         else:
             found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
@@ -408,9 +393,9 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             column = aspect.directions[direction].text
             log.warning(
                 "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
-                *(column, i, shortened(text), direction),
+                *(column, i, shortened(pair[0]), direction),
             )
-        return Aligned(i, direction, part, text, other, found, counted, score)
+        return Aligned(i, direction, part, *pair, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""

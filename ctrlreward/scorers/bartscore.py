@@ -38,8 +38,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     """Mean token log-probability of one text given another under an encoder-decoder.
 
     BARTScore(x → y) = Σ_t log p(y_t | y_<t, x) / |y| (Yuan et al., NeurIPS 2021,
-    https://arxiv.org/abs/2106.11520). As in the published code, the tokens that the tokenizer adds
-    to y count.
+    https://arxiv.org/abs/2106.11520); the tokens that the tokenizer adds to y count.
 
     - `faithfulness`: of the text given the source. Needs `sources`.
     - `precision`, `recall`: of the text given the reference, and the reverse. Need `references`.

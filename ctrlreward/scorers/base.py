@@ -125,8 +125,7 @@ class Scorer(ABC):
     """A formula that turns `Samples` into named scores.
 
     Subclasses implement `specs` and `score_samples`. Models are loaded at the first `score` only.
-    `scorer.score(texts)`, `scorer["name"](texts)` and `Reward` compute alike: each distinct sample
-    once, in one thread at a time, and only the requested scores.
+    Each distinct sample is scored once, in one thread at a time, by the requested scores only.
 
     Examples:
         >>> class Words(Scorer):
@@ -141,12 +140,10 @@ class Scorer(ABC):
     # True if the score of a sample does not depend on the other samples.
     pointwise: bool = True
 
-    # True if all samples of a group share one value. The contribution of a prompt is then its
-    # jackknife value: the value of all prompts against the value without this prompt.
+    # True if all samples of a group share one value: a prompt then contributes its jackknife value.
     of_groups: bool = False
 
-    # Device of the model, as in torch; "" for a scorer without a model.
-    device: str = ""
+    device: str = ""  # of the model, as in torch; "" for a scorer without a model
 
     # True if `score` leaves out the scores whose columns are absent, and the ones already named.
     _leaves_out: bool = False
@@ -211,8 +208,7 @@ class Scorer(ABC):
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.
 
-        With `aspects="all"` these are the scores whose columns are present, if any; a warning names
-        the others once.
+        With `aspects="all"` those whose columns are present, if any; a warning names the others.
         """
         if not self._leaves_out:
             return tuple(self.specs)
@@ -236,9 +232,8 @@ class Scorer(ABC):
     def score_samples(self, samples: Samples) -> Mapping[str, Any]:
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
-        Subclasses implement this, without random draws, as it may run on a thread. A second
-        parameter, `names=None`, gets the names of the requested scores, None for all. A pointwise
-        scorer gets no sample twice. See `TaskScorer` for scorers of one model.
+        It draws no random numbers, as it may run on a thread. A second parameter, `names=None`,
+        gets the requested scores, None for all. A pointwise scorer gets no sample twice.
         """
 
     def credit_samples(
@@ -321,7 +316,7 @@ class Component:
     """One named score of a scorer: `scorer["coherence"]`.
 
     With `given` and `at_least`, which `Reward` alone reads, the component counts only for samples
-    where another component reaches a threshold: an easy score counts only if a hard one is met.
+    where another component reaches a threshold.
 
     Args:
         scorer: The scorer.
@@ -380,22 +375,6 @@ class TaskScorer(Scorer):
     """A scorer in two steps around one model: tasks, and the fold of their answers into scores.
 
     The tasks of several scorers for one model are answered in one call.
-
-    Examples:
-        >>> class Lengths:
-        ...     def answer(self, tasks):
-        ...         return [len(task) for task in tasks]
-        >>> class Length(TaskScorer):
-        ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
-        ...     loaded_model = Lengths()
-        ...
-        ...     def tasks(self, samples, names):
-        ...         return list(samples.texts)
-        ...
-        ...     def fold(self, samples, answers, names):
-        ...         return {"length": np.array(answers)}
-        >>> Length().score(["Soup.", "The soup was good."])
-        {'length': array([ 5., 18.])}
     """
 
     @property
@@ -474,18 +453,19 @@ def scores_of(
     spans: dict[Scorer, tuple[int, slice]] = {}
     for scorer, names in wanted.items():
         if isinstance(scorer, TaskScorer):
-            with _named_error(scorer, samples, names):
+            with _named_error({scorer: names}, samples):
                 tasks, model = scorer.tasks(samples, names), scorer.loaded_model
-            together = asked.setdefault(id(model), (model, []))[1]
-            spans[scorer] = id(model), slice(len(together), len(together) + len(tasks))
-            together += tasks
+            of_model = asked.setdefault(id(model), (model, []))[1]
+            spans[scorer] = id(model), slice(len(of_model), len(of_model) + len(tasks))
+            of_model += tasks
     answered = {}
     for key, (model, tasks) in asked.items():
-        with locked(model):
+        together = {scorer: wanted[scorer] for scorer in spans if spans[scorer][0] == key}
+        with _named_error(together, samples), locked(model):
             answered[key] = model.answer(tasks)
     found = {}
     for scorer, names in wanted.items():
-        with _named_error(scorer, samples, names):
+        with _named_error({scorer: names}, samples):
             returned: Any
             if isinstance(scorer, TaskScorer):
                 key, span = spans[scorer]
@@ -501,29 +481,23 @@ def scores_of(
 
 
 @contextmanager
-def _named_error(scorer: Scorer, samples: Samples, names: Collection[str]) -> Iterator[None]:
-    """Add the scorer to an error, unless it names an item of the samples."""
+def _named_error(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> Iterator[None]:
+    """Add the scorers to an error, unless it names an item of the samples."""
     try:
         yield
-    except Exception as error:
-        if not isinstance(error, ValueError | TypeError):
-            shown = f"{type(scorer).__name__} ({', '.join(sorted(names))})"
-            count = f"{len(samples)} sample{'s' * (len(samples) != 1)}"
-            error.add_note(f"raised by {shown} for {count}")
+    except (ValueError, TypeError):
         raise
-
-
-@contextmanager
-def _panics_named(components: Iterable[str]) -> Iterator[None]:
-    """Raise a panic of a library in Rust, which is not an Exception, as a RuntimeError."""
-    try:
-        yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise RuntimeError(
-            f"a tokenizer or another library failed while scoring {', '.join(components)}: {error}"
-        ) from error
+        shown = " and ".join(
+            f"{type(scorer).__name__} ({', '.join(sorted(names))})"
+            for scorer, names in wanted.items()
+        )
+        if type(error).__name__ == "PanicException":  # of a library in Rust; not an Exception
+            raise RuntimeError(
+                f"a tokenizer or another library failed while scoring {shown}: {error}"
+            ) from error
+        error.add_note(f"raised by {shown} for {len(samples)} sample{'s' * (len(samples) != 1)}")
+        raise
 
 
 def checked_scores(
@@ -606,7 +580,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
-    with _panics_named(components), in_use(components.values()) as scorers, ExitStack() as names:
+    with in_use(components.values()) as scorers, ExitStack() as names:
         wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
         pointwise = {s: wanted[s] for s in scorers if s.pointwise}
         others = {s: wanted[s] for s in scorers if not s.pointwise}

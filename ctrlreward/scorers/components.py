@@ -39,20 +39,17 @@ class FunctionScorer(Scorer):
     - `completions` is one of them: in TRL's signature, `f(prompts=..., completions=...)`. Prompts
       are the column `prompts`, or else `prefixes`; completions are the text after the prefix. Both
       are strings, or messages if `completions` is annotated as lists of lists, as in `trl.rewards`.
-    - `samples` is the first one: `f(samples)`, with the `Samples`. A `Reward` is such a function;
-      its score is the total.
+    - `samples` is the first one: `f(samples)`, with the `Samples`, as a `Reward` is called.
     - Otherwise `f(texts)`, with a list of strings.
 
-    In the first and the third case, further parameters get the columns that they name, in the
-    plural or the singular (`labels`, `label`), and `**kwargs` all of them; `solution` and
-    `ground_truth` get `references`. The function returns one number per sample, in their order;
-    None or NaN for a sample that failed.
+    In the first and the third case, further parameters get the columns that they name (`labels`,
+    `label`), and `**kwargs` all of them; `solution` and `ground_truth` get `references`. The
+    function returns one number per sample, None or NaN for a sample that failed.
 
     Args:
         function: The function. It has to pickle if the reward does.
         higher_is_better: Direction of the score.
-        pointwise: True if the score of a text does not depend on the other texts: repeated texts
-            are then scored once, and texts of several clients together.
+        pointwise: True if the score of a text does not depend on the other texts.
 
     Raises:
         TypeError: It is not a function, it is a coroutine function, or it needs an argument that
@@ -167,11 +164,10 @@ def _is_required(parameter: Parameter) -> bool:
 
 
 def as_component(name: str, given: object) -> Component:
-    """Return a component unchanged, or the score of a scorer with a single one.
+    """Return a component unchanged, or the only score of a scorer or function.
 
-    `name` is the name of the argument in errors (`"components['fluency']"`): a ValueError if the
-    scorer has several scores, a TypeError for another type, or a function that `FunctionScorer`
-    rejects.
+    `name` is the name of the argument in errors: a ValueError if the scorer has several scores, a
+    TypeError for another type, or a function that `FunctionScorer` rejects.
     """
     if isinstance(given, Component):
         if not isinstance(given.scorer, Scorer):

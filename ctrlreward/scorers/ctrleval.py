@@ -43,15 +43,13 @@ class PatternScore:
     """A pattern evaluator, a text with a blank and the target that fills it, and its score.
 
     Attributes:
-        left: Text before the blank. Prompts of attribute relevance keep `<gen_result>` in place
-            of the scored text.
+        left: Text before the blank, with `<gen_result>` for the scored text in attribute relevance.
         right: Text after the blank.
-        target: Filling whose likelihood counts: a sentence, the prefix, the remainder, or the
-            word of the target label.
+        target: Filling whose likelihood counts.
         candidates: In attribute relevance a word of each label, in their order, else the target.
         score: Mean log-probability of the target's tokens, in (-inf, 0], calibrated for a
-            decoder-only model (`functional.calibration.context_gain`); for attribute relevance the
-            share of the target among the candidates, in [0, 1]. Higher is better.
+            decoder-only model; for attribute relevance the share of the target among the
+            candidates, in [0, 1]. Higher is better.
         weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
@@ -73,10 +71,7 @@ class Explanation:
 
 
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
-    """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
-
-    A record has `sample` (its index) and the fields of `Explanation`; NaN is None.
-    """
+    """Convert explanations to records: `sample`, the index, and the fields of `Explanation`."""
     return [
         {"sample": i, **asdict(found), "score": finite_or_none(found.score)}
         for i, aspects in enumerate(explained)
@@ -178,8 +173,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
       and verbalizers of the task. Needs `labels`.
 
     Higher is better for all three. Where the paper and its published code differ, this follows the
-    code, which produced the published numbers. The defaults are for a small decoder-only model
-    (docs/ctrleval.md); `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
+    code. The defaults are for a small decoder-only model (docs/ctrleval.md);
+    `configs/presets/ctrleval_as_published.yaml` is the paper's metric.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
@@ -244,6 +239,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         self.pattern_evaluators = (
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
+        self._prompts = relevance_blanks(self.pattern_evaluators)
         self.split = find_splitter(sentence_splitter)
         self.attribute = attribute
         self.calibration = calibration
@@ -340,7 +336,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         for i in range(len(samples)):
             for aspect in aspects:
                 answer, gained, label = next(left), _GAINED.get(aspect), None
-                scores, weighting = answer.means, self._weightings[aspect]
+                scores, weighting = answer.means, self._weighting(aspect)
                 if gained and self._contexts:
                     neutral = np.stack([next(left).means for _ in self._contexts], axis=1)
                     scores[gained] = context_gain(scores[gained], neutral)
@@ -357,14 +353,8 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
                 yield Evaluated(i, aspect, label, scores, weights)
 
     def _targets(self, samples: Samples) -> list[int]:
-        """Return the index of each sample's label."""
         reader = "CTRLEval attribute_relevance"
         return samples.label_indices(self.labels, reader, "the task", self.attribute)
-
-    @cached_property
-    def _prompts(self) -> tuple[Blank, ...]:
-        """Blanks of attribute relevance, about any text."""
-        return relevance_blanks(self.pattern_evaluators)
 
     @property
     def credited(self) -> Collection[str]:
@@ -396,10 +386,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> list[dict[str, Explanation]]:
-        """Return the chosen aspects of each sample by name, with their evaluators (Figure 5).
-
-        Takes the arguments of `score`; `to_records` converts the result to plain data.
-        """
+        """Return the aspects of each sample with their evaluators (Figure 5); see `to_records`."""
         samples = as_samples(samples, **columns)
         rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
         for found, blanks in self._with_blanks(samples, self.computable(samples)):
@@ -443,7 +430,7 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)
         kept = [i for i, text in enumerate(texts) if text.strip()]
-        weighting = self._weightings["attribute_relevance"]
+        weighting = self._weighting("attribute_relevance")
         for i, values in zip(kept, self._word_log_probs([texts[i] for i in kept]), strict=True):
             result[i] = label_probabilities(values - bias, weighting)
         return result
@@ -457,35 +444,33 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
 
     def _calibrated(self) -> Scores:
         """Return the bias that calibration subtracts, shape (evaluators, labels); measured once."""
-        if self._bias is not None:
-            return self._bias
-        texts = self.calibration
-        if texts is None:
-            texts = isinstance(self.loaded_model, CausalLM) and len(self.labels) > 2
-        if texts is True:
-            texts = neutral_texts()
-        elif texts:
-            texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
-        if texts:
-            self._bias = label_bias(self._word_log_probs(texts))
-        else:
-            self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
+        if self._bias is None:
+            calibrated = self.calibration
+            if calibrated is None:
+                calibrated = isinstance(self.loaded_model, CausalLM) and len(self.labels) > 2
+            if calibrated:
+                self._bias = label_bias(self._word_log_probs(self._neutral))
+            else:
+                self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
         return self._bias
+
+    @cached_property
+    def _neutral(self) -> Sequence[str]:
+        """Texts that say nothing about the labels."""
+        if not isinstance(self.calibration, tuple):
+            return neutral_texts()
+        return first_tokens(self.loaded_model.tokenizer, self.calibration, self.max_tokens)
 
     @cached_property
     def _contexts(self) -> Sequence[str]:
         """Uninformative contexts of a sentence, prefix or remainder; empty: no calibration."""
         if self.calibration is False or not isinstance(self.loaded_model, CausalLM):
             return ()
-        if isinstance(self.calibration, tuple):
-            texts = self.calibration[:_CONTEXTS]
-            return first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
-        return neutral_texts()[:_CONTEXTS]
+        return self._neutral[:_CONTEXTS]
 
-    @cached_property
-    def _weightings(self) -> dict[str, Weighting]:
-        """Weighting of the evaluators of each aspect."""
-        default: dict[str, Weighting] = dict.fromkeys(SPECS, "beta")
-        if isinstance(self.loaded_model, CausalLM):
-            default["attribute_relevance"] = "mean"
-        return default if self.weights is None else dict.fromkeys(SPECS, self.weights)
+    def _weighting(self, aspect: str) -> Weighting:
+        """Return the weighting of the evaluators of an aspect."""
+        if self.weights is not None:
+            return self.weights
+        of_decoder = isinstance(self.loaded_model, CausalLM)
+        return "mean" if aspect == "attribute_relevance" and of_decoder else "beta"

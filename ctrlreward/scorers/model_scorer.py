@@ -59,28 +59,22 @@ class ModelScorer(Scorer, Generic[Model]):
     Args:
         model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
             accepts one, which stays on its device. A model that is itself a scorer is loaded, moved
-            and released with this one.
-        device: See `ModelOptions`.
-        dtype: See `ModelOptions`.
-        batch_tokens: See `ModelOptions`.
+            and released with this one. For the others see `ModelOptions`.
 
     Examples:
         >>> from ctrlreward import ScoreSpec
-        >>> from ctrlreward.engine.sharing import shared_model
         >>> from ctrlreward.weights.loading import load_tokenizer
         >>> class Length(ModelScorer):
         ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
         ...
         ...     def build_model(self, name):
-        ...         return shared_model(load_tokenizer, name)
+        ...         return load_tokenizer(name)
         ...
         ...     def score_samples(self, samples):
         ...         with self.locked_model() as tokenizer:
-        ...             rows = [tokenizer.tokenize(text) for text in samples.texts]
-        ...         return {"length": np.array([float(len(row)) for row in rows])}
-        >>> short, long = Length("smollm2-135m").score(["Soup.", "The soup was good."])["length"]
-        >>> bool(short < long)
-        True
+        ...             return {"length": [len(tokenizer.tokenize(t)) for t in samples.texts]}
+        >>> int(Length("smollm2-135m").score(["So", "So it is."])["length"].argmax())
+        1
     """
 
     def __init__(

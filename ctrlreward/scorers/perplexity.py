@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Unpack
+from typing import ClassVar, TypeVar, Unpack
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from ctrlreward.scorers.ctrleval import coherence_blanks
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.sentences import find_splitter
 
+Model = TypeVar("Model", bound=Infiller)
+
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
 TOKENS = "tokens"
 
@@ -34,8 +36,7 @@ def mean_log_probs(answers: Sequence[TokenScores]) -> tuple[Scores, Scores]:
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     """Return the perplexity over the tokens of n texts, 1 or more or NaN; lower is better.
 
-    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
-    number, 0 or NaN for texts to leave out.
+    `log_likelihood` is the mean over a text's `tokens`, whose number is 0 or NaN for one left out.
     """
     read = tokens > 0
     if not read.any():
@@ -44,58 +45,58 @@ def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     return float(np.exp(-(log_likelihood[read] * weights).sum() / weights.sum()))
 
 
-def _specs(prefix: str) -> Mapping[str, ScoreSpec]:
-    return {
-        f"{prefix}perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
-        f"{prefix}log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
-    }
+class _Likelihoods(ModelScorer[Model], TaskScorer):
+    """Perplexity and log-likelihood of texts, whose names have a prefix."""
 
+    _prefix: ClassVar[str]
 
-def _folds(prefix: str) -> Mapping[str, CorpusFold]:
-    fold = CorpusFold((f"{prefix}log_likelihood", TOKENS), pooled_perplexity)
-    return {f"{prefix}perplexity": fold}
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of both scores."""
+        return {
+            f"{self._prefix}perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
+            f"{self._prefix}log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+        }
 
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """The perplexity over the tokens of all texts."""
+        fold = CorpusFold((f"{self._prefix}log_likelihood", TOKENS), pooled_perplexity)
+        return {f"{self._prefix}perplexity": fold}
 
-def _scores(
-    prefix: str, answers: Sequence[TokenScores], names: Collection[str]
-) -> dict[str, Scores]:
-    log_likelihood, tokens = mean_log_probs(answers)
-    scores = {
-        f"{prefix}perplexity": np.exp(-log_likelihood),
-        f"{prefix}log_likelihood": log_likelihood,
-    }
-    return {**scores, TOKENS: tokens} if TOKENS in names else scores
+    def fold(
+        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
+    ) -> dict[str, Scores]:
+        """Return both scores, and `"tokens"` by name; NaN for an empty text."""
+        mean, tokens = mean_log_probs(answers)
+        return dict(zip((*self.specs, TOKENS), (np.exp(-mean), mean, tokens), strict=True))
 
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
-class Perplexity(ModelScorer[CausalLM], TaskScorer):
+class Perplexity(_Likelihoods[CausalLM]):
     """Perplexity of each text, prefix included.
 
     - `perplexity`: exp of the negative mean token log-probability, 1 or more; lower is better.
       The perplexity of a corpus is over the tokens of all texts (`pooled_perplexity`), not a mean.
     - `log_likelihood`: the mean token log-probability, 0 or less; higher is better. The more
-      stable reward of the two, because perplexity has no upper bound.
+      stable reward of the two.
 
     Args:
         model: Local folder, Hugging Face id or short name of a decoder-only model.
         max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
             the model can.
-        score_end: Score the end token after a text as well, as in the perplexity of a language
-            model of sentences. A truncated text has no end token.
+        score_end: Score the end token after a text as well, unless the text is truncated.
         **options: See `ModelOptions`.
 
     Raises:
         ValueError: `max_tokens` is not positive.
 
     Examples:
-        >>> scorer = Perplexity("smollm2-135m")
-        >>> scores = scorer.score(["The soup was good.", "Soup the good was."])
-        >>> {name: values.shape for name, values in scores.items()}
-        {'perplexity': (2,), 'log_likelihood': (2,)}
+        >>> list(Perplexity("smollm2-135m").score(["The soup was good."]))
+        ['perplexity', 'log_likelihood']
     """
 
-    specs = _specs("")
-    corpus_folds = _folds("")
+    _prefix = ""
 
     def __init__(
         self,
@@ -131,22 +132,15 @@ class Perplexity(ModelScorer[CausalLM], TaskScorer):
             for text, whole in zip(texts, samples.texts, strict=True)
         ]
 
-    def fold(
-        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
-    ) -> dict[str, Scores]:
-        """Return both scores, and `"tokens"` by name; NaN for an empty text."""
-        return _scores("", answers, names)
-
 
 @checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
-class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
+class InfillingPerplexity(_Likelihoods[Infiller]):
     """Perplexity of each text under an infilling model, prefix included.
 
-    Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
-    all sentences, as in the pseudo-perplexity of masked language models (Salazar et al., ACL 2020,
-    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens; a single
-    one is predicted from the mask alone. It is our interpretation of the baseline "PPL" under
-    PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3 and 4).
+    Each sentence is masked in turn and predicted from all others, a single one from the mask alone.
+    The mean is over the tokens of all sentences, as in the pseudo-perplexity of masked language
+    models (Salazar et al., ACL 2020, https://aclanthology.org/2020.acl-main.240, eq. 3). It is our
+    interpretation of the baseline "PPL" in CTRLEval (Ke et al., ACL 2022, Tables 3 and 4).
 
     - `infilling_perplexity`: exp of the negative mean token log-probability, 1 or more; lower is
       better.
@@ -163,14 +157,11 @@ class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
         ValueError: The splitter is unknown, or `max_tokens` is not positive.
 
     Examples:
-        >>> scorer = InfillingPerplexity("smollm2-135m")
-        >>> scores = scorer.score(["The soup was good. I ate it.", "I it ate. Soup good."])
-        >>> {name: values.shape for name, values in scores.items()}
-        {'infilling_perplexity': (2,), 'infilling_log_likelihood': (2,)}
+        >>> list(InfillingPerplexity("smollm2-135m").score(["The soup was good. I ate it."]))
+        ['infilling_perplexity', 'infilling_log_likelihood']
     """
 
-    specs = _specs("infilling_")
-    corpus_folds = _folds("infilling_")
+    _prefix = "infilling_"
 
     def __init__(
         self,
@@ -197,9 +188,3 @@ class InfillingPerplexity(ModelScorer[Infiller], TaskScorer):
             Patterns(coherence_blanks(found) if text.strip() else ())
             for text, found in zip(texts, sentences, strict=True)
         ]
-
-    def fold(
-        self, samples: Samples, answers: Sequence[TokenScores], names: Collection[str]
-    ) -> dict[str, Scores]:
-        """See `Perplexity.fold`."""
-        return _scores("infilling_", answers, names)

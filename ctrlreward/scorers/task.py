@@ -28,7 +28,7 @@ class Evaluator(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts and verbalizers; each pair of a prompt and a verbalizer is one evaluator.
+    """Prompts and verbalizers; each pair of them is one evaluator.
 
     Args:
         prompts: Patterns that contain `<gen_result>` (the text) and `<mask_token>` (the blank)
@@ -124,20 +124,6 @@ class Task:
         for phrase in require_texts(f"{path}: phrases", content.get("phrases", [])):
             prompts += [f"{TEXT_SLOT} {phrase}", f"{phrase} {TEXT_SLOT}"]
         return Task(prompts, content["verbalizers"])
-
-    @staticmethod
-    def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
-        """Load a task in the published format: a prompt per line, and a table, separated by tabs.
-
-        The first line of `verbalizers` has the labels, each further one a verbalizer.
-        """
-        lines, table = (
-            [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]
-            for path in (prompts, verbalizers)
-        )
-        labels, *rows = [line.split("\t") for line in table]
-        words = {label: [row[i] for row in rows if i < len(row)] for i, label in enumerate(labels)}
-        return Task(lines, words)
 
 
 def require_texts(name: str, values: object) -> Sequence[str]:

@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "any characters, any length": (
         "tests/scorers/test_hostile_input.py -k corpus or any_text or length",
         "tests/scorers/test_hostile_input.py -k empty or label or braces",
-        "tests/test_items.py",
+        "tests/scorers/test_base.py -k rows_after",
         "tests/serving/test_faults.py -k unknown_label",
     ),
     "malformed or deeply nested JSON, YAML": (

@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from ctrlreward.engine import batching
-from ctrlreward.engine.batching import run_batched, token_budget, tokens_within, windows
+from ctrlreward.engine.batching import run_batched, token_budget, windows
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
 BUDGETS = st.integers(1, 200)
@@ -25,10 +24,11 @@ def batches_of(lengths: Sequence[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
 
     def forward(batch: list[int]) -> list[int]:
+        assert torch.is_inference_mode_enabled()
         batches.append(batch)
         return batch
 
-    run_batched(lengths, budget, forward, "test")
+    assert run_batched(lengths, budget, forward, "test") == list(range(len(lengths)))
     return batches
 
 
@@ -61,15 +61,6 @@ def test_the_next_item_has_no_room_in_a_batch_or_would_be_padded_too_far(
 def test_a_budget_that_is_not_positive_raises(budget: int) -> None:
     with pytest.raises(ValueError, match=f"batch_tokens must be positive, got {budget}"):
         token_budget(torch.nn.Linear(1, 1), budget)
-
-
-@given(LENGTHS, BUDGETS)
-def test_results_come_in_the_callers_order(lengths: list[int], budget: int) -> None:
-    def forward(batch: list[int]) -> list[tuple[int, int]]:
-        assert torch.is_inference_mode_enabled()
-        return [(i, lengths[i]) for i in batch]
-
-    assert run_batched(lengths, budget, forward, "test") == list(enumerate(lengths))
 
 
 def limited(
@@ -164,14 +155,3 @@ def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int
         size = sum(len(texts[i]) for i in window)
         assert len(window) == 1 or size <= characters
         assert size + len(texts[following[0]]) > characters
-
-
-def test_a_budget_is_what_was_asked_for_or_suits_the_device() -> None:
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=90, n_embd=16, n_layer=1, n_head=2, n_inner=500))
-    assert token_budget(model, 7) == 7
-    assert token_budget(model, None) == 2048
-    assert tokens_within(2**40, model) == 2**16
-    assert tokens_within(2**20, model) == 4096
-    # The widest layer of attention (query, key and value) or the positions, 1024, is what counts.
-    assert tokens_within(10_000 * 8 * 1024 * 4, model) == 10_000
-    assert tokens_within(10_000 * 8 * 1024 * 2, model.to(torch.bfloat16)) == 10_000

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import SHAPE, SHAPES
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -23,43 +24,14 @@ from ctrlreward.engine.output_layer import (
     token_log_probs,
 )
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
-SEQ2SEQ_SIZES = {
-    "vocab_size": 40,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-    "forced_eos_token_id": None,
-}
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
 
 
 def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(0)
-    seq2seq = model_type in ("bart", "t5", "pegasus")
-    config = AutoConfig.for_model(
-        model_type, **{**SIZES, **(SEQ2SEQ_SIZES if seq2seq else {}), **changes}
-    )
+    shape = SHAPES.get(model_type, SHAPE)
+    config = AutoConfig.for_model(model_type, **{**shape, "vocab_size": 40, **changes})
+    seq2seq = config.is_encoder_decoder
     auto_class = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
     model: PreTrainedModel = auto_class.from_config(config).eval()
     torch.nn.init.normal_(model.get_output_embeddings().weight)  # so that tokens differ
@@ -68,7 +40,7 @@ def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
 
 FAMILIES = {
     "llama": {},
-    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "gpt2": {},
     "gemma2": {"final_logit_softcapping": 3.0},
     "cohere": {"logit_scale": 0.25},
     "granite": {"logits_scaling": 8.0},
@@ -89,7 +61,7 @@ def test_log_probs_are_those_of_the_models_own_logits(family: str) -> None:
     with torch.inference_mode():
         expected = model(**inputs).logits.log_softmax(dim=-1).flatten(0, 1)
         hidden, _ = states_and_output(model, **inputs)
-        assert hidden.shape == (2, 5, 16)
+        assert hidden.shape == (2, 5, 32)
         check_output_layer(model)
         places = torch.arange(10).repeat_interleave(40)
         tokens = torch.arange(40).repeat(10)
@@ -109,7 +81,7 @@ def test_blocks_and_temperature(
     wanted: list[tuple[int, int]], states_at_once: int, words_at_once: int, temperature: float
 ) -> None:
     model = tiny("llama")
-    hidden = torch.randn(7, 16)
+    hidden = torch.randn(7, 32)
     states, tokens = (torch.tensor([pair[k] for pair in wanted]).long() for k in (0, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output_layer, "_MIN_WORDS", words_at_once)
@@ -126,7 +98,7 @@ def test_gradients_reach_the_hidden_states_and_the_output_layer(
     monkeypatch.setattr(output_layer, "_CPU_BLOCK", 30)
     model = tiny("llama")
     weight = model.get_output_embeddings().weight
-    hidden = torch.randn(5, 16, requires_grad=True)
+    hidden = torch.randn(5, 32, requires_grad=True)
     states, tokens = torch.tensor([4, 0, 0, 2]), torch.tensor([7, 7, 1, 39])
     found = token_log_probs(model, hidden, states, tokens).sum()
     expected = (hidden @ weight.T).log_softmax(dim=-1)[states, tokens].sum()
@@ -148,7 +120,7 @@ class Shifted(GPT2LMHeadModel):
 
 
 def test_a_model_with_a_way_of_its_own_raises() -> None:
-    model = Shifted(tiny("gpt2", **FAMILIES["gpt2"]).config)
+    model = Shifted(tiny("gpt2").config)
     torch.nn.init.normal_(model.get_output_embeddings().weight)
     message = "gpt2 models transform their logits after the output layer in a"
     with pytest.raises(ValueError, match=message):
@@ -170,7 +142,7 @@ def test_the_output_layer_is_given_no_rows() -> None:
     model.get_output_embeddings().register_forward_hook(
         lambda layer, args, output: seen.append(tuple(output.shape))
     )
-    assert states_and_output(model, input_ids=IDS)[0].shape == (2, 5, 16)
+    assert states_and_output(model, input_ids=IDS)[0].shape == (2, 5, 32)
     assert seen == [(0, 5, 40)]
 
 

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import logging
 from weakref import ref
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer
+from asked_models import inputs_seen
 
 from ctrlreward.models.aligner import EmbeddingAligner, group_shared_texts
 from ctrlreward.models.encoder import Encoder
-from ctrlreward.weights.sources import resolve
 
 PAIRS = [
     ("The staff wasn't friendly.", "The waiters were rude, and we didn't stay."),
@@ -26,46 +23,19 @@ def aligner() -> EmbeddingAligner:
     return EmbeddingAligner(Encoder("minilm-l6", batch_tokens=64))
 
 
-def pairs_one_by_one(pairs: list[tuple[str, str]]) -> list[list[float]]:
-    """With transformers and torch alone: each pair for itself, the first and last token cut."""
-    folder = resolve("minilm-l6")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32).eval()
-    values = []
-    with torch.inference_mode():
-        for pair in pairs:
-            a, b = (
-                model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 1:-1]
-                for text in pair
-            )
-            cosines = [max(torch.cosine_similarity(x, y, dim=0).item() for y in b) for x in a]
-            values.append(cosines)
-    return values
-
-
-def test_equals_one_pair_at_a_time(aligner: EmbeddingAligner) -> None:
-    found = list(aligner.align(PAIRS))
-    for alignment, expected in zip(found, pairs_one_by_one(PAIRS), strict=True):
-        assert alignment.values.dtype == np.float64
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
-    np.testing.assert_allclose(found[4].values, 1, atol=1e-5)
-
-
 def test_spans_are_the_tokens_of_the_text(aligner: EmbeddingAligner) -> None:
     text = "The  staff wasn't unfriendly 🙂."
     (alignment,) = aligner.align([(text, "no")])
     found = [text[start:end] for start, end in alignment.spans]
     assert found == ["The", "staff", "wasn", "'", "t", "un", "fr", "ien", "dly", "🙂", "."]
     assert len(alignment.values) == len(found)
+    assert alignment.values.dtype == np.float64
 
 
 def test_each_distinct_text_is_read_once(aligner: EmbeddingAligner) -> None:
-    shapes: list[torch.Size] = []
-    hook = aligner.encoder.model.register_forward_pre_hook(
-        lambda model, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    assert len(list(aligner.align(PAIRS * 3))) == len(PAIRS) * 3
-    hook.remove()
+    with inputs_seen(aligner.encoder.model) as seen:
+        assert len(list(aligner.align(PAIRS * 3))) == len(PAIRS) * 3
+    shapes = [inputs["input_ids"].shape for inputs in seen]
     assert sum(rows for rows, _ in shapes) == len({text for pair in PAIRS for text in pair})
 
 
@@ -73,8 +43,7 @@ def test_a_long_text_is_cut_and_named_by_its_beginning(
     aligner: EmbeddingAligner, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = "a rather long review of food " + "food " * 5000
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (alignment,) = aligner.align([(long, "food")])
+    (alignment,) = aligner.align([(long, "food")])
     assert caplog.messages == [
         "'a rather long review of food food foo…' has 5008 tokens and is "
         "truncated to the 512 that the model reads"

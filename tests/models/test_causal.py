@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
-from asked_models import Pair, continued
+from asked_models import Pair, continued, inputs_seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from plain_models import PlainCausal
 
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Continuation
@@ -33,40 +30,7 @@ CONTINUATIONS = [
 WORDS = st.lists(st.sampled_from([" the", " food", " good", ".", " x"]), max_size=4)
 
 
-class Twin:
-    """transformers alone: one plain forward pass per continuation, full logits."""
-
-    def __init__(self, folder: str) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def tokens(self, context: str, target: str) -> tuple[list[int], int]:
-        """Token ids behind the start token, and how many of them lie in the context alone."""
-        ids = self.tokenizer(context + target, add_special_tokens=False).input_ids
-        decoded = [self.tokenizer.decode(ids[: n + 1]) for n in range(len(ids))]
-        return ids, sum(len(text) <= len(context) for text in decoded)
-
-    def log_probs(self, ids: list[int], first: int) -> np.ndarray:
-        """Log-probability of each token from place `first` on."""
-        if first == len(ids):
-            return np.zeros(0)
-        with torch.inference_mode():
-            table = self.model(torch.tensor([ids])).logits[0].double().log_softmax(dim=-1)
-        return np.array([table[n - 1, ids[n]].item() for n in range(first, len(ids))])
-
-
-@contextmanager
-def inputs_seen(lm: CausalLM) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """What the model is given while the context lasts."""
-    seen: list[dict[str, torch.Tensor]] = []
-    hook = lm.model.register_forward_pre_hook(
-        lambda model, args, kwargs: seen.append(kwargs), with_kwargs=True
-    )
-    yield seen
-    hook.remove()
-
-
-def assert_equals_twin(lm: CausalLM, twin: Twin, continuations: list[Pair]) -> None:
+def assert_equals_twin(lm: CausalLM, twin: PlainCausal, continuations: list[Pair]) -> None:
     for (context, target), found in zip(continuations, continued(lm, continuations), strict=True):
         ids, context_tokens = twin.tokens(context, target)
         assert found.ids.dtype == np.int64
@@ -82,7 +46,7 @@ def test_equals_one_plain_pass_per_continuation(
     family: str, batch_tokens: int, tiny_causal: Callable[..., str]
 ) -> None:
     folder = tiny_causal(family)
-    twin = Twin(folder)
+    twin = PlainCausal(folder)
     assert_equals_twin(CausalLM(folder, batch_tokens=batch_tokens), twin, CONTINUATIONS)
     spread = twin.log_probs([0, *twin.tokens("", TEXT)[0]], 1).std()
     assert spread > 0.1  # the tokens are told apart
@@ -94,14 +58,14 @@ def llama(tiny_causal: Callable[..., str]) -> CausalLM:
 
 
 @pytest.fixture(scope="module")
-def llama_twin(tiny_causal: Callable[..., str]) -> Twin:
-    return Twin(tiny_causal("llama"))
+def llama_twin(tiny_causal: Callable[..., str]) -> PlainCausal:
+    return PlainCausal(tiny_causal("llama"))
 
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(WORDS, WORDS), max_size=6))
 def test_any_continuations_equal_one_plain_pass_each(
-    llama: CausalLM, llama_twin: Twin, words: list[tuple[list[str], list[str]]]
+    llama: CausalLM, llama_twin: PlainCausal, words: list[tuple[list[str], list[str]]]
 ) -> None:
     continuations = [Pair("".join(left), "".join(right)) for left, right in words]
     assert_equals_twin(llama, llama_twin, continuations)
@@ -109,7 +73,7 @@ def test_any_continuations_equal_one_plain_pass_each(
 
 def test_a_context_goes_through_the_model_once(llama: CausalLM) -> None:
     targets = tuple((p, w) for p in (" It was", " It seems", " Just") for w in (" good", " bad"))
-    with inputs_seen(llama) as seen:
+    with inputs_seen(llama.model) as seen:
         (together,) = llama.answer([Continuation((TEXT,), targets)])
         (alike,) = llama.answer([Continuation((TEXT,), targets, fixed=True)])
     read = [[0, *llama.tokenizer(TEXT + a + b).input_ids][:-1] for a, b in targets]
@@ -142,7 +106,7 @@ def test_a_model_that_cannot_read_trees_reads_one_sequence_a_row(
     family: str, tiny_causal: Callable[..., str]
 ) -> None:
     lm = CausalLM(tiny_causal(family), batch_tokens=2**13)  # one pass, whatever is padded
-    with inputs_seen(lm) as seen:
+    with inputs_seen(lm.model) as seen:
         continued(lm, CONTINUATIONS)
     (inputs,) = seen
     assert inputs.keys() == {"input_ids", "attention_mask", "use_cache"}
@@ -155,11 +119,10 @@ def test_a_model_that_cannot_read_trees_reads_one_sequence_a_row(
 
 
 def test_what_is_farthest_from_the_target_is_left_out(
-    llama: CausalLM, llama_twin: Twin, caplog: pytest.LogCaptureFixture
+    llama: CausalLM, llama_twin: PlainCausal, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = Pair("good" + " good" * 4999, " the food")
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        short, found = continued(llama, [CONTINUATIONS[0], long])
+    short, found = continued(llama, [CONTINUATIONS[0], long])
     ids = llama_twin.tokenizer("".join(long)).input_ids
     assert caplog.messages == [
         f"1 of 2 continuations exceed the 64 tokens that the model reads (the longest has "
@@ -174,7 +137,7 @@ def test_what_is_farthest_from_the_target_is_left_out(
 
 
 def test_of_a_target_that_is_too_long_itself_the_end_is_left_out(
-    llama: CausalLM, llama_twin: Twin
+    llama: CausalLM, llama_twin: PlainCausal
 ) -> None:
     (found,) = continued(llama, [Pair(TEXT, " good the" * 2500)])
     last = llama_twin.tokenizer(TEXT).input_ids[-1]
@@ -184,12 +147,11 @@ def test_of_a_target_that_is_too_long_itself_the_end_is_left_out(
 
 
 def test_a_text_of_exactly_the_context_is_whole(
-    llama: CausalLM, llama_twin: Twin, caplog: pytest.LogCaptureFixture
+    llama: CausalLM, llama_twin: PlainCausal, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = llama_twin.tokens("", " good" * 64)[0]
     assert len(ids) == 64  # with the start token 65, the last of which is not read
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (found,) = continued(llama, [Pair("", " good" * 64)])
+    (found,) = continued(llama, [Pair("", " good" * 64)])
     assert caplog.messages == []
     np.testing.assert_allclose(found.log_probs, llama_twin.log_probs([0, *ids], 1), atol=1e-5)
 
@@ -199,27 +161,29 @@ def test_a_text_of_exactly_the_context_is_whole(
 
 def test_a_chat_models_separator_begins_the_document(tiny_causal: Callable[..., str]) -> None:
     folder = tiny_causal("llama", ("<|im_start|>", "<|endoftext|>"))
-    ids = Twin(folder).tokens("", TEXT)[0]
+    ids = PlainCausal(folder).tokens("", TEXT)[0]
     (found,) = continued(CausalLM(folder), [Pair("", TEXT)])
-    np.testing.assert_allclose(found.log_probs, Twin(folder).log_probs([1, *ids], 1), atol=1e-5)
+    np.testing.assert_allclose(
+        found.log_probs, PlainCausal(folder).log_probs([1, *ids], 1), atol=1e-5
+    )
 
 
 def test_without_a_start_token_the_first_token_is_no_target(
     tiny_causal: Callable[..., str],
 ) -> None:
     folder = tiny_causal("llama", ())
-    ids = Twin(folder).tokens("", TEXT)[0]
+    ids = PlainCausal(folder).tokens("", TEXT)[0]
     batch = [Pair("", TEXT), Pair("", "A"), Pair("", "")]
     found, one, none = continued(CausalLM(folder), batch)
     assert found.ids.tolist() == ids[1:]
-    np.testing.assert_allclose(found.log_probs, Twin(folder).log_probs(ids, 1), atol=1e-5)
+    np.testing.assert_allclose(found.log_probs, PlainCausal(folder).log_probs(ids, 1), atol=1e-5)
     assert len(one.ids) == len(one.log_probs) == len(none.ids) == len(none.log_probs) == 0
 
 
 def test_a_real_model() -> None:
     lm = CausalLM("smollm2-135m")
     batch = [Pair("The capital of France is", word) for word in (" Paris", " Berlin", " a")]
-    twin = Twin(resolve("smollm2-135m"))
+    twin = PlainCausal(resolve("smollm2-135m"))
     start = twin.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     found = continued(lm, batch)
     for (context, target), scores in zip(batch, found, strict=True):

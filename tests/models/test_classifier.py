@@ -1,68 +1,37 @@
 from __future__ import annotations
 
-import logging
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertConfig,
     BertForSequenceClassification,
     BertModel,
     GPT2Config,
     GPT2ForSequenceClassification,
-    PreTrainedTokenizerFast,
     pipeline,
 )
+from word_models import WORDS, save_word_bert, word_config, word_tokenizer
 
 from ctrlreward import Accuracy, AttributeClassifier, TransferQuality
-from ctrlreward.models.classifier import Classifier
+from ctrlreward.models import classifier as module
+from ctrlreward.models.classifier import Classifier, load_classifier
+from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 
-WORDS = "good bad food the was staff friendly not and slow".split()
 TEXTS = ["the food was good", "bad", "the staff was not friendly and slow and bad", "", "bad", "?"]
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
 
 
-def save_tokenizer(folder: Path, special: dict[str, str]) -> None:
-    vocabulary = {word: i for i, word in enumerate([*special.values(), *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token=special["unk_token"]))
-    words.pre_tokenizer = Whitespace()
-    if "cls_token" in special:
-        words.post_processor = TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-        )
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=16, **special)
-    fast.save_pretrained(folder)
-
-
-def bert_config(labels: int = 3) -> BertConfig:
-    return BertConfig(
-        vocab_size=14,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        initializer_range=1.0,  # so that texts differ in their probabilities
-        id2label={i: LABELS[i] for i in range(labels)},
-        label2id={LABELS[i]: i for i in range(labels)},
-    )
-
-
 def save_bert(folder: Path, labels: int = 3) -> str:
-    torch.manual_seed(0)
-    BertForSequenceClassification(bert_config(labels)).save_pretrained(folder)
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
-    save_tokenizer(folder, {**special, "sep_token": "[SEP]"})
-    return str(folder)
+    return save_word_bert(folder, BertForSequenceClassification, first_labels(labels))
+
+
+def first_labels(count: int = 3) -> dict[int, str]:
+    return {i: LABELS[i] for i in range(count)}
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +67,12 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
 
 def test_a_decoder_without_a_padding_token_pads_all_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=12,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        initializer_range=0.5,
-        bos_token_id=0,
-        eos_token_id=0,
-        id2label=LABELS,
-    )
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    tokens = {"vocab_size": 12, "bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(**shape, **tokens, initializer_range=0.5, id2label=LABELS)
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path, {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"})
+    special = {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"}
+    word_tokenizer(special=special).save_pretrained(tmp_path)
     texts = [text for text in TEXTS if text]
     values = Classifier(str(tmp_path)).probabilities(texts)
     np.testing.assert_allclose(values, one_by_one(str(tmp_path), texts), atol=1e-5)
@@ -123,8 +85,7 @@ def test_labels_are_the_models_or_the_users(folder: str) -> None:
 
 def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixture) -> None:
     long = "good " * 5000
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        values = Classifier(folder).probabilities([long, "bad"])
+    values = Classifier(folder).probabilities([long, "bad"])
     message = (
         f"'{('good ' * 8)[:37]}…' has 5002 tokens and is truncated to the 16 that the model reads"
     )
@@ -132,25 +93,19 @@ def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixt
     np.testing.assert_allclose(values, one_by_one(folder, [long, "bad"]), atol=1e-5)
 
 
-def test_a_wrong_number_of_labels_raises(folder: str) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"one label per output, in order, got \['no', 'yes'\] for the 3 outputs of",
-    ):
+def test_a_wrong_number_of_labels_or_outputs_raises(folder: str, tmp_path: Path) -> None:
+    message = r"one label per output, in order, got \['no', 'yes'\] for the 3 outputs of"
+    with pytest.raises(ValueError, match=message):
         Classifier(folder, labels=["no", "yes"])
-
-
-def test_a_regression_raises(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has 1 output and is a regression model, must be a classifier"
-    ):
+    message = "has 1 output and is a regression model, must be a classifier"
+    with pytest.raises(ValueError, match=message):
         Classifier(save_bert(tmp_path, labels=1))
 
 
 def save_constant(folder: Path, logits: list[float], **config: object) -> str:
     """Save a model whose outputs are these for each text."""
     save_bert(folder, labels=len(logits))
-    settings = bert_config(len(logits))
+    settings = word_config(first_labels(len(logits)))
     settings.update(config)
     model = BertForSequenceClassification(settings)
     with torch.no_grad():
@@ -206,6 +161,24 @@ def test_several_outputs_of_a_regression_raise(tmp_path) -> None:
 
 def test_a_model_without_a_trained_head_raises(tmp_path: Path) -> None:
     save_bert(tmp_path)
-    BertModel(bert_config()).save_pretrained(tmp_path)
+    BertModel(word_config(LABELS)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
         Classifier(str(tmp_path))
+
+
+def test_a_text_cnn_is_known_by_its_model_type(tmp_path: Path) -> None:
+    save_text_cnn(TextCNN(TextCNNConfig(("good",), ("no", "yes"), 4)), tmp_path)
+    classifier = load_classifier(str(tmp_path), batch_tokens=7)
+    assert isinstance(classifier, TextCNNClassifier)
+    assert (classifier.labels, classifier.batch_tokens) == (("no", "yes"), 7)
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "bert"}, {}])
+def test_all_others_are_left_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, str] | None
+) -> None:
+    monkeypatch.setattr(module, "Classifier", lambda *arguments: arguments)
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    given = (str(tmp_path), "cpu", "bfloat16", 7)
+    assert load_classifier(*given) == given

@@ -47,25 +47,22 @@ def tokenizer_of(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], PreTrainedTokenizerBase]:
     """Return a function from a family to its tokenizer."""
+    published = data_dir / "tokenizers"
+    folders = {
+        "llama": tiny_causal("llama", TURNS),
+        "bart": tiny_bart,
+        "t5": tiny_t5,
+        "bert": save_bert(tmp_path_factory.mktemp("bert"), BertModel),
+        "pegasus": pegasus,
+        "published-pegasus": published / "pegasus",
+        "published-t5": published / "t5",
+    }
 
     @cache
     def load(family: str) -> PreTrainedTokenizerBase:
-        published = data_dir / "tokenizers"
         if family == "gpt2":
             files = (str(published / "gpt2" / name) for name in ("vocab.json", "merges.txt"))
             return GPT2TokenizerFast(*files)
-        if family == "bert":
-            return AutoTokenizer.from_pretrained(
-                save_bert(tmp_path_factory.mktemp("bert"), BertModel)
-            )
-        folders = {
-            "llama": tiny_causal("llama", TURNS),
-            "bart": tiny_bart,
-            "t5": tiny_t5,
-            "pegasus": pegasus,
-            "published-pegasus": published / "pegasus",
-            "published-t5": published / "t5",
-        }
         return AutoTokenizer.from_pretrained(folders[family])
 
     return load

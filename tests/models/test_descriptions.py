@@ -74,24 +74,18 @@ def test_a_copy_for_another_process_loads_its_own_encoder(encoder: str) -> None:
     np.testing.assert_array_equal(copy.probabilities(TEXTS), before)
 
 
-@pytest.mark.parametrize(
-    ("descriptions", "message"),
-    [
-        ({"food": ["a meal"]}, "descriptions = .* must be a mapping from two labels or more to"),
-        (["food", "travel"], "descriptions = .* must be a mapping from two labels or more to sent"),
-        (
-            {"food": "a meal", "travel": ["a trip"]},
-            r"descriptions\['food'\] = 'a meal' must be a li",
-        ),
-        (
-            {"food": ["a meal"], "travel": []},
-            r"descriptions\['travel'\] = \[\] must be a list of s",
-        ),
-    ],
-)
-def test_descriptions_that_are_none(descriptions: Any, message: str) -> None:
+WRONG: dict[str, Any] = {
+    "descriptions = .* must be a mapping from two labels or more to": {"food": ["a meal"]},
+    "descriptions = .* must be a mapping from two labels or more to sent": ["food", "travel"],
+    r"descriptions\['food'\] = 'a meal' must be a li": {"food": "a meal", "travel": ["a trip"]},
+    r"descriptions\['travel'\] = \[\] must be a list of s": {"food": ["a meal"], "travel": []},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_descriptions_that_are_none(message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LabelDescriptions(descriptions)
+        LabelDescriptions(WRONG[message])
 
 
 def test_an_unknown_encoder_is_named_at_its_first_use(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from asked_models import inputs_seen
 from tiny_models import save_bert
 from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer, BertModel
 
@@ -53,31 +53,14 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [0, 3, 6])
-def test_a_layer_is_the_hidden_state_of_transformers(layer: int) -> None:
-    folder = resolve("minilm-l6")
-    model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32).eval()
-    inputs = AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
-    with torch.inference_mode():
-        expected = model(**inputs, output_hidden_states=True).hidden_states[layer][0]
-    (found,) = Encoder("minilm-l6", layer=layer).token_embeddings([TEXTS[0]])
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-
-
 def test_a_layer_of_a_model_that_repeats_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = AlbertConfig(
-        vocab_size=len(AutoTokenizer.from_pretrained(resolve("minilm-l6"))),
-        embedding_size=8,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        initializer_range=0.5,
-    )
+    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
+    shape = {"embedding_size": 8, "hidden_size": 16, "intermediate_size": 32}
+    layers = {"num_hidden_layers": 3, "num_attention_heads": 2, "initializer_range": 0.5}
+    config = AlbertConfig(vocab_size=len(tokenizer), **shape, **layers)
     model = AlbertModel(config).eval()
     model.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
     tokenizer.save_pretrained(tmp_path)
     with torch.inference_mode():
         states = model(**tokenizer("no.", return_tensors="pt"), output_hidden_states=True)
@@ -107,26 +90,11 @@ def test_token_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
 
 
 def test_equal_texts_are_read_once_under_the_token_budget(encoder: Encoder) -> None:
-    shapes: list[torch.Size] = []
-    hook = encoder.model.register_forward_pre_hook(
-        lambda model, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    encoder.embed([TEXTS[0], TEXTS[1]] * 20)
-    hook.remove()
+    with inputs_seen(encoder.model) as seen:
+        encoder.embed([TEXTS[0], TEXTS[1]] * 20)
+    shapes = [inputs["input_ids"].shape for inputs in seen]
     assert sum(rows for rows, _ in shapes) == 2
     assert all(rows * width <= 48 for rows, width in shapes)
-
-
-def test_a_text_of_5000_words_is_cut_and_named(
-    encoder: Encoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = "food " * 5000
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        vectors = encoder.embed(["short", long])
-    message = "texts[1] has 5002 tokens and is truncated to the 512 that the model reads"
-    assert caplog.messages == [message]
-    mean = hidden_states_one_by_one([long])[0].mean(dim=0)
-    np.testing.assert_allclose(vectors[1], (mean / mean.norm()).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +107,8 @@ def test_a_text_of_5000_words_is_cut_and_named(
 )
 def test_a_folder_says_how_it_is_pooled(tmp_path: Path, pooling, pick) -> None:
     folder = declared(tmp_path / "model", ["Transformer", "Pooling"], pooling)
-    model, tokenizer = (
-        AutoModel.from_pretrained(folder).eval(),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    model = AutoModel.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = ["a cold soup", "no"]
     with torch.inference_mode():
         hidden = [model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0] for t in texts]
@@ -182,15 +148,13 @@ def declared(folder: Path, modules: list[str], pooling: dict[str, bool]) -> str:
 
 def test_unknown_tokens_are_named_and_a_text_of_them_is_nan(encoder: Encoder, caplog) -> None:
     texts = ["I felt \N{SMILING FACE WITH HEART-SHAPED EYES} today.", "I felt well today."]
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        vectors = encoder.embed(texts)
+    vectors = encoder.embed(texts)
     assert np.isfinite(vectors).all()
     assert caplog.messages == [
         "texts[0] has tokens that the model does not know, and can't tell from others: "
         "'\N{SMILING FACE WITH HEART-SHAPED EYES}'"
     ]
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        thai = encoder.embed([texts[1], "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"], "rows[{}]".format)
+    thai = encoder.embed([texts[1], "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"], "rows[{}]".format)
     assert np.isnan(thai).all(axis=1).tolist() == [False, True]
     assert caplog.messages[0].startswith("rows[1] has no token that the model knows")

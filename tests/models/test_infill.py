@@ -5,17 +5,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_models import blank, continued, filled
+from asked_models import blank
 from transformers import AutoTokenizer
 
-from ctrlreward.models.blank_orders import BlankOrders
-from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.causal import BlankOrders, CausalLM
 from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.seq2seq import Seq2SeqInfiller, load_infiller
 from ctrlreward.models.tasks import Blank, Patterns
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Evaluator
 from ctrlreward.weights.loading import load_tokenizer
+
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+ANSWER = "{% if add_generation_prompt %}[assistant]{% endif %}"
+BEFORE = relevance_blanks([Evaluator("It was <mask_token>. <gen_result>", ("good",))])
 
 
 @pytest.fixture
@@ -110,29 +113,19 @@ def test_what_the_aspects_of_ctrleval_become(plain: Any) -> None:
     ]
 
 
-def test_a_conversational_model_remarks_on_the_users_text(
-    tiny_causal: Callable[..., str],
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
-    tokenizer.chat_template = (
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
+def test_a_conversational_model_remarks_on_the_users_text(plain: Any) -> None:
+    plain.chat_template = TURNS + ANSWER
     prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
     blanks = relevance_blanks([Evaluator(p, ("good",)) for p in prompts])
-    assert asked(tokenizer, blanks, "A {right} meal.") == [
+    assert asked(plain, blanks, "A {right} meal.") == [
         ("A {right} meal. It was", " good."),
         ("[user]A {right} meal.[assistant]It was", " good."),
     ]
     # The filling of these is part of the text, not a remark on it.
-    assert asked(tokenizer, consistency_blanks("The food ran.", "The")) == [
+    assert asked(plain, consistency_blanks("The food ran.", "The")) == [
         ("The", " food ran."),
         ("food ran.\n\n", "The"),
     ]
-
-
-TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-ANSWER = "{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
 @pytest.mark.parametrize(
@@ -149,19 +142,14 @@ ANSWER = "{% if add_generation_prompt %}[assistant]{% endif %}"
         ),
     ],
 )
-def test_templates_that_can_be_used(
-    tiny_causal: Callable[..., str], template: str, context: str
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
-    tokenizer.chat_template = template
-    blanks = relevance_blanks([Evaluator("It was <mask_token>. <gen_result>", ("good",))])
-    assert asked(tokenizer, blanks, "Soup.") == [(context, " good.")]
+def test_templates_that_can_be_used(plain: Any, template: str, context: str) -> None:
+    plain.chat_template = template
+    assert asked(plain, BEFORE, "Soup.") == [(context, " good.")]
 
 
 def test_the_turn_of_the_default_model() -> None:
-    blanks = relevance_blanks([Evaluator("It was <mask_token>. <gen_result>", ("good",))])
     turn = "<|im_start|>user\nSoup.<|im_end|>\n<|im_start|>assistant\nIt was"
-    assert asked(load_tokenizer("smollm2-135m"), blanks, "Soup.") == [(turn, " good.")]
+    assert asked(load_tokenizer("smollm2-135m"), BEFORE, "Soup.") == [(turn, " good.")]
 
 
 @pytest.mark.parametrize(
@@ -174,26 +162,11 @@ def test_the_turn_of_the_default_model() -> None:
     ],
 )
 def test_templates_that_cannot_be_used_are_named_and_left_aside(
-    tiny_causal: Callable[..., str], template: Any, caplog: pytest.LogCaptureFixture
+    plain: Any, template: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
-    tokenizer.chat_template = template
-    blanks = relevance_blanks([Evaluator("It was <mask_token>. <gen_result>", ("good",))])
-    assert asked(tokenizer, blanks, "Soup.") == [("Soup.\n\nIt was", " good.")]
-    assert f"chat template of {tokenizer.name_or_path} does not render a user's text" in caplog.text
-
-
-def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> None:
-    folder = tiny_causal("llama")
-    infiller = load_infiller(folder)
-    assert isinstance(infiller, CausalLM)
-    given = [blank("A meal. It was ", "", ("good", "bad")), blank("A ", "", ())]
-    (good, bad), none = filled(infiller, given)
-    (expected,) = continued(CausalLM(folder), [("A meal. It was", " good")])
-    np.testing.assert_array_equal(good.ids, expected.ids)
-    np.testing.assert_allclose(good.log_probs, expected.log_probs, atol=1e-5)
-    assert good.log_probs.mean() != bad.log_probs.mean()
-    assert none == []
+    plain.chat_template = template
+    assert asked(plain, BEFORE, "Soup.") == [("Soup.\n\nIt was", " good.")]
+    assert f"chat template of {plain.name_or_path} does not render a user's text" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["A meal.", " A meal.  ", "12", "A\n\n", "ness", "a ☕"])

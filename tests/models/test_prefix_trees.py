@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,12 +85,6 @@ def test_a_tree_by_hand() -> None:
     inputs = tree_inputs(MODEL, [row])
     seen = (inputs["attention_mask"][0, 0] == 0).int().tolist()
     assert seen == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
-
-
-@pytest.mark.parametrize(("most", "sizes"), [(4, [4]), (3, [3, 2]), (1, [3, 2])])
-def test_a_tree_that_is_full_is_followed_by_another(most: int, sizes: list[int]) -> None:
-    rows, _ = trees([[5, 6, 7, 1], [5, 8, 1]], [0, 0], most)
-    assert [len(row.ids) for row in rows] == sizes
 
 
 def test_padding_sees_itself_alone() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,35 +11,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import spread_weights
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from transformers import (
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     BatchEncoding,
-    BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
     LlamaConfig,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
-    PreTrainedTokenizerFast,
 )
+from word_models import WORDS, save_word_bert, word_tokenizer
 
 from ctrlreward.models.aligner import RegressionAligner, TokenAligner
 from ctrlreward.models.pairs import encode_pairs
 
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-}
-WORDS = "good bad food the was staff friendly not and slow".split()
 PAIRS = [
     ("the food was good", "good food"),
     ("the staff  was slow", "the staff was not friendly and slow"),
@@ -53,74 +38,16 @@ LABELS = {0: "aligned", 1: "hallucinated"}  # the recipe has them the other way 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def save(model_class: type, folder: Path, labels: dict[int, str]) -> str:
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=14,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        initializer_range=1.0,  # so that tokens differ in their values
-        id2label=labels,
-        label2id={label: place for place, label in labels.items()},
-    )
-    model_class(config).save_pretrained(folder)
-    vocabulary = {word: i for i, word in enumerate([*SPECIAL.values(), *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    words.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        model_max_length=16,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **SPECIAL,
-    ).save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def by_token(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(BertForTokenClassification, tmp_path_factory.mktemp("d"), LABELS)
+    return save_word_bert(tmp_path_factory.mktemp("d"), BertForTokenClassification, LABELS)
 
 
 @pytest.fixture(scope="module")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(BertForSequenceClassification, tmp_path_factory.mktemp("r"), {0: "LABEL_0"})
-
-
-def alone(auto_class: type, folder: str, a: str, b: str) -> torch.Tensor:
-    """Logits of one pair, with transformers alone."""
-    model = auto_class.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with torch.inference_mode():
-        return model(**tokenizer(a, b, return_tensors="pt")).logits[0].double()
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 8192])
-def test_tokens_of_a_get_the_probability_of_being_aligned(by_token: str, batch_tokens: int) -> None:
-    made = list(TokenAligner(by_token, batch_tokens=batch_tokens).align(PAIRS))
-    for (a, b), alignment in zip(PAIRS, made, strict=True):
-        assert [a[start:end] for start, end in alignment.spans] == a.split()
-        logits = alone(AutoModelForTokenClassification, by_token, a, b)
-        expected = logits.softmax(-1)[1 : 1 + len(a.split()), 0]  # behind [CLS]
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
-        assert alignment.values.dtype == np.float64
-    assert np.concatenate([alignment.values for alignment in made]).std() > 0.01
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 8192])
-def test_a_regression_gives_the_whole_of_a_one_value(regression: str, batch_tokens: int) -> None:
-    made = RegressionAligner(regression, batch_tokens=batch_tokens).align(PAIRS)
-    for (a, b), alignment in zip(PAIRS, made, strict=True):
-        assert alignment.spans == ((0, len(a)),)
-        expected = alone(AutoModelForSequenceClassification, regression, a, b)
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
+    return save_word_bert(
+        tmp_path_factory.mktemp("r"), BertForSequenceClassification, {0: "LABEL_0"}
+    )
 
 
 @pytest.mark.parametrize("kind", ["token", "regression"])
@@ -138,8 +65,7 @@ def test_without_a_there_is_no_value_and_without_b_it_is_nan(
 
 def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
     aligner = TokenAligner(by_token)
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (long,) = aligner.align([("the food was good", "bad " * 20)])
+    (long,) = aligner.align([("the food was good", "bad " * 20)])
     assert caplog.messages == [
         "('the food was good', 'bad bad bad bad bad bad bad bad bad b…') has 27 tokens "
         "and the model reads 16: the end of b is dropped"
@@ -149,8 +75,7 @@ def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
+    cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
     assert caplog.messages == [
         "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens and the model reads "
         "16: a fills the limit and is truncated (and 1 more pairs)"
@@ -181,34 +106,28 @@ def test_two_texts_of_100_000_words(by_token: str) -> None:
 
 @pytest.mark.parametrize("labels", [("OK", "BAD"), ("LABEL_0", "LABEL_1")])
 def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
-    folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))
+    folder = save_word_bert(tmp_path, BertForTokenClassification, dict(enumerate(labels)))
     named = ", ".join(labels)
     with pytest.raises(ValueError, match=f"has the labels {named}. Rename the one for aligned"):
         TokenAligner(folder)
 
 
-def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path, regression: str) -> None:
+def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    tokens = {"vocab_size": 14, "pad_token_id": None}
     config = LlamaConfig(
-        vocab_size=14,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=1,
-        pad_token_id=None,
-        initializer_range=1.0,
+        **shape, **tokens, num_hidden_layers=1, num_labels=1, initializer_range=1.0
     )
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((Path(regression) / name).read_bytes())
-    options = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    options["model_input_names"] = ["input_ids", "attention_mask"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
-    made = RegressionAligner(str(tmp_path)).align(PAIRS)
-    for (a, b), alignment in zip(PAIRS, made, strict=True):
-        expected = alone(AutoModelForSequenceClassification, str(tmp_path), a, b)
-        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
+    tokenizer = word_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.save_pretrained(tmp_path)
+    model = LlamaForSequenceClassification.from_pretrained(tmp_path).eval()
+    for (a, b), found in zip(PAIRS, RegressionAligner(str(tmp_path)).align(PAIRS), strict=True):
+        with torch.inference_mode():
+            expected = model(**tokenizer(a, b, return_tensors="pt")).logits[0]
+        np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-5)
 
 
 @pytest.fixture
@@ -270,14 +189,14 @@ def test_a_pair_of_a_decoder_fits_the_limit(
 
 
 def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
-    folder = save(BertForSequenceClassification, tmp_path, LABELS)
+    folder = save_word_bert(tmp_path, BertForSequenceClassification, LABELS)
     with pytest.raises(ValueError, match="has 2 outputs, must be a regression model, which"):
         RegressionAligner(folder)
 
 
 @pytest.mark.parametrize("aligner", [TokenAligner, RegressionAligner])
 def test_an_untrained_head_is_refused(tmp_path: Path, aligner: type) -> None:
-    folder = save(BertModel, tmp_path, {0: "LABEL_0"})
+    folder = save_word_bert(tmp_path, BertModel, {0: "LABEL_0"})
     assert "architectures" in json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
         aligner(folder)

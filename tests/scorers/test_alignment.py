@@ -1,43 +1,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertConfig,
-)
+from tiny_models import save_judges
 
-from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
+from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.alignment import ASPECTS, Alignment, to_records
 from ctrlreward.scorers.records import explain_some
-from ctrlreward.weights.sources import resolve
-
-# Output of the package ctc_score 0.1.3 for these sentences, with the settings of the golden file:
-# consistency, and relevance with each reference alone.
-PACKAGE_SOURCES = [
-    "The council met on Monday and voted to close the old swimming pool, because its roof leaks "
-    "and repairs would cost two million.",
-    "Ada planted forty apple trees behind her house last spring; all but three of them survived "
-    "the winter.",
-]
-PACKAGE_TEXTS = ["The council closes the pool, whose roof leaks.", "Ada sold her house in spring."]
-PACKAGE_REFERENCES = [
-    ["The leaking pool will be closed.", "Most of Ada's apple trees lived through the winter."],
-    ["Repairs were too dear, so the council closes the pool.", "Three trees died."],
-]
-PACKAGE_CONSISTENCY = [0.8489584445953369, 0.6852323753493172]
-PACKAGE_RELEVANCE = [
-    [0.608893123671361, 0.29540030555283164],
-    [0.5473976183527769, 0.09556527368704643],
-]
-PACKAGE_RELEVANCE_OF_BOTH = [0.5781453710120689, 0.19548278961993903]
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +24,6 @@ def scorer() -> Alignment:
 def with_model_of(scorer: Alignment, *aspects: str, **settings: Any) -> Alignment:
     """Scorer with other settings that shares the model."""
     return Alignment(aspects=aspects, batch_tokens=1024, dtype=scorer.dtype, **settings)
-
-
-def test_relevance_equals_the_package(scorer: Alignment) -> None:
-    relevance = with_model_of(scorer, "relevance", "consistency")
-    result = [
-        relevance.score(Samples(PACKAGE_TEXTS, sources=PACKAGE_SOURCES, references=references))
-        for references in PACKAGE_REFERENCES
-    ]
-    for scores, expected in zip(result, PACKAGE_RELEVANCE, strict=True):
-        np.testing.assert_allclose(scores["relevance"], expected, atol=1e-4)
-        np.testing.assert_allclose(scores["consistency"], PACKAGE_CONSISTENCY, atol=1e-4)
-        assert scores["relevance_output"].tolist() == scores["consistency"].tolist()
-    # With several references the package returns the mean.
-    mean = np.mean([scores["relevance"] for scores in result], axis=0)
-    np.testing.assert_allclose(mean, PACKAGE_RELEVANCE_OF_BOTH, atol=1e-4)
 
 
 def dialog(
@@ -97,8 +55,7 @@ def test_a_text_of_stop_words_only_says_nothing(
     samples = dialog("you and i", "my dogs")
     total = with_model_of(scorer, "groundedness").score(samples)["groundedness"]
     assert total[0] == 0 < total[1]
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        mean = with_model_of(scorer, "groundedness", aggregate="mean").score(samples)
+    mean = with_model_of(scorer, "groundedness", aggregate="mean").score(samples)
     assert np.isnan(mean["groundedness"]).tolist() == [True, False]
     assert caplog.messages == [
         "texts[0] = 'you and i': no token to score, or none to align it with: groundedness is NaN"
@@ -144,8 +101,7 @@ def test_empty_texts_are_nan_and_named(scorer: Alignment, caplog: pytest.LogCapt
         sources=["food", " ", "food", "food"],
         references=["food", "food", "", "food"],
     )
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        result = with_model_of(scorer, "preservation", "relevance").score(samples)
+    result = with_model_of(scorer, "preservation", "relevance").score(samples)
     assert np.isnan(result["preservation"]).tolist() == [True, True, False, False]
     assert np.isnan(result["relevance"]).tolist() == [True, True, True, False]
     # The direction without the reference is still scored.
@@ -164,8 +120,7 @@ def test_a_dialog_needs_one_of_context_and_history(
 ) -> None:
     engaging = with_model_of(scorer, "engagingness")
     assert np.isfinite(engaging.score(dialog("my dogs", context=""))["engagingness"]).all()
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        neither = engaging.score(dialog("my dogs", context="", history=" "))["engagingness"]
+    neither = engaging.score(dialog("my dogs", context="", history=" "))["engagingness"]
     assert np.isnan(neither).all()
     assert caplog.messages == ["contexts + histories[0] is empty: engagingness is NaN"]
 
@@ -174,8 +129,7 @@ def test_a_text_without_tokens_is_nan_on_both_sides(
     scorer: Alignment, caplog: pytest.LogCaptureFixture
 ) -> None:
     preserved = with_model_of(scorer, "preservation", aggregate="sum")
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        result = preserved.score(Samples(["\u200b"], sources=["food"]))
+    result = preserved.score(Samples(["\u200b"], sources=["food"]))
     assert all(np.isnan(values).all() for values in result.values())
     assert [message.split("=")[0] for message in caplog.messages] == ["texts[0] ", "sources[0] "]
 
@@ -207,8 +161,7 @@ def test_a_reference_that_is_empty_makes_the_mean_nan(
     samples = Samples(
         ["good food"] * 2, sources=["food"] * 2, references=[["food", " "], ["food", "good"]]
     )
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        result = with_model_of(scorer, "relevance").score(samples)
+    result = with_model_of(scorer, "relevance").score(samples)
     assert np.isnan(result["relevance"]).tolist() == [True, False]
     assert caplog.messages == ["references[0] is empty: relevance is NaN"]
 
@@ -276,55 +229,31 @@ def test_regression_has_no_words_to_leave_out() -> None:
     assert result["groundedness"].tolist() == result["consistency"].tolist() == [0.7]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"aspects": ["fluency"]}, r"aspects must be 'all' or one or more of consistency, "),
-        ({"aspects": []}, r"aspects must be 'all' or one or more of consistency, "),
-        ({"method": "E"}, "method must be one of embedding, discriminative, regression"),
-        ({"aggregate": "max"}, "aggregate must be one of mean, sum"),
-        (
-            {"method": "regression", "layer": 2},
-            "layer = 2 is of method 'embedding', got 'regression'",
-        ),
-        ({"unit": "word"}, "unit = 'word' is of method 'discriminative', got 'embedding'"),
-        (
-            {"method": "discriminative", "unit": "token"},
-            "unit must be one of word, piece",
-        ),
-        (
-            {"model": {"relevance_output": "a"}, "aspects": "relevance"},
-            "model has a model for relevance_output, must have one for each of "
-            "relevance_reference, relevance_output",
-        ),
-        ({"stop_words": "the"}, r"stop_words = 'the' can't be read \(No such file or directory\)"),
-    ],
-)
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+WRONG_SETTINGS: dict[str, dict[str, Any]] = {
+    "aspects must be 'all' or one or more of consistency, .* got .*fluency": {"aspects": "fluency"},
+    "aspects must be 'all' or one or more of consistency, ": {"aspects": []},
+    "method must be one of embedding, discriminative, regression": {"method": "E"},
+    "aggregate must be one of mean, sum": {"aggregate": "max"},
+    "layer = 2 is of method 'embedding', got 'regression'": {"method": "regression", "layer": 2},
+    "unit = 'word' is of method 'discriminative', got 'embedding'": {"unit": "word"},
+    "unit must be one of word, piece": {"method": "discriminative", "unit": "token"},
+    "model has a model for relevance_output, must have one for each of relevance_reference, "
+    "relevance_output": {"model": {"relevance_output": "a"}, "aspects": "relevance"},
+    r"stop_words = 'the' can't be read \(No such file or directory\)": {"stop_words": "the"},
+}
+
+
+@pytest.mark.parametrize("message", WRONG_SETTINGS)
+def test_wrong_settings(message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Alignment(**settings)
+        Alignment(**WRONG_SETTINGS[message])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Folders of tiny aligners of random weights, by method."""
-    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
-    folders = {}
-    for method, (auto_class, outputs) in {
-        "discriminative": (AutoModelForTokenClassification, 2),
-        "regression": (AutoModelForSequenceClassification, 1),
-    }.items():
-        config = BertConfig(
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            id2label=dict(enumerate(["hallucinated", "aligned"][-outputs:])),
-        )
-        folders[method] = str(tmp_path_factory.mktemp(method))
-        auto_class.from_config(config).save_pretrained(folders[method])
-        tokenizer.save_pretrained(folders[method])
-    return folders
+    folders = save_judges(tmp_path_factory.mktemp("judges"), ("soup",))
+    return {"discriminative": folders["aligner"], "regression": folders["regression"]}
 
 
 @pytest.mark.parametrize("method", ["discriminative", "regression"])
@@ -341,20 +270,6 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
     np.testing.assert_allclose(result["preservation_source"], back, atol=1e-5)
     tokens = [len(parts["preservation_output"].tokens) for parts in scorer.explain(samples)]
     assert tokens == ([1, 1] if method == "regression" else [2, 2])
-
-
-@pytest.mark.parametrize("method", ["discriminative", "regression"])
-def test_an_encoder_is_not_a_trained_aligner(method: str) -> None:
-    with pytest.raises(ValueError, match="has no weights for classifier"):
-        Alignment(method=method).score(Samples(["a"], sources=["b"]))
-
-
-def test_a_move_frees_the_model_and_loads_it_there(scorer: Alignment) -> None:
-    moved = with_model_of(scorer, "consistency")
-    moved.to("meta")
-    assert "loaded_model" not in vars(moved)
-    assert isinstance(moved.loaded_model, EmbeddingAligner)
-    assert moved.loaded_model.encoder.model.device.type == "meta"
 
 
 def test_explanations_of_some_texts_are_plain_data(scorer: Alignment) -> None:

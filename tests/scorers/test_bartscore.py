@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -24,11 +23,6 @@ SAMPLES = Samples(TEXTS, sources=SOURCES, references=REFERENCES)
 ASPECTS: tuple[AspectName, ...] = ("faithfulness", "precision", "recall", "f_score")
 
 
-@pytest.fixture(scope="module")
-def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str]:
-    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
-
-
 def by_loss(
     folder: str, sources: list[str], targets: list[str], dtype: torch.dtype = torch.float64
 ) -> list[float]:
@@ -49,9 +43,9 @@ def by_loss(
 @pytest.mark.parametrize("batch_tokens", [1, 8192])
 @pytest.mark.parametrize("family", ["pegasus", "t5", "bart"])
 def test_equals_the_loss_of_one_plain_pass_per_pair(
-    family: str, batch_tokens: int, folder_of: Callable[[str], str]
+    family: str, batch_tokens: int, seq2seq_folders: dict[str, str]
 ) -> None:
-    folder = folder_of(family)
+    folder = seq2seq_folders[family]
     scores = BARTScore(folder, ASPECTS, batch_tokens=batch_tokens).score(SAMPLES)
     assert tuple(scores) == ASPECTS
     pairs = {
@@ -75,8 +69,7 @@ def test_what_the_model_cannot_read_is_cut_and_named(
     tiny_bart: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = "The soup was cold. " * 40
-    with caplog.at_level(logging.WARNING):
-        scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
+    scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
     assert np.isfinite(scores["faithfulness"]).all()
     assert any("sources[0] has" in message for message in caplog.messages)
     assert any("texts[1] has" in message for message in caplog.messages)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward import Similarity, WordVectors
 from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.alignment import Alignment
@@ -60,13 +60,6 @@ def test_an_unknown_score_raises() -> None:
         Lengths()["sad"]
 
 
-def test_a_scorer_without_a_model_moves_and_releases_nothing() -> None:
-    scorer = Lengths()
-    scorer.to("cuda")
-    scorer.release()
-    assert scorer.calls == []
-
-
 ROWS = st.lists(st.tuples(st.sampled_from(["", "a", "bcd"]), st.sampled_from(["x", "yz"])))
 
 
@@ -113,41 +106,26 @@ CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
 }
 
 
+WRONG_TYPES: dict[str, Any] = {
+    "Returns returned a NoneType, must be a mapping": None,
+    "'ease' = 0.5, a float, must be one number per sample": {"ease": 0.5},
+    r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be": {"ease": [0.5, "0.5"]},
+    r"'0'\)? for texts\[0\] = 'a', a str_, must be": {"ease": np.array(["0", "1"])},
+}
+WRONG_VALUES: dict[str, Any] = {
+    "Returns returned no score 'ease', only eas": {"eas": [1, 1]},
+    r"Returns returned 'ease' of shape \(1,\) for 2 samples": {"ease": [0.5]},
+    r"'ease' of shape \(2, 1\) for 2 samples\. Return an": {"ease": np.zeros((2, 1))},
+    r"'ease' = 85.0 for texts\[1\] = 'b', outside .* 1.0\]": {"ease": [0.5, 85.0]},
+    r"'ease' = -0.1 for texts\[0\] = 'a', outside its range": {"ease": [-0.1, 0.5]},
+}
+
+
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(
-    ("returned", "error", "message"),
-    [
-        (None, TypeError, "Returns returned a NoneType, must be a mapping"),
-        ({"eas": [1, 1]}, ValueError, "Returns returned no score 'ease', only eas"),
-        ({"ease": [0.5]}, ValueError, r"Returns returned 'ease' of shape \(1,\) for 2 samples"),
-        (
-            {"ease": np.zeros((2, 1))},
-            ValueError,
-            r"'ease' of shape \(2, 1\) for 2 samples\. Return an",
-        ),
-        ({"ease": 0.5}, TypeError, "'ease' = 0.5, a float, must be one number per sample"),
-        ({"ease": [0.5, "0.5"]}, TypeError, r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be"),
-        (
-            {"ease": np.array(["0", "1"])},
-            TypeError,
-            r"'0'\)? for texts\[0\] = 'a', a str_, must be",
-        ),
-        (
-            {"ease": [0.5, 85.0]},
-            ValueError,
-            r"'ease' = 85.0 for texts\[1\] = 'b', outside .* 1.0\]",
-        ),
-        (
-            {"ease": [-0.1, 0.5]},
-            ValueError,
-            r"'ease' = -0.1 for texts\[0\] = 'a', outside its range",
-        ),
-    ],
-)
-def test_what_a_scorer_returns_is_checked(
-    call: str, returned: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
+def test_what_a_scorer_returns_is_checked(call: str, message: str) -> None:
+    returned = {**WRONG_TYPES, **WRONG_VALUES}[message]
+    with pytest.raises(TypeError if message in WRONG_TYPES else ValueError, match=message):
         CALLS[call](Returns(returned), Samples(["a", "b"]))
 
 
@@ -160,8 +138,7 @@ def test_what_a_scorer_returns_is_checked(
 def test_none_and_infinity_are_failed_samples(
     call: str, values: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        found = CALLS[call](Returns({"ease": values}), Samples(["a", "b"]))
+    found = CALLS[call](Returns({"ease": values}), Samples(["a", "b"]))
     np.testing.assert_array_equal(found, [0.5, np.nan])
     said = []
     if isinstance(values, list) and values[1] is not None:
@@ -226,3 +203,19 @@ def test_columns_of_several_references_are_there() -> None:
     check_columns({"relevance": relevance}, samples)
     with pytest.raises(MissingColumn, match="references"):
         check_columns({"relevance": relevance}, Samples(["soup"], sources=["broth"]))
+
+
+class Picky(Returns):
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        if "odd" in samples.texts:
+            raise ValueError(f"texts[{samples.texts.index('odd')}] is odd")
+        return {"ease": np.ones(len(samples))}
+
+
+def test_rows_after_repeated_samples(caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["soup", "soup", "soup", "", "odd"]  # a scorer gets distinct samples alone
+    content = Similarity(WordVectors({"soup": [1, 0]}))
+    Reward({"content": content})(texts[:-1], sources="soup")
+    assert caplog.messages == ["texts[3] is empty: similarity is NaN"]
+    with pytest.raises(ValueError, match=r"^texts\[4\] is odd$"):
+        Reward({"picky": Picky(None)})(texts)

@@ -14,35 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_cases import DIALOG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import save_judges, save_reward_model
 
-import ctrlreward.scorers
+from ctrlreward import scorers as cr
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
-from ctrlreward.scorers import (
-    Accuracy,
-    Alignment,
-    AttributeClassifier,
-    BARTScore,
-    CTRLEval,
-    Distinct,
-    FunctionScorer,
-    InfillingPerplexity,
-    Judge,
-    LexiconSentiment,
-    Perplexity,
-    Repetition,
-    RewardModel,
-    Rubric,
-    Scorer,
-    Similarity,
-    Task,
-    TransferQuality,
-    Uniqueness,
-)
-from ctrlreward.scorers.alignment import AspectName
 from ctrlreward.scorers.base import Scores, score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,74 +61,66 @@ POOL = Samples(
     groups=["ab"[i % 2] for i in range(len(TEXTS))],
 )
 WORDS = {"negative": ["bad", "awful"], "positive": ["good", "nice"]}
-TASK = Task(["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"], WORDS)
-TOPICS = Task(
+TASK = cr.Task(["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"], WORDS)
+TOPICS = cr.Task(
     ["<gen_result> It was about <mask_token>."],
     {"positive": ["tea"], "negative": ["rain"], "x": ["y"]},
 )
-RUBRIC = Rubric("Is this {label}? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
-PAIRS = Rubric("Which?\nA: {first}\nB: {second}\n", {"A": "first", "B": "second"})
-ALIGNED: tuple[AspectName, ...] = (
-    "consistency",
-    "relevance",
-    "preservation",
-    "engagingness",
-    "groundedness",
-)
-
+RUBRIC = cr.Rubric("Is this {label}? {text}\nAnswer yes or no:", {"yes": 1, "no": 0})
+PAIRS = cr.Rubric("Which?\nA: {first}\nB: {second}\n", {"A": "first", "B": "second"})
 Folders = Mapping[str, str]
 
 
-def transfer(folders: Folders, **options: Any) -> TransferQuality:
+def transfer(folders: Folders, **options: Any) -> cr.TransferQuality:
     """The composite of three models."""
-    return TransferQuality(
-        Accuracy(folders["classifier"], **options),
-        Similarity(folders["encoder"], **options),
-        Perplexity(folders["llama"], **options),
+    return cr.TransferQuality(
+        cr.Accuracy(folders["classifier"], **options),
+        cr.Similarity(folders["encoder"], **options),
+        cr.Perplexity(folders["llama"], **options),
         thresholds=(0, 0, 1e5, 0),  # wide, so that no sample earns exactly 0
     )
 
 
 # A family of models for each way in which texts share a batch: prefix trees (Llama), padded rows
 # (Mamba), masked texts with merged decoder rows (BART, T5), texts, pairs of texts, words.
-POINTWISE: Mapping[str, Callable[..., Scorer]] = {
-    "CTRLEval llama": lambda f, **o: CTRLEval(f["llama"], TASK, **o),
-    "CTRLEval calibrated": lambda f, **o: CTRLEval(
+POINTWISE: Mapping[str, Callable[..., cr.Scorer]] = {
+    "CTRLEval llama": lambda f, **o: cr.CTRLEval(f["llama"], TASK, **o),
+    "CTRLEval calibrated": lambda f, **o: cr.CTRLEval(
         f["llama"], TOPICS, ["attribute_relevance"], calibration=["A lake.", LONG], **o
     ),
-    "CTRLEval bart": lambda f, **o: CTRLEval(f["bart"], TASK, **o),
-    "CTRLEval t5": lambda f, **o: CTRLEval(f["t5"], TASK, **o),
-    "Perplexity llama": lambda f, **o: Perplexity(f["llama"], **o),
-    "Perplexity gpt2 truncated": lambda f, **o: Perplexity(f["gpt2"], **o),
-    "Perplexity mamba": lambda f, **o: Perplexity(f["mamba"], **o),
-    "InfillingPerplexity": lambda f, **o: InfillingPerplexity(f["bart"], **o),
-    "Judge": lambda f, **o: Judge(f["llama"], RUBRIC, **o),
-    "Judge of pairs": lambda f, **o: Judge(f["llama"], PAIRS, **o),
-    "BARTScore": lambda f, **o: BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
-    "Similarity": lambda f, **o: Similarity(f["encoder"], **o),
-    "Alignment embedding": lambda f, **o: Alignment(f["encoder"], ALIGNED, **o),
-    "Alignment discriminative": lambda f, **o: Alignment(
-        f["aligner"], ALIGNED, "discriminative", **o
+    "CTRLEval bart": lambda f, **o: cr.CTRLEval(f["bart"], TASK, **o),
+    "CTRLEval t5": lambda f, **o: cr.CTRLEval(f["t5"], TASK, **o),
+    "Perplexity llama": lambda f, **o: cr.Perplexity(f["llama"], **o),
+    "Perplexity gpt2 truncated": lambda f, **o: cr.Perplexity(f["gpt2"], **o),
+    "Perplexity mamba": lambda f, **o: cr.Perplexity(f["mamba"], **o),
+    "InfillingPerplexity": lambda f, **o: cr.InfillingPerplexity(f["bart"], **o),
+    "Judge": lambda f, **o: cr.Judge(f["llama"], RUBRIC, **o),
+    "Judge of pairs": lambda f, **o: cr.Judge(f["llama"], PAIRS, **o),
+    "BARTScore": lambda f, **o: cr.BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
+    "Similarity": lambda f, **o: cr.Similarity(f["encoder"], **o),
+    "Alignment embedding": lambda f, **o: cr.Alignment(f["encoder"], DIALOG, **o),
+    "Alignment discriminative": lambda f, **o: cr.Alignment(
+        f["aligner"], DIALOG, "discriminative", **o
     ),
-    "Alignment regression": lambda f, **o: Alignment(f["regression"], ALIGNED, "regression", **o),
-    "RewardModel": lambda f, **o: RewardModel(f["reward"], **o),
-    "RewardModel of an encoder": lambda f, **o: RewardModel(f["regression"], **o),
-    "Accuracy": lambda f, **o: Accuracy(f["classifier"], **o),
-    "Accuracy of words": lambda f, **o: Accuracy(f["text_cnn"], **o),
-    "AttributeClassifier": lambda f, **o: AttributeClassifier({"tone": f["classifier"]}, **o),
+    "Alignment regression": lambda f, **o: cr.Alignment(f["regression"], DIALOG, "regression", **o),
+    "RewardModel": lambda f, **o: cr.RewardModel(f["reward"], **o),
+    "RewardModel of an encoder": lambda f, **o: cr.RewardModel(f["regression"], **o),
+    "Accuracy": lambda f, **o: cr.Accuracy(f["classifier"], **o),
+    "Accuracy of words": lambda f, **o: cr.Accuracy(f["text_cnn"], **o),
+    "AttributeClassifier": lambda f, **o: cr.AttributeClassifier({"tone": f["classifier"]}, **o),
     "TransferQuality": transfer,
 }
 ON_SERVERS = {"RemoteRewardModel"}  # whose batches are the server's
 # Without a model there is no batch: exactly the same.
-EXACT: Mapping[str, Callable[..., Scorer]] = {
-    "FunctionScorer": lambda f: FunctionScorer(lambda texts: [*map(len, texts)], pointwise=True),
-    "LexiconSentiment": lambda f: LexiconSentiment(),
-    "Repetition": lambda f: Repetition(f["gpt2"], n=2),
-    "Similarity of word vectors": lambda f: Similarity(f["vectors"]),
+EXACT: Mapping[str, Callable[..., cr.Scorer]] = {
+    "FunctionScorer": lambda f: cr.FunctionScorer(lambda texts: [*map(len, texts)], pointwise=True),
+    "LexiconSentiment": lambda f: cr.LexiconSentiment(),
+    "Repetition": lambda f: cr.Repetition(f["gpt2"], n=2),
+    "Similarity of word vectors": lambda f: cr.Similarity(f["vectors"]),
 }
-GROUPED: Mapping[str, Callable[..., Scorer]] = {"Distinct": lambda f: Distinct(f["gpt2"])}
+GROUPED: Mapping[str, Callable[..., cr.Scorer]] = {"Distinct": lambda f: cr.Distinct(f["gpt2"])}
 # By comparison with other groups.
-ACROSS: Mapping[str, Callable[..., Scorer]] = {"Uniqueness": lambda f: Uniqueness(f["gpt2"])}
+ACROSS: Mapping[str, Callable[..., cr.Scorer]] = {"Uniqueness": lambda f: cr.Uniqueness(f["gpt2"])}
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +149,7 @@ def folders(
     }
 
 
-Built = Callable[..., Scorer]
+Built = Callable[..., cr.Scorer]
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +157,7 @@ def built(folders: Folders) -> Built:
     """A function from a case and options to its scorer, built once."""
 
     @cache
-    def build(name: str, **options: Any) -> Scorer:
+    def build(name: str, **options: Any) -> cr.Scorer:
         return {**POINTWISE, **EXACT, **GROUPED, **ACROSS}[name](folders, **options)
 
     return build
@@ -212,7 +183,7 @@ def rounding(found: Scores, expected: Scores) -> float:
     return float(np.nan_to_num(abs(found - expected) / (1 + abs(expected))).max(initial=0.0))
 
 
-def scored_together(scorer: Scorer, places: list[int], window: int) -> Mapping[str, Scores]:
+def scored_together(scorer: cr.Scorer, places: list[int], window: int) -> Mapping[str, Scores]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", window)
         return scorer.score(POOL[places])
@@ -234,9 +205,9 @@ COMPANIES = {
 def test_every_scorer_has_a_case(built: Built) -> None:
     scorers = {
         name
-        for name in ctrlreward.scorers.__all__
-        if inspect.isclass(found := getattr(ctrlreward.scorers, name))
-        and issubclass(found, Scorer)
+        for name in cr.__all__
+        if inspect.isclass(found := getattr(cr, name))
+        and issubclass(found, cr.Scorer)
         and not inspect.isabstract(found)
     }
     by_case = {name: built(name) for name in [*POINTWISE, *EXACT, *GROUPED, *ACROSS]}

@@ -116,21 +116,18 @@ async def later(texts: list[str]) -> list[float]:
     return []
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (
-            lambda completions, completion_ids: [],
-            "reward needs the argument .completion_ids., which",
-        ),
-        (lambda texts, lable: [], r"'lable', which is .* \(did you mean 'label'\?\)"),
-        (later, "later is a coroutine function, must be a plain one"),
-        (FunctionScorer, "function = .* is not a function"),
-    ],
-)
-def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str) -> None:
+WRONG: dict[str, Any] = {
+    "reward needs the argument .completion_ids., which": lambda completions, completion_ids: [],
+    r"'lable', which is .* \(did you mean 'label'\?\)": lambda texts, lable: [],
+    "later is a coroutine function, must be a plain one": later,
+    "function = .* is not a function": FunctionScorer,
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_function_that_cannot_be_called_is_refused(message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        FunctionScorer(function)
+        FunctionScorer(WRONG[message])
 
 
 def test_trls_functions_get_messages_and_solutions() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -9,24 +8,15 @@ from string import ascii_letters
 
 import numpy as np
 import pytest
+from asked_models import FOOD
 from numpy.testing import assert_array_equal
 
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.task import Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
-FOOD = Samples(
-    texts=[
-        "The food was good. We will come back.",
-        "The food was cold and the waiter was rude. Never again! I want my money back.",
-        "My dog sleeps.",
-    ],
-    prefixes=["The food", "The food", "My dog"],
-    labels=["positive", "positive", "negative"],
-)
 
 # Properties of any model, tested with the tiny PEGASUS; tests/golden/ has the published scores.
 
@@ -49,18 +39,6 @@ def test_the_evaluators_are_a_classifier(scorer: CTRLEval, scores: dict[str, Sco
     np.testing.assert_allclose(chosen, scores["attribute_relevance"], atol=1e-5)
     assert np.isnan(values[3]).all()
     assert scorer.probabilities([]).shape == (0, 2)
-
-
-def test_a_task_of_ones_own(scorer: CTRLEval) -> None:
-    task = Task(
-        ["<gen_result> This is about <mask_token>."],
-        {"food": ["food"], "pets": ["dogs"], "cars": ["cars"]},
-    )
-    own = CTRLEval(scorer.model, task, aspects=["attribute_relevance"])
-    (values,) = own.score(FOOD.replace(labels=["food", "food", "pets"])).values()
-    probabilities = own.probabilities(FOOD.texts)
-    np.testing.assert_allclose(values, probabilities[[0, 1, 2], [0, 0, 1]], atol=1e-5)
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
 
 
 def test_weights_come_from_a_table_or_an_object_or_wordfreq(scorer: CTRLEval, pegasus: str) -> None:
@@ -118,8 +96,7 @@ def test_what_has_no_score_is_nan_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bad = Samples([text], prefixes=[prefix], labels=["negative"])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        result = scorer.score(Samples.concat([FOOD[:1], bad, FOOD[1:]]))
+    result = scorer.score(Samples.concat([FOOD[:1], bad, FOOD[1:]]))
     assert caplog.messages == [f"texts[1] {why}: its {aspect} is NaN" for aspect in nan]
     for aspect, values in result.items():
         assert np.isnan(values).tolist() == [False, aspect in nan, False, False]
@@ -130,26 +107,8 @@ def test_a_text_that_the_splitter_leaves_nothing_of_is_nan_and_named(
     scorer: CTRLEval, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = CTRLEval(scorer.model, aspects=["coherence"], sentence_splitter=lambda text: ["", " "])
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        assert np.isnan(other.score(Samples(["The food"]))["coherence"]).all()
+    assert np.isnan(other.score(Samples(["The food"]))["coherence"]).all()
     assert caplog.messages == ["texts[0] has no sentences: its coherence is NaN"]
-
-
-def test_a_text_of_5000_words_is_scored_and_named(
-    tiny_llama: Callable[[str], str], scorer: CTRLEval, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = Samples(
-        ["The food " + "was good and " * 1666 + "fine."],
-        prefixes=["The food"],
-        labels=["positive"],
-    )
-    for model, limit in ((tiny_llama(ascii_letters + " .!,:\n"), 512), (scorer.model, 128)):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "ctrlreward"):
-            result = CTRLEval(model, max_tokens=None, evaluators=2).score(long)
-        assert all(np.isfinite(values).all() for values in result.values())
-        assert f"exceed the {limit} tokens that the model reads" in caplog.messages[0]
-        assert len(caplog.messages) <= 2  # one for all patterns, one for all that fills them
 
 
 def test_only_the_first_max_tokens_are_read(
@@ -158,11 +117,10 @@ def test_only_the_first_max_tokens_are_read(
     model = tiny_llama(ascii_letters + " .")  # a token per character
     text = "The food was good. We ate. It was late. "
     columns = {"prefixes": "The food", "labels": "positive"}
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns | {"prefixes": ""})
-        assert caplog.messages[0] == (
-            "texts[1] has 360 tokens: only the first 26 are read, as max_tokens says"
-        )
+    cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns | {"prefixes": ""})
+    assert caplog.messages[0] == (
+        "texts[1] has 360 tokens: only the first 26 are read, as max_tokens says"
+    )
     whole = CTRLEval(model, max_tokens=None).score(["A.", text[:26]], **columns | {"prefixes": ""})
     for aspect, values in whole.items():
         assert_array_equal(values, cut[aspect])

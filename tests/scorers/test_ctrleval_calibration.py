@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from string import ascii_letters
 
 import numpy as np
 import pytest
-from asked_models import blank, filled
+from asked_models import Favouring, blank, filled
 
 from ctrlreward.functional.ranking import auc
-from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -35,25 +34,6 @@ def causal(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(ascii_letters + " .!,:;\n'-")
 
 
-class Favouring:
-    """Infiller that counts its calls and adds a constant to the log-probability of each word."""
-
-    def __init__(self, scorer: CTRLEval, bonus: dict[str, float]) -> None:
-        self.infiller = scorer.loaded_model
-        self.tokenizer = self.infiller.tokenizer
-        self.bonus = bonus
-        self.calls: list[list[Patterns]] = []
-
-    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
-        self.calls.append(list(tasks))
-        found = []
-        for task, scored in zip(tasks, self.infiller.answer(tasks), strict=True):
-            words = [word for each in task.blanks for word in each.targets]
-            bonus = np.repeat([self.bonus.get(word, 0.0) for word in words], scored.sizes)
-            found.append(scored._replace(log_probs=scored.log_probs + bonus))
-        return found
-
-
 @pytest.mark.parametrize("weights", ["mean", "max", "min"])
 def test_a_word_that_is_favoured_after_every_text_scores_as_if_it_were_not(
     pegasus: str, weights: str
@@ -61,7 +41,7 @@ def test_a_word_that_is_favoured_after_every_text_scores_as_if_it_were_not(
     bonus = {"food": 5.0, "cats": -2.0}
     for calibration, cancels in ((REFERENCES, True), (True, True), (False, False)):
         plain, favoured = (relevance(pegasus, calibration, weights=weights) for _ in range(2))
-        favoured.loaded_model = Favouring(plain, bonus)
+        favoured.loaded_model = Favouring(plain.loaded_model, bonus)
         difference = favoured.probabilities(TEXTS) - plain.probabilities(TEXTS)
         assert (np.abs(difference).max() < 1e-5) == cancels
 
@@ -116,7 +96,7 @@ def test_by_default_only_a_decoder_with_three_labels_or_more_is_calibrated(
 
 def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -> None:
     scorer = relevance(causal, True, weights="mean")
-    scorer.loaded_model = model = Favouring(scorer, {})
+    scorer.loaded_model = model = Favouring(scorer.loaded_model)
     first = scorer.score(SAMPLES)["attribute_relevance"]
     (references, texts) = model.calls
     assert len(references) == len(neutral_texts())
@@ -127,7 +107,7 @@ def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -
     copy = pickle.loads(pickle.dumps(scorer))
     np.testing.assert_allclose(copy.score(SAMPLES)["attribute_relevance"], first, atol=1e-6)
     scorer.release()
-    scorer.loaded_model = model = Favouring(scorer, {})
+    scorer.loaded_model = model = Favouring(scorer.loaded_model)
     np.testing.assert_array_equal(scorer.score(SAMPLES)["attribute_relevance"], first)
     assert len(model.calls) == 2
 
@@ -192,7 +172,7 @@ def test_by_default_only_a_decoder_has_neutral_contexts(pegasus: str, causal: st
 
 def test_coherence_scores_no_prompt(causal: str) -> None:
     scorer = CTRLEval(causal, TASK, "coherence", weights="mean", calibration=True)
-    scorer.loaded_model = model = Favouring(scorer, {})
+    scorer.loaded_model = model = Favouring(scorer.loaded_model)
     scorer.score(TEXTS)
     blanks = [each for call in model.calls for task in call for each in task.blanks]
     assert all(each.closing is None for each in blanks)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from asked_models import FOOD, Favouring, blank
+from plain_models import PlainCausal, PlainSeq2Seq
 
-from ctrlreward.models.tasks import Patterns, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
-FOOD = Samples(
-    texts=[
-        "The food was good. We will come back.",
-        "The food was cold and the waiter was rude. Never again! I want my money back.",
-        "My dog sleeps.",
-    ],
-    prefixes=["The food", "The food", "My dog"],
-    labels=["positive", "positive", "negative"],
-)
 
 
 @pytest.fixture(scope="module")
@@ -87,24 +77,11 @@ def test_the_highest_label_probability_and_the_lowest_are_each_labels_own(scorer
     np.testing.assert_allclose(high, 1 - low[:, ::-1], atol=1e-5)
 
 
-class Recorder:
-    """Infiller that records its blanks."""
-
-    def __init__(self, scorer: CTRLEval) -> None:
-        self.infiller = scorer.loaded_model
-        self.tokenizer = self.infiller.tokenizer
-        self.tasks: list[Patterns] = []
-
-    def answer(self, tasks: Sequence[Patterns]) -> list[TokenScores]:
-        self.tasks = list(tasks)
-        return list(self.infiller.answer(tasks))
-
-
 def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
     part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
-    part.loaded_model = recorder = Recorder(scorer)
+    part.loaded_model = recorder = Favouring(scorer.loaded_model)
     part.score(FOOD)
-    for text, task in zip(FOOD.texts, recorder.tasks, strict=True):
+    for text, task in zip(FOOD.texts, *recorder.calls, strict=True):
         assert task.text == text
         received = [each.about(text) for each in task.blanks]
         pairs = [
@@ -119,20 +96,6 @@ def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
             expected += [(*filled, word) for word in words]
         assert pairs == expected
         assert len({(each.left, each.right) for each in received}) == len(received)
-
-
-def test_a_subset_scores_as_a_task_of_its_evaluators(scorer: CTRLEval) -> None:
-    aspects = ["attribute_relevance"]
-    words = {"negative": ["bad", "poor"], "positive": ["good", "nice"]}
-    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
-    task = Task(prompts, words)
-    ((prompt, chosen),) = task.subset(1, seed=5)
-    own = Task([prompt], dict(zip(words, ([word] for word in chosen), strict=True)))
-    np.testing.assert_allclose(
-        like(scorer, task=task, aspects=aspects, evaluators=1, seed=5).probabilities(FOOD.texts),
-        like(scorer, task=own, aspects=aspects).probabilities(FOOD.texts),
-        atol=1e-5,
-    )
 
 
 def test_a_subset_leaves_the_other_aspects_as_they_are(scorer: CTRLEval) -> None:
@@ -170,12 +133,6 @@ PHRASES = Task(
 )
 
 
-def mean_log_prob(logits: torch.Tensor, target: torch.Tensor) -> float:
-    """Mean log-probability of the target's tokens; row i of the logits predicts token i."""
-    chosen = logits.double().log_softmax(-1)[torch.arange(len(target)), target]
-    return float(chosen.mean())
-
-
 def share_of_sums(log_probs: dict[str, list[float]]) -> list[float]:
     """β-weighted label probabilities: each label's sum over the sum of all."""
     sums = [sum(np.exp(row)) for row in log_probs.values()]
@@ -183,17 +140,14 @@ def share_of_sums(log_probs: dict[str, list[float]]) -> list[float]:
 
 
 def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
-    model = AutoModelForSeq2SeqLM.from_pretrained(scorer.model)
-    tokenizer = AutoTokenizer.from_pretrained(scorer.model)
-    source = tokenizer(f"{FOOD.texts[0]} It was <mask_1>.", return_tensors="pt")
+    plain = PlainSeq2Seq("pegasus", scorer.model)
 
-    @torch.no_grad()
     def likelihood(phrase: str) -> float:
-        target = tokenizer(phrase, add_special_tokens=False, return_tensors="pt").input_ids
-        return mean_log_prob(model(**source, labels=target).logits[0], target[0])
+        asked = blank(f"{FOOD.texts[0]} It was ", ".", (phrase,))
+        return float(plain.log_probs(*plain.passes(asked, phrase)).mean())
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
-    assert len(tokenizer("not very good", add_special_tokens=False).input_ids) == 7
+    assert len(plain.ids("not very good")) == 7
     result = like(scorer, task=PHRASES).probabilities(FOOD.texts[:1])[0]
     np.testing.assert_allclose(result, share_of_sums(expected), atol=1e-5)
 
@@ -207,15 +161,12 @@ def mean_share(log_probs: dict[str, list[float]]) -> list[float]:
 def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> None:
     """Phrases are scored to the end of the prompt, without β by default."""
     folder = tiny_llama(ascii_letters + " .!,:\n")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = PlainCausal(folder)
 
-    @torch.no_grad()
     def likelihood(phrase: str) -> float:
         context = f"{FOOD.texts[0]} It was"
-        ids = torch.tensor([[0, *tokenizer(f"{context} {phrase}.").input_ids]])
-        target = ids[0, 1 + len(context) :]  # a token a character
-        return mean_log_prob(model(ids).logits[0, len(context) : -1], target)
+        ids = plain.tokenizer(f"{context} {phrase}.").input_ids  # a token a character
+        return float(plain.log_probs([0, *ids], 1 + len(context)).mean())
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
     result = CTRLEval(folder, PHRASES).probabilities(FOOD.texts[:1])[0]

@@ -121,19 +121,15 @@ def messages(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: caplog.messages
 
 
+@pytest.mark.parametrize("texts", [CORPUS, pytest.param(LONG, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", SCORERS)
-def test_a_corpus_of_hostile_texts(
-    name: str, built: Callable[..., Scorer], messages: Callable[[], list[str]]
+def test_a_corpus_of_hostile_texts_of_any_length(
+    name: str,
+    texts: Mapping[str, str],
+    built: Callable[..., Scorer],
+    messages: Callable[[], list[str]],
 ) -> None:
-    check(built(name), with_neighbours(list(CORPUS.values())), messages)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", SCORERS)
-def test_texts_of_great_length(
-    name: str, built: Callable[..., Scorer], messages: Callable[[], list[str]]
-) -> None:
-    check(built(name), with_neighbours(list(LONG.values())), messages)
+    check(built(name), with_neighbours(list(texts.values())), messages)
 
 
 # Any code point, unpaired surrogates too, among words and pieces of the corpus.

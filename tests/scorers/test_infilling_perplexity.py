@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from asked_models import blank
+from plain_models import PlainSeq2Seq
+from transformers import AutoTokenizer
 
 from ctrlreward import CTRLEval, Perplexity, Samples
 from ctrlreward.scorers.base import score
@@ -21,48 +22,25 @@ SENTENCES = [
     ["We waited an hour.", "Then the soup came cold!", "Nobody said sorry."],
     ["A dog slept under the table."],
 ]
-MASKS = {"pegasus": "<mask_1>", "t5": "<extra_id_0>", "bart": "<mask>"}
-
-
-@pytest.fixture(scope="module")
-def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str]:
-    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
 
 
 def one_by_one(family: str, folder: str, sentences: list[str]) -> np.ndarray:
     """transformers alone: log-probabilities of the tokens of all sentences, one pass for each."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def ids(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
-
+    plain = PlainSeq2Seq(family, folder)
     found = []
     for i, sentence in enumerate(sentences):
         left, right = " ".join(sentences[:i]), " ".join(sentences[i + 1 :])
-        source = tokenizer(f"{left} {MASKS[family]} {right}").input_ids
-        if family == "pegasus":  # <pad> sentence </s>
-            given, scored = [0], [*ids(sentence), 1]
-        elif family == "t5":  # <pad> <extra_id_0> sentence
-            given, scored = [0, len(tokenizer) - 1], ids(sentence)
-        else:  # </s> <s> left sentence
-            given, scored = [2, 0, *ids(left)], ids(f" {sentence}" if left else sentence)
-        with torch.inference_mode():
-            logits = model(
-                input_ids=torch.tensor([source]),
-                decoder_input_ids=torch.tensor([(given + scored)[:-1]]),
-            ).logits[0]
-        table = logits.double().log_softmax(dim=-1)[len(given) - 1 :]
-        found += [table[n, token].item() for n, token in enumerate(scored)]
-    return np.array(found)
+        asked = blank(f"{left} ", f" {right}", (sentence,), ends=True)
+        found.append(plain.log_probs(*plain.passes(asked, sentence)))
+    return np.concatenate(found)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 8192])
-@pytest.mark.parametrize("family", list(MASKS))
+@pytest.mark.parametrize("family", ["pegasus", "t5", "bart"])
 def test_equals_one_plain_pass_per_sentence(
-    family: str, batch_tokens: int, folder_of: Callable[[str], str]
+    family: str, batch_tokens: int, seq2seq_folders: dict[str, str]
 ) -> None:
-    folder = folder_of(family)
+    folder = seq2seq_folders[family]
     scores = InfillingPerplexity(folder, batch_tokens=batch_tokens).score(TEXTS)
     expected = [one_by_one(family, folder, sentences).mean() for sentences in SENTENCES]
     assert np.ptp(expected) > 0.1  # texts are told apart

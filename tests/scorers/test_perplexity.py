@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from plain_models import PlainCausal
+from transformers import LlamaConfig, LlamaForCausalLM
+from word_models import word_tokenizer
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.perplexity import Perplexity
@@ -21,38 +20,21 @@ TEXTS = ["the food was good", "bad", "the staff was kind and the food was slow",
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    tokens = {"vocab_size": 12, "bos_token_id": 0, "eos_token_id": 0}
     config = LlamaConfig(
-        vocab_size=12,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.7,  # so that texts differ in their likelihood
-        bos_token_id=0,
-        eos_token_id=0,
+        **shape, **tokens, num_attention_heads=2, max_position_embeddings=64, initializer_range=0.7
     )
     LlamaForCausalLM(config).save_pretrained(path)
-    vocabulary = {word: i for i, word in enumerate(["<|endoftext|>", "[UNK]", *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", eos_token="<|endoftext|>"
-    ).save_pretrained(path)
+    special = {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"}
+    word_tokenizer(WORDS, special).save_pretrained(path)
     return str(path)
 
 
 def log_probs_one_by_one(folder: str, texts: list[str]) -> list[np.ndarray]:
     """Log-probabilities of each text's tokens with transformers alone."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = LlamaForCausalLM.from_pretrained(folder).eval()
-    result = []
-    for text in texts:
-        ids = torch.tensor([0, *tokenizer(text).input_ids])
-        with torch.inference_mode():
-            table = model(ids[None]).logits[0].double().log_softmax(dim=-1)
-        result.append(table[:-1].gather(1, ids[1:, None]).squeeze(1).numpy())
-    return result
+    plain = PlainCausal(folder)
+    return [plain.log_probs([0, *plain.tokens("", text)[0]], 1) for text in texts]
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 8192])

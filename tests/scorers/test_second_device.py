@@ -155,13 +155,16 @@ def test_a_full_device_halves_batches_and_lets_go_of_the_failed_one(
 def test_the_budget_is_what_the_device_has_left(folders: dict[str, str]) -> None:
     model = Perplexity(folders["llama"], device=DEVICE).loaded_model.model
     cpu = Perplexity(folders["llama"]).loaded_model.model
+    half = Perplexity(folders["llama"], device=DEVICE, dtype="bfloat16").loaded_model.model
     widest = 48  # of the model's layers, apart from the vocabulary
     with memory.limited(10_000 * 4 * 8 * widest * 4):  # a quarter, eight float32 per token
         assert token_budget(model, None) == 10_000
         assert token_budget(model, 7) == 7
+        assert token_budget(half, None) == 20_000
         assert token_budget(cpu, None) == 2048
-    with memory.limited(0):
-        assert token_budget(model, None) == 4096
+    for free, budget in ((0, 4096), (2**42, 2**16)):
+        with memory.limited(free):
+            assert token_budget(model, None) == budget
 
 
 @on_second_device

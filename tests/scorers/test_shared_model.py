@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from asked_models import inputs_seen
 
 from ctrlreward.models.aligner import EmbeddingAligner
 from ctrlreward.models.encoder import Encoder
@@ -47,15 +47,10 @@ def test_scorers_on_one_model_share_it_and_its_calls(
     answer, texts = model.answer, len(SAMPLES)
     monkeypatch.setattr(model, "answer", lambda tasks: asked.append(len(tasks)) or answer(tasks))
     monkeypatch.setattr(model, "padding", 0)
-    seen: list[torch.Tensor] = []
-    hook = model.model.register_forward_pre_hook(
-        lambda model, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
-    )
     components = {name: s[name] for s in scorers for name in s.specs}
     together = score(components, SAMPLES)
-    seen.clear()
-    score(components, SAMPLES[:1])
-    hook.remove()
+    with inputs_seen(model.model) as seen:
+        score(components, SAMPLES[:1])
     assert asked == [2 * texts, 2]
     for name, values in alone.items():
         np.testing.assert_allclose(together[name], values, rtol=1e-5)
@@ -68,7 +63,7 @@ def test_scorers_on_one_model_share_it_and_its_calls(
         for word in words
     ]
     beginnings = {whole[:n] for whole in read for n in range(len(whole))}
-    assert [ids.numel() for ids in seen] == [len(beginnings), len(text)]
+    assert [inputs["input_ids"].numel() for inputs in seen] == [len(beginnings), len(text)]
 
 
 def test_windows_change_no_score(
@@ -83,18 +78,14 @@ def test_windows_change_no_score(
     explained = ctrleval.explain(samples)
     chances = ctrleval.probabilities(samples.texts)
     corpus = perplexity.corpus(samples)["perplexity"]
-    seen: list[int] = []
-    hook = perplexity.loaded_model.model.register_forward_pre_hook(
-        lambda model, args, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
     monkeypatch.setattr(perplexity.loaded_model, "padding", 2**11)
-    score(components, samples)
-    assert seen == [8]  # two scores of four texts
-    seen.clear()
+    with inputs_seen(perplexity.loaded_model.model) as seen:
+        score(components, samples)
+    assert [len(inputs["input_ids"]) for inputs in seen] == [8]  # two scores of four texts
     monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 45)
     caplog.clear()
-    result = score(components, samples)
-    hook.remove()
+    with inputs_seen(perplexity.loaded_model.model) as seen:
+        result = score(components, samples)
     for name, values in expected.items():
         np.testing.assert_allclose(result[name], values, rtol=1e-5)
     assert sorted(caplog.messages) == [
@@ -102,7 +93,7 @@ def test_windows_change_no_score(
         "texts[3] is empty: perplexity is NaN",
     ]
     assert len(seen) > 2
-    assert sum(seen) == 8
+    assert sum(len(inputs["input_ids"]) for inputs in seen) == 8
     np.testing.assert_allclose(perplexity.corpus(samples)["perplexity"], corpus, rtol=1e-5)
     np.testing.assert_allclose(ctrleval.probabilities(samples.texts), chances, rtol=1e-5)
     for parts, others in zip(ctrleval.explain(samples), explained, strict=True):

@@ -39,10 +39,6 @@ def test_built_in_tasks_are_the_published_ones(
     ]
     assert table[0] == list(labels)
     assert table[1:] == [list(row) for row in zip(*built_in.verbalizers.values(), strict=True)]
-    assert (
-        Task.from_published(folder / f"prompt_{file}.txt", folder / f"verbal_{file}.txt")
-        == built_in
-    )
 
 
 def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
@@ -148,24 +144,19 @@ def test_a_file_without_verbalizers_raises(tmp_path: Path, content: str) -> None
         Task.load(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            "phrases: [So <mask_token>!, Sentiment: <mask_token>.]",
-            "phrases[1] = {'Sentiment': '<mask_token>.'} is not text. Write a word or a phrase, in "
-            "quotes",
-        ),
-        ("phrases:", "food.yaml: phrases must be a list of strings, got None"),
-        ("phrases: So <mask_token>!", "phrases must be a list of strings, got 'So <mask_token>!'"),
-        ("prompts:", "food.yaml: prompts must be a list of strings, got None"),
-        ("phrases: [So <mask_token>!]\nverbalizers:", "verbalizers must map each label"),
-    ],
-)
-def test_what_yaml_reads_as_something_else_is_named(
-    tmp_path: Path, content: str, message: str
-) -> None:
-    path = tmp_path / "food.yaml"
+WRONG_FILES = {
+    "phrases[1] = {'Sentiment': '<mask_token>.'} is not text. Write a word or a phrase, in "
+    "quotes": "phrases: [So <mask_token>!, Sentiment: <mask_token>.]",
+    "food.yaml: phrases must be a list of strings, got None": "phrases:",
+    "phrases must be a list of strings, got 'So <mask_token>!'": "phrases: So <mask_token>!",
+    "food.yaml: prompts must be a list of strings, got None": "prompts:",
+    "verbalizers must map each label": "phrases: [So <mask_token>!]\nverbalizers:",
+}
+
+
+@pytest.mark.parametrize("message", WRONG_FILES)
+def test_what_yaml_reads_as_something_else_is_named(tmp_path: Path, message: str) -> None:
+    path, content = tmp_path / "food.yaml", WRONG_FILES[message]
     words = "" if "verbalizers" in content else "\nverbalizers: {negative: [bad], positive: [good]}"
     path.write_text(content + words)
     with pytest.raises(ValueError, match=re.escape(message)):
