@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
@@ -27,7 +27,6 @@ from ctrlreward.scorers.judge_requests import JudgeUsage, Meter, Outage, OutageC
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.model_servers import (
     Busy,
-    Clock,
     ModelServer,
     Rejected,
     check_address,
@@ -42,7 +41,6 @@ from ctrlreward.scorers.rubric import (
     Rubric,
     contexts,
     message,
-    numbered,
     places,
     read_reply,
     response_format,
@@ -53,15 +51,14 @@ log = item_logger(__name__)
 
 _REASONS_KEPT = 20_000  # of the last samples, until they are stored
 
-
 Columns: TypeAlias = Mapping[str, tuple[str, ...]]  # that a rubric shows, with prompts as texts
 
 
 class Question(NamedTuple):
-    """The prompt of a rubric with the columns of a sample, or with a group of `size` texts."""
+    """The filled prompt of a rubric about one sample, or about the samples of a group, by rows."""
 
+    rows: Sequence[int]
     prompt: str
-    size: int = 0
 
 
 def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
@@ -97,28 +94,19 @@ class Judge(ModelScorer[CausalLM]):
     Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Higher
     is better for all scores.
 
-    With `Rubric.name` (`rating`), in the range of the answers' scores:
-
-    - A local model is scored, not sampled: the mean of the answers' scores, weighted by the
-      probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The probability
-      of "1" is without its continuations that are answers, such as "10".
-    - A server writes one reply, at temperature 0. The rating is NaN, and counted in a warning, if
-      it names none or several of the answers.
-
-    With criteria each is a score, and `rating` their weighted mean. A server answers all in one
-    reply, by a JSON schema; a local model gets a prompt for each. Reasons come from servers only.
-
-    In a comparison of each text with its reference, in both orders; NaN if one names no answer:
-
-    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5, which a
-      warning counts.
-    - `consistent`: 1 if both orders have the same winner, else 0.
-
-    In a ranking of the texts of each of `groups`, as given and in reverse; NaN for a group of 1:
-
-    - `rank`: from 1 for the best of the group to 0 for the worst, evenly, the mean of both orders.
-      A local model ranks by the probability of each number as the best.
-    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1].
+    - `Rubric.name` (`rating`), in the range of the answers' scores. A local model does not write:
+      it is the mean of the scores, weighted by the probability of each answer after the prompt (Liu
+      et al. 2023, G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN, and counted in
+      a warning, if it names none or several of the answers.
+    - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
+      reply, by a JSON schema; a local model gets a prompt for each.
+    - A comparison of each text with its reference, in both orders, has `preference`: 1 if the text
+      is better in both, 0 if the reference is, else 0.5; and `consistent`: 1 if both orders have
+      the same winner, else 0. NaN if a reply names no answer.
+    - A ranking of the texts of each of `groups`, as given and in reverse, has `rank`: from 1 for
+      the best of the group to 0 for the worst, evenly, the mean of both orders; and `consistent`:
+      share of the pairs that both orders rank alike. NaN for a group of 1. A local model ranks by
+      the probability of each number as the best.
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
@@ -135,12 +123,12 @@ class Judge(ModelScorer[CausalLM]):
         tokens_per_minute: Most tokens of these, prompts and replies.
         prompt_cost: Price of a million tokens of prompts, for `usage`.
         completion_cost: Price of a million tokens of replies.
-        cache: Folder in which valid replies are kept by the content of their request, and found
-            again by any process. None keeps none.
-        outage: What to do if the server does not answer, or says that it is busy: `"raise"` a
-            `ConnectionError` after four tries, `"wait"` and try again until it answers, or `"nan"`:
-            after four tries the sample is NaN and counted, also if the server rejects its text. A
-            limit of the server (429) is always waited for, by its `Retry-After`.
+        cache: Folder in which valid replies are kept by the content of their request, for any
+            process.
+        outage: What to do if the server does not answer, or is busy: `"raise"` a `ConnectionError`
+            after four tries, `"wait"` until it answers, or `"nan"`: after four tries the sample is
+            NaN and counted, also if the server rejects its text. A limit of the server (429) is
+            always waited for.
         outage_budget: Seconds of an outage after which nothing is repeated: `"wait"` and `"raise"`
             raise, and with `"nan"` the rest of the batch is NaN.
         **options: See `ModelOptions`.
@@ -155,8 +143,6 @@ class Judge(ModelScorer[CausalLM]):
         >>> Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"]).shape
         (2,)
     """
-
-    _clock = Clock()  # tests simulate it
 
     def __init__(
         self,
@@ -211,11 +197,10 @@ class Judge(ModelScorer[CausalLM]):
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score."""
-        rubric, share = self.rubric, ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
-        if rubric.ranks:
-            return {RANK: share, CONSISTENT: share}
-        if rubric.compares:
-            return {PREFERENCE: share, CONSISTENT: share}
+        rubric = self.rubric
+        if rubric.ranks or rubric.compares:
+            names = (RANK if rubric.ranks else PREFERENCE, CONSISTENT)
+            return dict.fromkeys(names, ScoreSpec(higher_is_better=True, range=(0.0, 1.0)))
         criteria = {name: each.range for name, each in (rubric.criteria or {}).items()}
         ranges = {rubric.name: rubric.range, **criteria}
         return {name: ScoreSpec(higher_is_better=True, range=each) for name, each in ranges.items()}
@@ -256,35 +241,29 @@ class Judge(ModelScorer[CausalLM]):
         if self.address is None:
             super().load()
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the scores of the rubric; NaN, with a warning, for an empty text."""
-        rubric, columns = self.rubric, self._columns(samples)
-        unreadable = self._unreadable(columns)
+        rubric = self.rubric
+        columns, unreadable = self._columns(samples)
         for why in unreadable.values():
             log.warning("%s: %s is NaN", why, next(iter(self.specs)))
-        asked = self._asked(samples, columns, unreadable)
-        questions = [question for _, question in asked]
+        kept = [i for i in range(len(samples)) if i not in unreadable]
+        questions = self._questions(samples, columns, kept)
         judgements = self._read(questions) if self.address is None else self._ask(questions)
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
         if rubric.ranks:
-            alone = len(samples) - len(unreadable) - sum(len(rows) for rows, _ in asked[::2])
-            if alone:
+            if alone := len(kept) - sum(len(question.rows) for question in questions[::2]):
                 log.warning(
-                    "%d of %d texts are alone in their group: rank is NaN",
-                    *(alone, len(samples) - len(unreadable)),
+                    "%d of %d texts are alone in their group: rank is NaN", alone, len(kept)
                 )
-            for (rows, _), given, reverse in zip(
-                asked[::2], judgements[::2], judgements[1::2], strict=True
-            ):
+            pairs = zip(questions[::2], judgements[::2], judgements[1::2], strict=True)
+            for (rows, _), given, reverse in pairs:
                 found[RANK][rows], found[CONSISTENT][rows] = _ranked(given, reverse)
         elif rubric.compares:
-            rows = [i for (i,), _ in asked[::2]]
             answered = [judgement.scores[rubric.name] for judgement in judgements]
-            found[PREFERENCE][rows], found[CONSISTENT][rows] = _preferred(answered)
+            found[PREFERENCE][kept], found[CONSISTENT][kept] = _preferred(answered)
         else:
-            for ((i,), _), judgement in zip(asked, judgements, strict=True):
+            for i, judgement in zip(kept, judgements, strict=True):
                 for name, value in judgement.scores.items():
                     found[name][i] = value
                 if rubric.criteria is not None:
@@ -300,12 +279,13 @@ class Judge(ModelScorer[CausalLM]):
         rubric = self.rubric
         if not rubric.reason or self.address is None:
             return {}
-        columns = self._columns(samples)
-        asked = self._asked(samples, columns, self._unreadable(columns))
+        columns, unreadable = self._columns(samples)
+        kept = [i for i in range(len(samples)) if i not in unreadable]
+        questions = self._questions(samples, columns, kept)
         told = [dict[str, str]() for _ in range(len(samples))]
-        for rows, question in asked[::2] if rubric.ranks else asked:
+        for rows, prompt in questions[::2] if rubric.ranks else questions:
             for i in rows:
-                told[i] = {**self._reasons.get(_digest(question.prompt), {})}
+                told[i] = {**self._reasons.get(_digest(prompt), {})}
         if rubric.criteria is not None:
             for each in told:
                 each[rubric.name] = "\n".join(f"{name}: {why}" for name, why in each.items())
@@ -313,49 +293,42 @@ class Judge(ModelScorer[CausalLM]):
 
     # What is asked
 
-    def _columns(self, samples: Samples) -> Columns:
-        """Return the columns that the rubric shows."""
+    def _columns(self, samples: Samples) -> tuple[Columns, dict[int, str]]:
+        """Return the columns that the rubric shows, and the rows that can't be judged, with why."""
         columns = {name: samples.require(name, "Judge") for name in self.rubric.columns}
         if "prompts" in columns:
             columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
-        return columns
+        unreadable = {}
+        for name, column in columns.items():
+            needed = name == "texts" or (name == "references" and self.rubric.compares)
+            for i, text in enumerate(column):
+                if needed and not text.strip():
+                    unreadable.setdefault(i, f"{name}[{i}] is empty")
+                elif not is_unicode(text):  # only texts are checked before
+                    unreadable.setdefault(i, f"{name}[{i}] is not valid Unicode")
+        return columns, dict(sorted(unreadable.items()))
 
-    def _unreadable(self, columns: Columns) -> dict[int, str]:
-        """Return the samples that can't be judged, each with the reason: `texts[2] is empty`."""
-        needed = ("texts", "references") if self.rubric.compares else ("texts",)
-        found = {}
-        for i in range(len(columns["texts"])):
-            empty = [name for name in needed if not columns[name][i].strip()]
-            # Texts are checked before; only a judge reads labels and prompts as text.
-            invalid = [name for name, column in columns.items() if not is_unicode(column[i])]
-            if empty or invalid:
-                name, what = (empty[0], "empty") if empty else (invalid[0], "not valid Unicode")
-                found[i] = f"{name}[{i}] is {what}"
-        return found
+    def _questions(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[Question]:
+        """Return the questions about the kept samples.
 
-    def _asked(
-        self, samples: Samples, columns: Columns, unreadable: Container[int]
-    ) -> list[tuple[list[int], Question]]:
-        """Return the questions about the samples, each with the rows of its texts in their order.
-
-        In a comparison or a ranking, two about the same rows follow each other, one for each order.
+        In a comparison or a ranking, two follow each other, one for each order.
         """
-        rubric, kept = self.rubric, [i for i in range(len(samples)) if i not in unreadable]
+        rubric = self.rubric
 
-        def question(rows: list[int], swapped: bool = False) -> Question:
+        def question(rows: Sequence[int], swapped: bool = False) -> Question:
             cells = {JSON_KEYS[name]: column[rows[0]] for name, column in columns.items()}
             sides = [cells["text"], cells.get("reference", "")]
             first, second = sides[::-1] if swapped else sides
-            texts = numbered([columns["texts"][i] for i in rows])
+            numbered = (f"[{number}]\n{columns['texts'][i]}" for number, i in enumerate(rows, 1))
+            texts = "\n\n".join(numbered)
             prompt = rubric.prompt.format(**cells, first=first, second=second, texts=texts)
-            return Question(prompt, len(rows) if rubric.ranks else 0)
+            return Question(rows, prompt)
 
         if rubric.ranks:
             groups = self._groups(samples, columns, kept)
-            orders = [order for rows in groups for order in (rows, rows[::-1])]
-            return [(rows, question(rows)) for rows in orders]
+            return [question(order) for rows in groups for order in (rows, rows[::-1])]
         swaps = (False, True) if rubric.compares else (False,)
-        return [([i], question([i], swapped)) for i in kept for swapped in swaps]
+        return [question([i], swapped) for i in kept for swapped in swaps]
 
     def _groups(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[list[int]]:
         """Return the rows of each group of two or more texts, which share what a prompt shows."""
@@ -380,9 +353,9 @@ class Judge(ModelScorer[CausalLM]):
         rubric, tokenizer = self.rubric, self.loaded_model.tokenizer
         chat = tokenizer.chat_template is not None
         tasks = []
-        for prompt, size in questions:
-            wanted = rubric.questions(size)
-            for name, context in contexts(rubric, prompt, size).items():
+        for rows, prompt in questions:
+            wanted = rubric.questions(len(rows))
+            for name, context in contexts(rubric, prompt, len(rows)).items():
                 if chat:
                     turn = {"role": "user", "content": context}
                     context = rendered_chat(tokenizer, [turn], {}, add_generation_prompt=True)
@@ -390,32 +363,36 @@ class Judge(ModelScorer[CausalLM]):
                 targets = tuple(("", f"{space}{answer}") for answer in wanted[name])
                 tasks.append(Continuation((context,), targets))
         with self.locked_model() as model:
-            rows = iter([closed(answers) for answers in model.answer(tasks)])
-        return [
-            Judgement(_scores(rubric, {name: next(rows) for name in rubric.questions(size)}), {})
-            for _, size in questions
+            answered = iter([closed(answers) for answers in model.answer(tasks)])
+        found = [
+            {name: next(answered) for name in rubric.questions(len(q.rows))} for q in questions
         ]
+        return [Judgement(_scores(rubric, each), {}) for each in found]
 
     # A server
 
     def _ask(self, questions: Sequence[Question]) -> list[Judgement]:
         """Return the judgements of a server's replies; NaN where one can't be parsed."""
         assert self.address is not None
-        outage = Outage(self.outage, self.outage_budget, self._clock)
+        outage = Outage(self.outage, self.outage_budget)
         replies: list[str | None] = []
-        with connected(
-            *("the judge", self.address, self.key_variable, self.timeout),
-            *(outage.stop, self._clock.sleep),
-        ) as server:
+        options = self.address, self.key_variable, self.timeout, outage.stop
+        with connected("the judge", *options) as server:
             for window in windows([len(question.prompt) for question in questions]):
                 some = questions[window.start : window.stop]
                 ask = partial(self._reply, server, outage)
                 replies += in_parallel(ask, some, self.concurrency)
         judgements = [
-            read_reply(self.rubric, reply or "", question.size)
+            read_reply(self.rubric, reply or "", len(question.rows))
             for question, reply in zip(questions, replies, strict=True)
         ]
-        self._warn(judgements, replies, outage)
+        pairs = zip(replies, judgements, strict=True)
+        self._warn([(reply, each) for reply, each in pairs if reply is not None])
+        if outage.errors:
+            log.warning(
+                "%d of %d requests to the judge have no reply, and are NaN: %s",
+                *(len(outage.errors), len(questions), outage.errors[0]),
+            )
         if self.rubric.reason:
             for question, judgement in zip(questions, judgements, strict=True):
                 self._reasons[_digest(question.prompt)] = judgement.reasons
@@ -429,60 +406,44 @@ class Judge(ModelScorer[CausalLM]):
         )
         return judgements
 
-    def _warn(
-        self, judgements: Sequence[Judgement], replies: Sequence[str | None], outage: Outage
-    ) -> None:
-        """Warn once of the replies that are NaN, and once of requests without a reply."""
-        rubric, count = self.rubric, sum(reply is not None for reply in replies)
-        unread = [
-            reply
-            for reply, each in zip(replies, judgements, strict=True)
-            if reply is not None and not each.whole
-        ]
+    def _warn(self, replied: Sequence[tuple[str, Judgement]]) -> None:
+        """Warn once of the replies that are NaN."""
+        rubric = self.rubric
+        unread = [(reply, each.scores) for reply, each in replied if not each.whole]
         if unread and rubric.structured:
             lacking = Counter(
                 name
-                for reply, each in zip(replies, judgements, strict=True)
-                if reply is not None and not each.whole
-                for name in ([RANK] if rubric.ranks else each.scores)
-                if rubric.ranks or math.isnan(each.scores[name])
+                for _, scores in unread
+                for name in ([RANK] if rubric.ranks else scores)
+                if rubric.ranks or math.isnan(scores[name])
             )
             log.warning(
                 "%d of %d replies of the judge lack a valid score, and are NaN there (%s): %s. A "
                 "reply that is cut off needs more than max_tokens = %d.",
-                *(len(unread), count),
+                *(len(unread), len(replied)),
                 ", ".join(f"{name} {n}" for name, n in lacking.items()),
-                *(shortened(unread[0], 200), self.max_tokens),
+                *(shortened(unread[0][0], 200), self.max_tokens),
             )
         elif unread:
             log.warning(
                 "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
-                *(len(unread), count, ", ".join(rubric.scores), shortened(unread[0])),
-            )
-        failed = len(replies) - count
-        if failed:
-            log.warning(
-                "%d of %d requests to the judge have no reply, and are NaN: %s",
-                *(failed, len(replies), outage.errors[0]),
+                *(len(unread), len(replied), ", ".join(rubric.scores), shortened(unread[0][0])),
             )
 
     def _reply(self, server: ModelServer, outage: Outage, question: Question) -> str | None:
         """Return the text of one reply; None without one, if outages are NaN."""
+        size = len(question.rows)
+        content = message(self.rubric, question.prompt, size)
         body = {
             "model": self.model,
-            "messages": [
-                {"role": "user", "content": message(self.rubric, question.prompt, question.size)}
-            ],
+            "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "max_tokens": self.max_tokens,
+            **response_format(self.rubric, size),
         }
-        wanted = response_format(self.rubric, question.size)
-        if wanted is not None:
-            body["response_format"] = wanted
         key = ReplyCache.key(body)
-        stored = None if self._replies is None else self._replies.get(key)
-        if stored is not None:
-            self._meter.count(cached=1)
+        if self._replies is not None and (stored := self._replies.get(key)) is not None:
+            self._meter.count("cached")
             return stored
         try:
             if outage.over_budget and outage.errors:
@@ -492,24 +453,24 @@ class Judge(ModelScorer[CausalLM]):
             if self.outage != "nan":
                 raise
             outage.errors.append(error)
-            self._meter.count(failed=1)
+            self._meter.count("failed")
             return None
         outage.answered()
         try:
-            content = reply["choices"][0]["message"]["content"]
+            text = reply["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
             raise ConnectionError(
                 f"{server.address} is not an OpenAI-compatible server: {shortened(reply)}"
             ) from None
-        content = content if isinstance(content, str) else ""
-        if self._replies is not None and read_reply(self.rubric, content, question.size).whole:
-            self._replies.put(key, content)
-        return content
+        text = text if isinstance(text, str) else ""
+        if self._replies is not None and read_reply(self.rubric, text, size).whole:
+            self._replies.put(key, text)
+        return text
 
     def _send(self, server: ModelServer, body: Mapping[str, Any]) -> Any:
         """Return the JSON of the reply to one request, within the limits."""
-        sent = self._meter.begin(body, self._clock)
-        reply = server.post_once("/chat/completions", body)
+        sent = self._meter.begin(body)
+        reply = server.post("/chat/completions", body)
         self._meter.end(sent, reply)
         return reply
 
@@ -518,14 +479,12 @@ def _preferred(answered: Sequence[float]) -> tuple[Scores, Scores]:
     """Return preference and consistency of comparisons, by the answers in both orders of each."""
     text, reference = np.reshape(answered, (-1, 2)).T
     reference = 1.0 - reference  # the text's score in the second position
-    valid = ~np.isnan(text + reference)
-    changed = int((valid & (text != reference)).sum())
-    if changed:
+    valid, alike = ~np.isnan(text + reference), text == reference
+    if changed := int((valid & ~alike).sum()):
         log.warning(
             "%d of %d comparisons change with the order: the preference is a tie",
             *(changed, int(valid.sum())),
         )
-    alike = text == reference
     return np.where(valid, np.where(alike, text, 0.5), np.nan), np.where(valid, alike, np.nan)
 
 

@@ -226,7 +226,7 @@ class RemoteRewardModel(Scorer):
         body = contract.body(batch)
         if self.model is not None and self.api != "openrlhf":
             body["model"] = self.model
-        reply = server.post(contract.route, body)
+        reply = server.retrying(server.post, contract.route, body)
         try:
             rows = [[_number(value) for value in row] for row in contract.values(reply)]
         except (KeyError, IndexError, TypeError, ValueError):

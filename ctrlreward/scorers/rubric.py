@@ -319,11 +319,6 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
 # What is asked
 
 
-def numbered(texts: Sequence[str]) -> str:
-    """Return the texts of a ranking, each under its number."""
-    return "\n\n".join(f"[{number}]\n{text}" for number, text in enumerate(texts, 1))
-
-
 def contexts(rubric: Rubric, shown: str, size: int = 0) -> dict[str, str]:
     """Return what a local judge continues with an answer; `shown` is the filled prompt."""
     if rubric.ranks:
@@ -361,10 +356,10 @@ def message(rubric: Rubric, shown: str, size: int = 0) -> str:
     return "\n".join(lines)
 
 
-def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any] | None:
-    """Return OpenAI's `response_format` with the JSON schema of a reply; None for plain text."""
+def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any]:
+    """Return OpenAI's `response_format` with the JSON schema of a reply; none for plain text."""
     if not rubric.structured:
-        return None
+        return {}
     why = {"reason": {"type": "string"}} if rubric.reason else {}
     if rubric.ranks:
         place = {"type": "integer", "enum": [*range(1, size + 1)]}
@@ -373,10 +368,8 @@ def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any] | None:
         schema = _object(
             {name: _object({**why, "score": _enum([*a])}) for name, a in rubric.questions().items()}
         )
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "judgement", "strict": True, "schema": schema},
-    }
+    named = {"name": "judgement", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tenacity
 from judge_server import Refusal, Server, serving
 
 from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
@@ -26,8 +27,9 @@ from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.runs.report_contents import _explanations
+from ctrlreward.scorers import judge_requests
 from ctrlreward.scorers.judge_requests import ReplyCache
-from ctrlreward.scorers.model_servers import Clock, _seconds
+from ctrlreward.scorers.model_servers import _seconds
 from ctrlreward.scorers.records import (
     read_reasons,
     read_scored_samples,
@@ -59,7 +61,7 @@ class Simulated:
         self.time = 0.0
         self.waits: list[float] = []
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         return self.time
 
     def sleep(self, seconds: float) -> None:
@@ -70,7 +72,8 @@ class Simulated:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     simulated = Simulated()
-    monkeypatch.setattr(Judge, "_clock", Clock(simulated.now, simulated.sleep))
+    for module in (judge_requests, tenacity.nap):
+        monkeypatch.setattr(module, "time", simulated)
     return simulated
 
 
