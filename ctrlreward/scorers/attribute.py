@@ -57,10 +57,9 @@ class MeanAndDeviation(NamedTuple):
 class AttributeReport:
     """Control accuracy of a generator, as studies of multi-aspect control report it.
 
-    Each combination of target labels (`"sentiment=negative topic=world"`) has the mean for each
-    attribute that it names, and each attribute the mean over the combinations that name it.
-    `average` is over all attributes of each combination, `failed` the number of samples that are
-    left out.
+    Each combination of target labels has the mean for each attribute that it names, each attribute
+    the mean over these combinations, and `average` is over all attributes of each combination.
+    `failed` counts samples that are left out.
     """
 
     combinations: Mapping[str, Mapping[str, float]]
@@ -80,9 +79,9 @@ class AttributeClassifier(CompositeScorer):
       for a reward: they are NaN only if the sample failed.
 
     Higher is better for all. The label of a sample names its attributes, as in
-    `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
-    plain label is enough. A corpus has the mean of each over the combinations of target labels, and
-    the population standard deviation over them, `<score>_deviation`.
+    `"sentiment=negative topic=world"`; with a single classifier a plain label is enough. A corpus
+    has the mean of each over the combinations of target labels, and the population standard
+    deviation over them, `<score>_deviation`.
 
     Args:
         models: Attribute → classifier, as in `Accuracy`; one that reads text pairs is passed as an
@@ -206,12 +205,12 @@ class AttributeClassifier(CompositeScorer):
     def _targets(self, samples: Samples) -> list[Targets]:
         """Return the target label of each attribute that a sample names, in label order."""
         targets: list[Targets] = []
-        single = next(iter(self.classifiers)) if len(self.classifiers) == 1 else None
+        single = [*self.classifiers] if len(self.classifiers) == 1 else []
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
             item = f"labels[{i}] = {shortened(label, 80)}"
             parsed = parse_attributes(label)
-            if parsed is None and single is not None and "=" not in label:
-                parsed = {single: label.strip()}  # a plain label belongs to the single attribute
+            if parsed is None and single and "=" not in label:
+                parsed = dict.fromkeys(single, label.strip())
             if parsed is None:
                 raise ValueError(
                     f"{item} is not of the form "
@@ -226,10 +225,9 @@ class AttributeClassifier(CompositeScorer):
                     )
                 known = self.classifiers[attribute].configured_labels
                 if target not in known:
-                    shown = shortened(target, 80)
                     raise ValueError(
-                        f"{item}: {shown} is not a label of the classifier for {attribute!r}, "
-                        f"which has {', '.join(known)}. Use one of them, or pass "
+                        f"{item}: {shortened(target, 80)} is not a label of the classifier for "
+                        f"{attribute!r}, which has {', '.join(known)}. Use one of them, or pass "
                         f"{label_map_for(target, known)}."
                     )
             targets.append(parsed)
@@ -253,10 +251,9 @@ def attribute_report(
 ) -> AttributeReport:
     """Return means and deviations of a score over combinations, from the scores of n samples."""
     rows: dict[str, list[int]] = {}
-    for i, labels in enumerate(targets):
-        if not np.isnan(scores[score][i]):
-            ordered = {key: labels[key] for key in attributes if key in labels}
-            rows.setdefault(attribute_label(ordered), []).append(i)
+    for i in np.flatnonzero(~np.isnan(scores[score])).tolist():
+        ordered = {key: targets[i][key] for key in attributes if key in targets[i]}
+        rows.setdefault(attribute_label(ordered), []).append(i)
     combinations = {
         name: {
             key: float(scores[f"{score}_{key}"][indices].mean())
@@ -270,7 +267,7 @@ def attribute_report(
         for key in attributes
     }
     averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
-    failed = int(np.isnan(scores[score]).sum())
+    failed = len(targets) - sum(map(len, rows.values()))
     return AttributeReport(combinations, over_combinations, _mean_and_deviation(averages), failed)
 
 

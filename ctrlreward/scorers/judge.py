@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections import Counter
@@ -12,7 +11,6 @@ from os import PathLike
 from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.engine.batching import windows
@@ -61,30 +59,28 @@ class Question(NamedTuple):
     prompt: str
 
 
-def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
-    """Return the log-probability of each answer, not continued to another one, shape (answers,).
+def closed(answers: TokenScores) -> Scores:
+    """Return the probability of each answer, not continued to another one, over the largest one.
 
-    log(p - Σ p of the answers that directly continue it).
+    p - Σ p of the answers that directly continue it, shape (answers,).
 
     Examples:
         >>> from ctrlreward.models.tasks import TokenScores
         >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
-        >>> np.exp(closed(TokenScores(ids, np.log(chances), np.array([1, 2]))))
-        array([0.125, 0.375])
+        >>> closed(TokenScores(ids, np.log(chances), np.array([1, 2])))
+        array([0.25, 0.75])
     """
     tokens = [tuple(ids.tolist()) for ids in answers.tokens]
     sums = answers.means * answers.sizes
-    left = sums.copy()
+    chances = np.exp(sums - sums.max())
+    left = chances.copy()
     for i, longer in enumerate(tokens):
         begun = [
             j for j, each in enumerate(tokens) if each != longer and each == longer[: len(each)]
         ]
         if begun:
-            shorter = max(begun, key=lambda j: len(tokens[j]))
-            # Rounding can leave a bit less than nothing.
-            rest = max(0.0, np.exp(left[shorter] - sums[shorter]) - np.exp(sums[i] - sums[shorter]))
-            left[shorter] = sums[shorter] + (np.log(rest) if rest else -np.inf)
-    return left
+            left[max(begun, key=lambda j: len(tokens[j]))] -= chances[i]
+    return left.clip(0.0)  # rounding can leave a bit less than nothing
 
 
 @checked_keywords(**NEIGHBOURS)
@@ -188,7 +184,7 @@ class Judge(ModelScorer[CausalLM]):
         self._replies = None if cache is None else ReplyCache(os.fspath(cache))
         self.outage = one_of("outage", outage, get_args(OutageChoice))
         self.outage_budget = _not_negative("outage_budget", outage_budget)
-        self._reasons: dict[bytes, Mapping[str, str]] = {}
+        self._reasons: dict[int, Mapping[str, str]] = {}  # by the hash of the prompt
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; a copy in another process starts without reasons."""
@@ -285,7 +281,7 @@ class Judge(ModelScorer[CausalLM]):
         told = [dict[str, str]() for _ in range(len(samples))]
         for rows, prompt in questions[::2] if rubric.ranks else questions:
             for i in rows:
-                told[i] = {**self._reasons.get(_digest(prompt), {})}
+                told[i] = {**self._reasons.get(hash(prompt), {})}
         if rubric.criteria is not None:
             for each in told:
                 each[rubric.name] = "\n".join(f"{name}: {why}" for name, why in each.items())
@@ -395,15 +391,9 @@ class Judge(ModelScorer[CausalLM]):
             )
         if self.rubric.reason:
             for question, judgement in zip(questions, judgements, strict=True):
-                self._reasons[_digest(question.prompt)] = judgement.reasons
+                self._reasons[hash(question.prompt)] = judgement.reasons
             for key in [*self._reasons][:-_REASONS_KEPT]:
                 del self._reasons[key]
-        used = self.usage
-        log.info(
-            "requests to the judge so far: %d, and %d replies from the cache; %d and %d tokens of "
-            "prompts and replies, cost %.4f",
-            *(used.requests, used.cached, used.prompt_tokens, used.completion_tokens, used.cost),
-        )
         return judgements
 
     def _warn(self, replied: Sequence[tuple[str, Judgement]]) -> None:
@@ -497,8 +487,8 @@ def _ranked(given: Judgement, reverse: Judgement) -> tuple[Scores, float]:
     return ranks.mean(axis=0), float(consistent)
 
 
-def _scores(rubric: Rubric, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
-    """Return the scores by the log-probabilities of the answers to each question."""
+def _scores(rubric: Rubric, rows: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the scores by the probabilities of the answers to each question."""
     if rubric.ranks:
         (row,) = rows.values()
         order = (np.argsort(-row, kind="stable") + 1).tolist()
@@ -506,14 +496,8 @@ def _scores(rubric: Rubric, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict
     scores, questions = {}, rubric.questions()
     for name, row in rows.items():
         worth = np.array([*questions[name].values()])
-        chances = np.exp(row - row.max())
-        mean = chances @ worth / chances.sum()
-        scores[name] = float(worth[row.argmax()] if rubric.compares else mean)
+        scores[name] = float(worth[row.argmax()] if rubric.compares else row @ worth / row.sum())
     return scores
-
-
-def _digest(prompt: str) -> bytes:
-    return hashlib.sha256(prompt.encode(errors="surrogatepass")).digest()
 
 
 def _not_negative(name: str, given: float) -> float:
