@@ -262,8 +262,7 @@ class Judge(ModelScorer[CausalLM]):
             for i, judgement in zip(kept, judgements, strict=True):
                 for name, value in judgement.scores.items():
                     found[name][i] = value
-                if rubric.criteria is not None:
-                    found[rubric.name][i] = rubric.mean(judgement.scores)
+                found[rubric.name][i] = rubric.mean(judgement.scores)
         return found
 
     def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
