@@ -157,18 +157,16 @@ class AttributeClassifier(CompositeScorer):
     ) -> dict[str, Scores]:
         """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
         n, targets = len(samples), self._targets(samples)
-        kept = []
-        for i in nonempty("attributes", texts=samples.texts):
-            if targets[i]:
-                kept.append(i)
-            else:
+        kept = nonempty("attributes", texts=samples.texts)
+        for i in kept:
+            if not targets[i]:
                 log.warning("labels[%d] names no attribute: attributes is NaN", i)
         totals = {name: np.zeros(n) for name in _NAMES}
-        counts = scatter([len(targets[i]) for i in kept], kept, n)
+        counts = scatter([len(targets[i]) or np.nan for i in kept], kept, n)
         by_attribute: dict[str, Scores] = {}
         for attribute, classifier in self.classifiers.items():
             rows = [i for i in kept if attribute in targets[i]]
-            if not rows:
+            if not rows:  # its model is not loaded
                 by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
                 continue
             labels = [targets[i][attribute] for i in rows]
