@@ -31,10 +31,6 @@ class InverseFrequency:
     Args:
         weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that carry no information.
 
-    Raises:
-        TypeError: The weights are the path of a file.
-        ValueError: The weights are not a vector of finite numbers ≥ 0.
-
     Examples:
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
@@ -80,10 +76,7 @@ class InverseFrequency:
     def from_corpus(
         cls, sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase
     ) -> InverseFrequency:
-        """Count the sentences, which are streamed, in which each token occurs.
-
-        A TypeError for a single string, a ValueError for no sentences.
-        """
+        """Count the sentences, which are streamed, in which each token occurs."""
         if isinstance(sentences, str):
             raise TypeError("sentences must be an iterable of sentences, got a str")
         counts, total = np.zeros(len(tokenizer), dtype=np.int64), 0

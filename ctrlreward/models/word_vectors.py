@@ -59,10 +59,6 @@ class WordVectors:
         centre: Vector to subtract from a text's unit vector, shape (width,), from `centred`. None
             subtracts nothing, as in the paper.
 
-    Raises:
-        TypeError: `vectors` is not a mapping.
-        ValueError: `vectors` is empty, widths differ, one is not finite, or a weight is negative.
-
     Examples:
         >>> vectors = WordVectors({"soup": [1, 0], "broth": [3, 4]})
         >>> vectors.embed(["Broth broth", "The soup"])
@@ -190,7 +186,6 @@ class WordVectors:
         left out.
 
         Raises:
-            TypeError: `texts` is a single string.
             ValueError: No text has a word with a vector and a weight.
         """
         if isinstance(texts, str):

@@ -84,14 +84,9 @@ class AttributeClassifier(CompositeScorer):
     deviation over them, `<score>_deviation`.
 
     Args:
-        models: Attribute → classifier, as in `Accuracy`; one that reads text pairs is passed as an
-            object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
-            weights and tasks, sentiment and topic.
+        models: Attribute → classifier, as in `Accuracy`; names have no white space and no "=". None
+            takes `CTRLEval` with its built-in weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: `models` is empty, or the name of an attribute is empty or contains white
-            space or "=".
 
     Examples:
         >>> scorer = AttributeClassifier()
@@ -191,10 +186,7 @@ class AttributeClassifier(CompositeScorer):
         return number
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
-        """Return means and deviations over the combinations, as Gu et al. (2022, 2023) report them.
-
-        Their published evaluation reports `"label_probability"`.
-        """
+        """Return the figures over combinations, as Gu et al. (2022, 2023) report them."""
         one_of("score", score, _NAMES)
         samples = as_samples(samples)
         scores = self.score_samples(samples)

@@ -107,9 +107,6 @@ class Repetition(_TokenCounts):
         model: As in `Distinct`.
         n: Length of the n-grams, in tokens. The paper's is 4; short sentences need 2.
 
-    Raises:
-        ValueError: n is less than 1.
-
     Examples:
         >>> texts = ["Good soup, warm bread.", "Good soup, good soup, good soup."]
         >>> scores = Repetition("smollm2-135m", n=2).score(texts)["repetition"]
@@ -145,9 +142,6 @@ class Uniqueness(_TokenCounts):
     Args:
         model: As in `Distinct`.
         n: Length of the n-grams, in tokens.
-
-    Raises:
-        ValueError: n is less than 1.
 
     Examples:
         >>> texts = ["Good soup.", "Good bread.", "The bus was late."]

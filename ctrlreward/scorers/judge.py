@@ -53,7 +53,7 @@ Columns: TypeAlias = Mapping[str, tuple[str, ...]]  # that a rubric shows, with 
 
 
 class Question(NamedTuple):
-    """The filled prompt of a rubric about one sample, or about the samples of a group, by rows."""
+    """The filled prompt of a rubric about one row, or about the rows of a group."""
 
     rows: Sequence[int]
     prompt: str
@@ -85,24 +85,20 @@ def closed(answers: TokenScores) -> Scores:
 
 @checked_keywords(**NEIGHBOURS)
 class Judge(ModelScorer[CausalLM]):
-    r"""A language model that answers a rubric about each text.
+    r"""A language model that answers a rubric about each text. Higher is better for all scores.
 
-    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Higher
-    is better for all scores.
-
-    - `Rubric.name` (`rating`), in the range of the answers' scores. A local model does not write:
-      it is the mean of the scores, weighted by the probability of each answer after the prompt (Liu
-      et al. 2023, G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN, and counted in
-      a warning, if it names none or several of the answers.
+    - `Rubric.name` (`rating`), in the range of the answers' scores. Of a local model it is the mean
+      of the scores, weighted by the probability of each answer after the prompt (Liu et al. 2023,
+      G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN, and counted in a warning, if
+      it names none or several of the answers.
     - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
-      reply, by a JSON schema; a local model gets a prompt for each.
-    - A comparison of each text with its reference, in both orders, has `preference`: 1 if the text
-      is better in both, 0 if the reference is, else 0.5; and `consistent`: 1 if both orders have
-      the same winner, else 0. NaN if a reply names no answer.
+      reply, by a JSON schema.
+    - A comparison with the reference, in both orders, has `preference`: 1 if the text is better in
+      both, 0 if the reference is, else 0.5; and `consistent`: 1 if both orders have one winner.
     - A ranking of the texts of each of `groups`, as given and in reverse, has `rank`: from 1 for
-      the best of the group to 0 for the worst, evenly, the mean of both orders; and `consistent`:
-      share of the pairs that both orders rank alike. NaN for a group of 1. A local model ranks by
-      the probability of each number as the best.
+      the best of the group to 0 for the worst, the mean of both orders; and `consistent`: share of
+      the pairs that both orders rank alike. NaN for a group of 1. A local model ranks by the
+      probability of each number as the best.
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
@@ -119,19 +115,13 @@ class Judge(ModelScorer[CausalLM]):
         tokens_per_minute: Most tokens of these, prompts and replies.
         prompt_cost: Price of a million tokens of prompts, for `usage`.
         completion_cost: Price of a million tokens of replies.
-        cache: Folder in which valid replies are kept by the content of their request, for any
-            process.
-        outage: What to do if the server does not answer, or is busy: `"raise"` a `ConnectionError`
-            after four tries, `"wait"` until it answers, or `"nan"`: after four tries the sample is
-            NaN and counted, also if the server rejects its text. A limit of the server (429) is
-            always waited for.
+        cache: Folder in which valid replies are kept by the content of their request.
+        outage: If the server does not answer, or is busy: `"raise"` a `ConnectionError` after four
+            tries, `"wait"` until it answers, or `"nan"`: after four tries the sample is NaN and
+            counted, also if the server rejects its text. Its limit (429) is always waited for.
         outage_budget: Seconds of an outage after which nothing is repeated: `"wait"` and `"raise"`
             raise, and with `"nan"` the rest of the batch is NaN.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: A number is out of range, or the address or the rubric is wrong.
-        OSError: The rubric does not exist.
 
     Examples:
         >>> from ctrlreward import Rubric
@@ -268,8 +258,7 @@ class Judge(ModelScorer[CausalLM]):
     def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
         """Return the reasons of the last samples, if the rubric asks for them; "" for others.
 
-        The reason of the weighted mean has the reasons of all criteria, a line each. In a ranking
-        the first order's reply has the reason.
+        The weighted mean has the reasons of all criteria, a ranking has its first order's.
         """
         rubric = self.rubric
         if not rubric.reason or self.address is None:

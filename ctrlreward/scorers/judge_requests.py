@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -58,11 +58,7 @@ class _Sent:
 
 
 class Meter:
-    """Delays requests by their limits, and counts them. A copy in another process starts at 0.
-
-    The limits are requests that begin in any 60 seconds and their tokens, None for none, and the
-    costs prices of a million tokens.
-    """
+    """Delays requests by their limits, and counts them. A copy in another process starts at 0."""
 
     def __init__(
         self,
@@ -193,15 +189,12 @@ class ReplyCache:
         """Yield a connection of this thread alone; other processes are waited for."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            database = sqlite3.connect(self.path, timeout=_MINUTE)
-            try:
-                with database:  # one transaction
-                    database.execute(
-                        "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT)"
-                    )
-                    yield database
-            finally:
-                database.close()
+            # Closed at the end, after one transaction.
+            with closing(sqlite3.connect(self.path, timeout=_MINUTE)) as database, database:
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT)"
+                )
+                yield database
         except sqlite3.Error as error:
             raise OSError(
                 f"the cache {self.path} can't be used: {error}. Delete it, or use another folder."

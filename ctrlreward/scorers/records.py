@@ -31,15 +31,14 @@ def write_scored_samples(
     not means, in the first record of each. `explanations` are by row, `reasons` by score.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
+    prompts = len(next(iter(by_prompt.values()))) if by_prompt else 0
     lines = []
     for i in range(len(samples)):
         record: dict[str, object] = {name: column[i] for name, column in columns.items()}
         record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
-        places = {name: i * len(row) / len(samples) for name, row in (by_prompt or {}).items()}
-        if by_prompt and all(place.is_integer() for place in places.values()):
-            record["by_prompt"] = {
-                name: finite_or_none(row[int(places[name])]) for name, row in by_prompt.items()
-            }
+        place, rest = divmod(i * prompts, len(samples))
+        if by_prompt and not rest:
+            record["by_prompt"] = {k: finite_or_none(row[place]) for k, row in by_prompt.items()}
         if explanations and i in explanations:
             record["explanation"] = explanations[i]
         if reasons:

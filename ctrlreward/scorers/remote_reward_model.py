@@ -29,9 +29,7 @@ _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
 
 
 class Contract(NamedTuple):
-    """Body of a request, by texts or token ids and prompts, and the values of each text in its
-    reply.
-    """
+    """Body of a request by its texts or token ids and prompts, and values by text of a reply."""
 
     route: str
     body: Callable[[Sequence[Any], Sequence[str]], dict[str, Any]]
@@ -99,7 +97,6 @@ class RemoteRewardModel(Scorer):
         key_variable: Environment variable with the server's API key.
 
     Raises:
-        ValueError: An argument is out of range or unknown, or the environment variable is empty.
         ConnectionError: When scoring: the server does not answer for `patience` seconds, or not
             with a value for each text and output.
 

@@ -54,8 +54,8 @@ class RewardModel(ModelScorer[RewardHead]):
         **options: See `ModelOptions`.
 
     Raises:
-        ValueError: An argument is none of these values. At the first use: the model is a
-            classifier, lacks a trained head, or is defined by code in its repository.
+        ValueError: At the first use: the model is a classifier, lacks a trained head, or is defined
+            by code in its repository.
 
     Examples:
         >>> scorer = RewardModel("Skywork/Skywork-Reward-V2-Qwen3-0.6B")

@@ -25,8 +25,7 @@ _ALL = "texts"  # the slot of a ranking
 
 RANK, CONSISTENT, PREFERENCE = "rank", "consistent", "preference"
 
-# Tokens of a reply: of one answer, of a key with its score, of a reason.
-_ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256
+_ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256  # a key is with its score
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,6 @@ class Criterion:
         question: The question, "Is the reply polite?"; braces in it are text.
         answers: Answer → score, higher is better; a list of numbers maps each to itself.
         weight: Weight in the mean of all criteria, positive.
-
-    Raises:
-        ValueError: The question is empty, an answer is invalid, or the weight is not positive.
 
     Examples:
         >>> Criterion("Is the reply polite?", [1, 2, 3], weight=2.0).range
@@ -73,7 +69,7 @@ class Criterion:
 class Judgement(NamedTuple):
     """Scores of one reply by name, NaN where it has none, and their reasons.
 
-    The scores of a ranking are named "1", "2", … by the places of the texts in the prompt.
+    The scores of a ranking are named by the numbers of the texts in the prompt.
     """
 
     scores: Mapping[str, float]
@@ -100,9 +96,6 @@ class Rubric:
         criteria: Name → `Criterion`, in place of `answers`: several questions about each text,
             which a server answers in one reply. Each is a score. They are added to the prompt.
         reason: Ask a server for a reason before each score, which is stored with the sample.
-
-    Raises:
-        ValueError: The prompt, an answer or a criterion is invalid.
 
     Examples:
         >>> polite, short = Criterion("Is it polite?", [1, 2], 3.0), Criterion("Short?", [0, 1])
@@ -222,9 +215,8 @@ class Rubric:
         if not self.structured:
             # A token is a byte or more.
             return max(_ANSWER_TOKENS, *(len(answer.encode()) + 4 for answer in self.scores))
-        return 4 * _KEY_TOKENS + len(self.questions()) * (
-            _KEY_TOKENS + _REASON_TOKENS * self.reason
-        )
+        one = _KEY_TOKENS + _REASON_TOKENS * self.reason
+        return 4 * _KEY_TOKENS + len(self.questions()) * one
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Rubric:

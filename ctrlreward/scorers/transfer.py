@@ -52,10 +52,6 @@ class TransferQuality(CompositeScorer):
         thresholds: t1 to t4 of eq. 1. The paper's values fit its classifier, word vectors and
             language model.
 
-    Raises:
-        TypeError: A part is not a scorer.
-        ValueError: A part does not have the score that it is used for.
-
     Examples:
         >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
         >>> style = Accuracy(CTRLEval(task="sentiment", aspects="attribute_relevance"))

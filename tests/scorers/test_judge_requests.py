@@ -105,13 +105,17 @@ def judgement(**scores: Any) -> str:
 
 def test_all_criteria_are_asked_in_one_call(serve: Serve) -> None:
     server = serve(in_turn(judgement(polite=3, short="no")))
-    found = Judge("m", TWO, server.address).score(["Thank you."])
+    judge = Judge("m", TWO, server.address)
+    found = judge.score(["Thank you."])
     # (3 · 3 + 1 · 0) / 4
-    assert {name: values[0] for name, values in found.items()} == {
-        "rating": 2.25,
-        "polite": 3.0,
-        "short": 0.0,
+    assert {n: v.tolist() for n, v in found.items()} == {
+        "rating": [2.25],
+        "polite": [3],
+        "short": [0],
     }
+    # (3 · 1 + 0) / 4 and (3 · 3 + 1) / 4
+    ranges = {"rating": (0.75, 2.5), "polite": (1.0, 3.0), "short": (0.0, 1.0)}
+    assert {name: spec.range for name, spec in judge.specs.items()} == ranges
     ((_, _, body),) = server.requests
     assert body["response_format"]["type"] == "json_schema"
     schema = body["response_format"]["json_schema"]["schema"]
@@ -124,15 +128,6 @@ def test_all_criteria_are_asked_in_one_call(serve: Serve) -> None:
     assert message.startswith("Rate this reply: Thank you.")
     assert "- short: Is it short? One of yes, no." in message
     assert body["max_tokens"] > 2 * 256  # two reasons
-
-
-def test_ranges_of_criteria() -> None:
-    specs = Judge("m", TWO, "http://127.0.0.1:9").specs
-    assert {name: spec.range for name, spec in specs.items()} == {
-        "rating": (0.75, 2.5),  # (3 · 1 + 0) / 4 and (3 · 3 + 1) / 4
-        "polite": (1.0, 3.0),
-        "short": (0.0, 1.0),
-    }
 
 
 WHOLE = (1.75, 2.0, 1.0)  # (3 · 2 + 1) / 4

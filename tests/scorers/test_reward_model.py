@@ -27,7 +27,6 @@ from transformers import (
 from trl import RewardConfig, RewardTrainer
 
 from ctrlreward import Accuracy, Reward, RewardModel, Samples, fit_scales
-from ctrlreward.callbacks import ReferenceReward
 from ctrlreward.cli import main
 from ctrlreward.weights.quantization import quantization_config
 
@@ -45,13 +44,6 @@ LONG = "We waited an hour for a table, and then the soup came cold. " * 4
 
 def say(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
-
-
-def chats(prompts: Sequence[Any], answers: Sequence[str]) -> list[list[dict[str, str]]]:
-    return [
-        [*([say("user", p)] if isinstance(p, str) else p), say("assistant", a)]
-        for p, a in zip(prompts, answers, strict=True)
-    ]
 
 
 def pairs(chat: bool) -> Dataset:
@@ -74,15 +66,9 @@ def trained(base: str, folder: Path, chat: bool, **options: Any) -> str:
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=1),
         RewardConfig(
             str(folder / "run"),
-            max_steps=3,
-            learning_rate=0.01,
-            per_device_train_batch_size=2,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
+            **{"max_steps": 3, "learning_rate": 0.01, "per_device_train_batch_size": 2},
+            **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False},
+            **{"save_strategy": "no", "report_to": "none", "disable_tqdm": True},
         ),
         train_dataset=pairs(chat),
         processing_class=tokenizer,
@@ -118,13 +104,10 @@ def adapter(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a BERT with two outputs that are ratings."""
-    names = {0: "helpful", 1: "correct"}
-    return save_bert(
-        *(tmp_path_factory.mktemp("ratings"), BertForSequenceClassification),
-        id2label=names,
-        problem_type="regression",
-        initializer_range=0.4,
-    )
+    options = {"problem_type": "regression", "initializer_range": 0.4}
+    folder = tmp_path_factory.mktemp("ratings")
+    labels = {0: "helpful", 1: "correct"}
+    return save_bert(folder, BertForSequenceClassification, id2label=labels, **options)
 
 
 def own_rewards(model: Any, rows: Sequence[list[int]]) -> np.ndarray:
@@ -136,8 +119,12 @@ def own_rewards(model: Any, rows: Sequence[list[int]]) -> np.ndarray:
 
 def chat_rows(folder: str, prompts: Sequence[Any], answers: Sequence[str]) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    encoded = [tokenizer.apply_chat_template(each) for each in chats(prompts, answers)]
-    return [list(each.input_ids) for each in encoded]
+    rows = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        turns = [say("user", prompt)] if isinstance(prompt, str) else prompt
+        encoded = tokenizer.apply_chat_template([*turns, say("assistant", answer)])
+        rows.append(list(encoded.input_ids))
+    return rows
 
 
 def changed_config(folder: str, copy: Path, **change: Any) -> str:
@@ -272,16 +259,9 @@ def test_quantized_layers_give_the_reward_of_their_dequantized_weights(
 ) -> None:
     """Int8 rounds the activations as well; the head is left as it is."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_labels=1,
-        initializer_range=0.2,
-        pad_token_id=tokenizer.eos_token_id,
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_labels": 1, "vocab_size": len(tokenizer)}
+    config = LlamaConfig(**sizes, initializer_range=0.2, pad_token_id=tokenizer.eos_token_id)
     torch.manual_seed(0)
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -418,21 +398,6 @@ def test_reward_models_compose(chat_model: str, plain_model: str) -> None:
     cautious = Reward(both, aggregate="mean_minus_deviation", scales=scales)(samples)
     assert (cautious.total <= np.mean(scaled, axis=0)).all()
     assert cautious.components["disagreement"].max() > 0
-
-
-def test_a_preference_over_references_has_no_constant(plain_model: str) -> None:
-    """PAR: σ of the difference of two rewards of one prompt."""
-    reward = Reward({"rm": RewardModel(plain_model, template="plain")["reward"]})
-    references = ANSWERS[::-1]
-    samples = Samples(ANSWERS, prompts=PROMPTS, references=references)
-    totals = reward(samples).total
-    term = ReferenceReward("references")
-    shaped, scored = term.preferences(totals, samples, lambda each: reward(each).total)
-    expected = reward(Samples(references, prompts=PROMPTS)).total
-    np.testing.assert_allclose(scored, expected, atol=1e-6)
-    np.testing.assert_allclose(shaped, 1 / (1 + np.exp(expected - totals)), atol=1e-6)
-    shifted, _ = term.preferences(totals + 5, samples, lambda each: reward(each).total + 5)
-    np.testing.assert_allclose(shifted, shaped)
 
 
 def test_commands_take_a_reward_model(
