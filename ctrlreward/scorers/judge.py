@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
-from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
@@ -229,30 +228,27 @@ class Judge(ModelScorer[CausalLM]):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the scores of the rubric; NaN, with a warning, for an empty text."""
-        rubric = self.rubric
-        columns, unreadable = self._columns(samples)
+        rubric, (questions, unreadable) = self.rubric, self._questions(samples)
         for why in unreadable.values():
             log.warning("%s: %s is NaN", why, next(iter(self.specs)))
-        kept = [i for i in range(len(samples)) if i not in unreadable]
-        questions = self._questions(samples, columns, kept)
         judgements = self._read(questions) if self.address is None else self._ask(questions)
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
         if rubric.ranks:
-            if alone := len(kept) - sum(len(question.rows) for question in questions[::2]):
-                log.warning(
-                    "%d of %d texts are alone in their group: rank is NaN", alone, len(kept)
-                )
+            kept = len(samples) - len(unreadable)
+            if alone := kept - sum(len(question.rows) for question in questions[::2]):
+                log.warning("%d of %d texts are alone in their group: rank is NaN", alone, kept)
             pairs = zip(questions[::2], judgements[::2], judgements[1::2], strict=True)
             for (rows, _), given, reverse in pairs:
                 found[RANK][rows], found[CONSISTENT][rows] = _ranked(given, reverse)
         elif rubric.compares:
             answered = [judgement.scores[rubric.name] for judgement in judgements]
-            found[PREFERENCE][kept], found[CONSISTENT][kept] = _preferred(answered)
+            rows = [i for question in questions[::2] for i in question.rows]
+            found[PREFERENCE][rows], found[CONSISTENT][rows] = _preferred(answered)
         else:
-            for i, judgement in zip(kept, judgements, strict=True):
+            for (rows, _), judgement in zip(questions, judgements, strict=True):
                 for name, value in judgement.scores.items():
-                    found[name][i] = value
-                found[rubric.name][i] = rubric.mean(judgement.scores)
+                    found[name][rows] = value
+                found[rubric.name][rows] = rubric.mean(judgement.scores)
         return found
 
     def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
@@ -263,9 +259,7 @@ class Judge(ModelScorer[CausalLM]):
         rubric = self.rubric
         if not rubric.reason or self.address is None:
             return {}
-        columns, unreadable = self._columns(samples)
-        kept = [i for i in range(len(samples)) if i not in unreadable]
-        questions = self._questions(samples, columns, kept)
+        questions, _ = self._questions(samples)
         told = [dict[str, str]() for _ in range(len(samples))]
         for rows, prompt in questions[::2] if rubric.ranks else questions:
             for i in rows:
@@ -277,27 +271,24 @@ class Judge(ModelScorer[CausalLM]):
 
     # What is asked
 
-    def _columns(self, samples: Samples) -> tuple[Columns, dict[int, str]]:
-        """Return the columns that the rubric shows, and the rows that can't be judged, with why."""
-        columns = {name: samples.require(name, "Judge") for name in self.rubric.columns}
+    def _questions(self, samples: Samples) -> tuple[list[Question], dict[int, str]]:
+        """Return the questions about the samples, and why there is none about some rows.
+
+        In a comparison or a ranking, two follow each other, one for each order.
+        """
+        rubric = self.rubric
+        columns = {name: samples.require(name, "Judge") for name in rubric.columns}
         if "prompts" in columns:
             columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
-        unreadable = {}
+        unreadable: dict[int, str] = {}
         for name, column in columns.items():
-            needed = name == "texts" or (name == "references" and self.rubric.compares)
+            needed = name == "texts" or (name == "references" and rubric.compares)
             for i, text in enumerate(column):
                 if needed and not text.strip():
                     unreadable.setdefault(i, f"{name}[{i}] is empty")
                 elif not is_unicode(text):  # only texts are checked before
                     unreadable.setdefault(i, f"{name}[{i}] is not valid Unicode")
-        return columns, dict(sorted(unreadable.items()))
-
-    def _questions(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[Question]:
-        """Return the questions about the kept samples.
-
-        In a comparison or a ranking, two follow each other, one for each order.
-        """
-        rubric = self.rubric
+        kept = [i for i in range(len(samples)) if i not in unreadable]
 
         def question(rows: Sequence[int], swapped: bool = False) -> Question:
             cells = {JSON_KEYS[name]: column[rows[0]] for name, column in columns.items()}
@@ -309,26 +300,12 @@ class Judge(ModelScorer[CausalLM]):
             return Question(rows, prompt)
 
         if rubric.ranks:
-            groups = self._groups(samples, columns, kept)
-            return [question(order) for rows in groups for order in (rows, rows[::-1])]
-        swaps = (False, True) if rubric.compares else (False,)
-        return [question([i], swapped) for i in kept for swapped in swaps]
-
-    def _groups(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[list[int]]:
-        """Return the rows of each group of two or more texts, which share what a prompt shows."""
-        names = samples.require("groups", "Judge")
-        groups: dict[str, list[int]] = {}
-        for i in kept:
-            groups.setdefault(names[i], []).append(i)
-        for group, rows in groups.items():
-            for name, column in columns.items():
-                for i in rows if name != "texts" else ():
-                    if column[i] != column[rows[0]]:
-                        raise ValueError(
-                            f"{name}[{i}] = {shortened(column[i])} must be the same as {name}"
-                            f"[{rows[0]}] = {shortened(column[rows[0]])} to rank group {group!r}"
-                        )
-        return [rows for rows in groups.values() if len(rows) > 1]
+            groups = _groups(samples.require("groups", "Judge"), columns, kept)
+            questions = [question(order) for rows in groups for order in (rows, rows[::-1])]
+        else:
+            swaps = (False, True) if rubric.compares else (False,)
+            questions = [question([i], swapped) for i in kept for swapped in swaps]
+        return questions, dict(sorted(unreadable.items()))
 
     # A local model
 
@@ -359,13 +336,10 @@ class Judge(ModelScorer[CausalLM]):
         """Return the judgements of a server's replies; NaN where one can't be parsed."""
         assert self.address is not None
         outage = Outage(self.outage, self.outage_budget)
-        replies: list[str | None] = []
         options = self.address, self.key_variable, self.timeout, outage.stop
         with connected("the judge", *options) as server:
-            for window in windows([len(question.prompt) for question in questions]):
-                some = questions[window.start : window.stop]
-                ask = partial(self._reply, server, outage)
-                replies += in_parallel(ask, some, self.concurrency)
+            ask = partial(self._reply, server, outage)
+            replies = in_parallel(ask, questions, self.concurrency)
         judgements = [
             read_reply(self.rubric, reply or "", len(question.rows))
             for question, reply in zip(questions, replies, strict=True)
@@ -388,7 +362,9 @@ class Judge(ModelScorer[CausalLM]):
         """Warn once of the replies that are NaN."""
         rubric = self.rubric
         unread = [(reply, each.scores) for reply, each in replied if not each.whole]
-        if unread and rubric.structured:
+        if not unread:
+            return
+        if rubric.structured:
             lacking = Counter(
                 name
                 for _, scores in unread
@@ -402,7 +378,7 @@ class Judge(ModelScorer[CausalLM]):
                 ", ".join(f"{name} {n}" for name, n in lacking.items()),
                 *(shortened(unread[0][0], 200), self.max_tokens),
             )
-        elif unread:
+        else:
             log.warning(
                 "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
                 *(len(unread), len(replied), ", ".join(rubric.scores), shortened(unread[0][0])),
@@ -451,6 +427,22 @@ class Judge(ModelScorer[CausalLM]):
         reply = server.post("/chat/completions", body)
         self._meter.end(sent, reply)
         return reply
+
+
+def _groups(names: Sequence[str], columns: Columns, kept: Sequence[int]) -> list[list[int]]:
+    """Return the rows of each group of two or more texts, which share what a prompt shows."""
+    groups: dict[str, list[int]] = {}
+    for i in kept:
+        groups.setdefault(names[i], []).append(i)
+    for group, (first, *others) in groups.items():
+        for name, column in columns.items():
+            for i in others if name != "texts" else ():
+                if column[i] != column[first]:
+                    raise ValueError(
+                        f"{name}[{i}] = {shortened(column[i])} must be the same as {name}"
+                        f"[{first}] = {shortened(column[first])} to rank group {group!r}"
+                    )
+    return [rows for rows in groups.values() if len(rows) > 1]
 
 
 def _preferred(answered: Sequence[float]) -> tuple[Scores, Scores]:

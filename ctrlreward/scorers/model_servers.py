@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import httpx2
 import tenacity
 
+from ctrlreward.progress import track_part
+
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
@@ -124,10 +126,17 @@ def in_parallel(
     ask: Callable[[Item], Reply], items: Sequence[Item], concurrency: int
 ) -> list[Reply]:
     """Return the reply to each item; after an error, no further request begins."""
-    with ThreadPoolExecutor(concurrency) as threads:
+    replies = []
+    with (
+        track_part("scoring", len(items), "requests") as advance,
+        ThreadPoolExecutor(concurrency) as threads,
+    ):
         futures = [threads.submit(ask, item) for item in items]
         try:
-            return [future.result() for future in futures]
+            for future in futures:
+                replies.append(future.result())
+                advance(1)
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
+    return replies
