@@ -10,21 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import spearmanr
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tiny_models import word_tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.text.sentences import split_sentences
 from ctrlreward.weights.loading import load_tokenizer
 
 WORDS = ["<unk>", "the", "food", "is", "good", "##s"]
-
-
-def word_tokenizer(words: list[str]) -> PreTrainedTokenizerBase:
-    """Words at spaces, `<unk>` for others."""
-    splitter = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
-    splitter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=splitter, unk_token="<unk>")
 
 
 @pytest.fixture(scope="module")

@@ -4,21 +4,16 @@ import logging
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tiny_models import word_tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
 
-WORDS = "? a b c d e f The food lake is good bad".split()
-
 
 @pytest.fixture(scope="module")
 def words() -> PreTrainedTokenizerBase:
-    """Words at spaces, `?` for others."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    return word_tokenizer("? a b c d e f The food lake is good bad".split())
 
 
 def test_each_sample_gets_its_groups_value(words: PreTrainedTokenizerBase) -> None:

@@ -79,19 +79,18 @@ def files_of(folder: Path) -> set[str]:
 # Models that a configuration trains
 
 
-def test_a_trained_model_is_found_in_the_cache(cache: Path, tiny_llama: Path) -> None:
-    shutil.copytree(tiny_llama, cache / "aligner-consistency")
-    assert resolve("aligner-consistency") == str(cache / "aligner-consistency")
-
-
 @pytest.mark.parametrize("name", sources.TRAINED_NAMES)
-def test_an_untrained_one_names_the_command_that_trains_it(cache: Path, name: str) -> None:
+def test_a_model_is_in_the_cache_or_its_command_is_named(
+    cache: Path, tiny_llama: Path, name: str
+) -> None:
     config = sources.TRAINED_NAMES[name]
     message = f"{name}' is not trained yet. Run `ctrlreward train --config {config}`, which writes"
     with pytest.raises(ValueError, match=re.escape(f"{message} {cache / name}")):
         resolve(name)
     settings = yaml.safe_load((Path(__file__).parents[2] / config).read_text())
     assert settings["model"]["init_args"]["folder"] == name
+    shutil.copytree(tiny_llama, cache / name)
+    assert resolve(name) == str(cache / name)
 
 
 # Local folders and hub ids
@@ -106,17 +105,13 @@ def tiny_llama(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def test_a_folder_of_save_pretrained_is_itself(
+def test_a_folder_of_save_pretrained_and_a_hub_id_are_unchanged(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolve(str(tiny_llama)) == str(tiny_llama)
+    for model in (str(tiny_llama), "gpt2", "google/pegasus-large", "org/name.v2"):
+        assert resolve(model) == model
     monkeypatch.setenv("HOME", str(tiny_llama.parent))
     assert resolve("~/tiny") == str(tiny_llama)
-
-
-@pytest.mark.parametrize("model", ["gpt2", "google/pegasus-large", "org/name.v2"])
-def test_a_hub_id_is_unchanged(model: str) -> None:
-    assert resolve(model) == model
 
 
 @pytest.mark.parametrize(
@@ -218,13 +213,6 @@ def test_the_cache_folder_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/home/me/weights")
 
 
-def test_what_a_killed_process_left_is_cleared(cache: Path) -> None:
-    (cache / ".toy.unfinished").mkdir(parents=True)
-    (cache / ".toy.unfinished" / "half").touch()
-    folder = build_once("toy", lambda folder: (folder / "whole").touch())
-    assert files_of(folder) == {"whole"}
-
-
 def test_a_failed_build_leaves_nothing(cache: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").touch()
@@ -233,7 +221,10 @@ def test_a_failed_build_leaves_nothing(cache: Path) -> None:
     with pytest.raises(RuntimeError, match="no space"):
         build_once("toy", fail)
     assert files_of(cache) <= {".toy.lock"}
-    assert build_once("toy", lambda folder: None).is_dir()
+    (cache / ".toy.unfinished").mkdir()  # as a killed process does
+    (cache / ".toy.unfinished" / "half").touch()
+    folder = build_once("toy", lambda folder: (folder / "whole").touch())
+    assert files_of(folder) == {"whole"}
 
 
 def test_a_cache_folder_that_cannot_be_written(
