@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.items import item_logger
@@ -130,8 +131,8 @@ class AttributeClassifier(CompositeScorer):
         for name in self.specs:
             total = next(each for each in _NAMES if name.startswith(each))
             parts = (name, total, _COMBINATION)
-            folds[name] = CorpusFold(parts, partial(_over_combinations, 0))
-            folds[name + DEVIATION] = CorpusFold(parts, partial(_over_combinations, 1))
+            folds[name] = CorpusFold(parts, partial(_figure, 0))
+            folds[name + DEVIATION] = CorpusFold(parts, partial(_figure, 1))
         return folds
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
@@ -225,12 +226,20 @@ class AttributeClassifier(CompositeScorer):
 
 
 def _over_combinations(
-    figure: Literal[0, 1], values: Scores, totals: Scores, combinations: Scores
-) -> float:
-    """Return mean (0) or deviation (1) over combinations, of n samples without the failed ones."""
+    values: Scores, totals: Scores, combinations: Scores | npt.NDArray[np.str_]
+) -> MeanAndDeviation:
+    """Return mean and deviation over combinations, of n samples without the failed ones."""
     rows = ~np.isnan(values) & ~np.isnan(totals)
-    means = [values[rows & (combinations == each)].mean() for each in {*combinations[rows]}]
-    return _mean_and_deviation(means)[figure]
+    named = dict.fromkeys(combinations[rows].tolist())
+    means = [values[rows & (combinations == each)].mean() for each in named]
+    if not means:
+        return MeanAndDeviation(np.nan, np.nan)
+    return MeanAndDeviation(float(np.mean(means)), float(np.std(means)))
+
+
+def _figure(figure: Literal[0, 1], *parts: Scores) -> float:
+    """Return mean (0) or deviation (1) over combinations."""
+    return _over_combinations(*parts)[figure]
 
 
 def attribute_report(
@@ -240,28 +249,18 @@ def attribute_report(
     score: str = "accuracy",
 ) -> AttributeReport:
     """Return means and deviations of a score over combinations, from the scores of n samples."""
-    rows: dict[str, list[int]] = {}
-    for i in np.flatnonzero(~np.isnan(scores[score])).tolist():
-        ordered = {key: targets[i][key] for key in attributes if key in targets[i]}
-        rows.setdefault(attribute_label(ordered), []).append(i)
+    ordered = [{key: row[key] for key in attributes if key in row} for row in targets]
+    labels = np.array([attribute_label(row) for row in ordered], str)
+    total, failed = scores[score], np.isnan(scores[score])
+    named = {labels[i]: ordered[i] for i in np.flatnonzero(~failed)}
     combinations = {
-        name: {
-            key: float(scores[f"{score}_{key}"][indices].mean())
-            for key in attributes
-            if key in targets[indices[0]]
+        str(name): {
+            key: float(scores[f"{score}_{key}"][~failed & (labels == name)].mean()) for key in row
         }
-        for name, indices in rows.items()
+        for name, row in named.items()
     }
-    over_combinations = {
-        key: _mean_and_deviation([row[key] for row in combinations.values() if key in row])
-        for key in attributes
+    by_attribute = {
+        key: _over_combinations(scores[f"{score}_{key}"], total, labels) for key in attributes
     }
-    averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
-    failed = len(targets) - sum(map(len, rows.values()))
-    return AttributeReport(combinations, over_combinations, _mean_and_deviation(averages), failed)
-
-
-def _mean_and_deviation(values: Sequence[float]) -> MeanAndDeviation:
-    if not values:
-        return MeanAndDeviation(float("nan"), float("nan"))
-    return MeanAndDeviation(float(np.mean(values)), float(np.std(values)))
+    average = _over_combinations(total, total, labels)
+    return AttributeReport(combinations, by_attribute, average, int(failed.sum()))

@@ -155,10 +155,6 @@ class RemoteRewardModel(Scorer):
         self.patience = patience
         self.key_variable = key_variable
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings; a copy in another process loads the tokenizer again."""
-        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
-
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of `reward`, or of each output."""
