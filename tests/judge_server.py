@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeAlias
+
+import pytest
 
 
 class Refusal(NamedTuple):
@@ -89,3 +91,10 @@ def serving(reply: Callable[[str], Any]) -> Iterator[Server]:
 
     with started(answer) as server:
         yield server
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return a function from the replies of a judge to its server."""
+    with ExitStack() as servers:
+        yield lambda reply: servers.enter_context(serving(reply))

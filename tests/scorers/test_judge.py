@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from judge_server import Serve, serving
+from judge_server import Serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Criterion, Judge, Reward, Rubric, Samples
@@ -31,12 +30,6 @@ WARM = Criterion("Is it warm:", [1, 2, 3], 3)
 TEXTS = ["The soup was warm.", "A cold lake.", "Tea."]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as servers:
-        yield lambda reply: servers.enter_context(serving(reply))
 
 
 # A local model

@@ -7,9 +7,8 @@ import logging
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tenacity
-from judge_server import Refusal, Serve, serving
+from judge_server import Refusal, Serve
 
 from ctrlreward import Criterion, Judge, Reward, RewardBatch, Rubric, Samples
 from ctrlreward.adapters.openrlhf import as_reward_func
@@ -75,12 +74,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     for module in (judge_requests, tenacity.nap):
         monkeypatch.setattr(module, "time", simulated)
     return simulated
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as servers:
-        yield lambda reply: servers.enter_context(serving(reply))
 
 
 def in_turn(*replies: Any) -> Callable[[str], Any]:
