@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -38,8 +38,9 @@ def check_address(address: str, example: str) -> str:
 class Busy(ConnectionError):
     """A request that may be repeated, after `retry_after` seconds; `limited` if it was too much."""
 
-    retry_after: float = 0.0
-    limited: bool = False
+    def __init__(self, words: str, retry_after: float = 0.0, limited: bool = False) -> None:
+        super().__init__(words)
+        self.retry_after, self.limited = retry_after, limited
 
 
 class Rejected(ConnectionError):
@@ -66,10 +67,8 @@ class ModelServer(NamedTuple):
         if not response.is_success:
             words = f"{self.name}: {response.status_code}, {response.text[:200]}"
             if response.status_code in _BUSY:
-                busy = Busy(words)
-                busy.retry_after = _seconds(response.headers.get("Retry-After", ""))
-                busy.limited = response.status_code == _LIMITED
-                raise busy
+                after = _seconds(response.headers.get("Retry-After", ""))
+                raise Busy(words, after, response.status_code == _LIMITED)
             raise (Rejected if response.status_code in _REJECTED else ConnectionError)(words)
         try:
             return response.json()
@@ -87,16 +86,11 @@ def _pause(state: tenacity.RetryCallState) -> float:
 
 def _seconds(given: str) -> float:
     """Return the seconds of a `Retry-After`, a number or a date; 0 if it is neither."""
-    try:
+    with suppress(ValueError):
         return max(0.0, float(given))
-    except ValueError:
-        pass
-    try:
-        until = parsedate_to_datetime(given)
-    except ValueError:
-        return 0.0
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)
-    return max(0.0, (until - datetime.now(UTC)).total_seconds())
+    with suppress(ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+    return 0.0
 
 
 @contextmanager
