@@ -44,8 +44,8 @@ for name in ("pytorch_lightning", "lightning_fabric"):
 settings.register_profile("ctrlreward", deadline=None, max_examples=30)
 settings.load_profile("ctrlreward")
 
-# Command lines that fail, and tiny models with seeded random weights.
-pytest_plugins = ["command_lines", "tiny_models"]
+# Command lines that fail, servers of judges, and tiny models with seeded random weights.
+pytest_plugins = ["command_lines", "judge_server", "tiny_models"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,13 +1,15 @@
-"""A server of a language model, on a thread of the test, that speaks OpenAI's protocol."""
+"""Servers of models, on threads of the test; one speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
 
 
 class Refusal(NamedTuple):
@@ -15,22 +17,27 @@ class Refusal(NamedTuple):
 
     status: int
     retry_after: str | None = None
+    content: bytes = b""
 
 
 class Server(ThreadingHTTPServer):
-    """A server whose replies are a function of the message: a text, bytes or a `Refusal`."""
+    """A server whose replies are a function of route and body: JSON, bytes or a `Refusal`."""
 
     daemon_threads = True
 
-    def __init__(self, reply: Callable[[str], Any]) -> None:
+    def __init__(self, answer: Callable[[str, Any], Any]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.reply = reply
+        self.answer = answer
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.usage: dict[str, int] | None = None  # of each reply, in tokens
+        self.usage: dict[str, int] | None = None  # of each reply of a judge, in tokens
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+        return f"{self.url}/v1"
 
     def handle_error(self, *_: Any) -> None:
         pass  # a client that no longer waits
@@ -42,25 +49,52 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, dict(self.headers), body))
-        answer = self.server.reply(body["messages"][0]["content"])
-        refused = answer if isinstance(answer, Refusal) else None
-        reply = {"choices": [{"message": {"content": answer}}], "usage": self.server.usage}
-        content = answer if isinstance(answer, bytes) else json.dumps(reply).encode()
-        self.send_response(refused.status if refused else 200)
-        if refused and refused.retry_after is not None:
-            self.send_header("Retry-After", refused.retry_after)
-        self.send_header("Content-Length", str(len(content)))
+        answer = self.server.answer(self.path, body)
+        if isinstance(answer, bytes):
+            answer = Refusal(200, None, answer)
+        elif not isinstance(answer, Refusal):
+            answer = Refusal(200, None, json.dumps(answer).encode())
+        self.send_response(answer.status)
+        if answer.retry_after is not None:
+            self.send_header("Retry-After", answer.retry_after)
+        # A content that is cut off is shorter than its length says.
+        cut = answer.content.endswith(b"cut")
+        self.send_header("Content-Length", str(len(answer.content) + 9 * cut))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(answer.content)
 
     def log_message(self, *_: Any) -> None:
         pass
 
 
 @contextmanager
-def serving(reply: Callable[[str], Any]) -> Iterator[Server]:
+def started(answer: Callable[[str, Any], Any]) -> Iterator[Server]:
     """Yield a server that answers until the end of the context."""
-    with Server(reply) as server:
+    with Server(answer) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
+
+
+Serve: TypeAlias = Callable[[Callable[[str], Any]], Server]
+
+
+@contextmanager
+def serving(reply: Callable[[str], Any]) -> Iterator[Server]:
+    """Yield a judge whose replies are a function of the message: a text, bytes or a `Refusal`."""
+
+    def answer(path: str, body: Any) -> Any:
+        answer = reply(body["messages"][0]["content"])
+        if isinstance(answer, bytes | Refusal):
+            return answer
+        return {"choices": [{"message": {"content": answer}}], "usage": server.usage}
+
+    with started(answer) as server:
+        yield server
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return a function from the replies of a judge to its server."""
+    with ExitStack() as servers:
+        yield lambda reply: servers.enter_context(serving(reply))

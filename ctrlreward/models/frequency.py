@@ -31,10 +31,6 @@ class InverseFrequency:
     Args:
         weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that carry no information.
 
-    Raises:
-        TypeError: The weights are the path of a file.
-        ValueError: The weights are not a vector of finite numbers ≥ 0.
-
     Examples:
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
@@ -80,14 +76,10 @@ class InverseFrequency:
     def from_corpus(
         cls, sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase
     ) -> InverseFrequency:
-        """Count the sentences, which are streamed, in which each token occurs.
-
-        A TypeError for a single string, a ValueError for no sentences.
-        """
+        """Count the sentences, which are streamed, in which each token occurs."""
         if isinstance(sentences, str):
             raise TypeError("sentences must be an iterable of sentences, got a str")
-        counts = np.zeros(len(tokenizer), dtype=np.int64)
-        total = 0
+        counts, total = np.zeros(len(tokenizer), dtype=np.int64), 0
         rest = iter(sentences)
         while chunk := list(islice(rest, _CHUNK)):
             for row in read_strings(tokenizer, chunk)["input_ids"]:
@@ -103,10 +95,9 @@ class InverseFrequency:
     ) -> InverseFrequency:
         """Estimate weights for any tokenizer: each token has the frequency of the word it spells.
 
-        The weight is logarithmic (`log_inverse_frequency`): single estimates are rough, above all
-        of continuations (`ing`), and would dominate the paper's IWF. Punctuation, fragments that
-        are unknown to wordfreq and special tokens have weight 0. The corpus counts as 10^8
-        sentences, the size of the published table's.
+        Not the paper's IWF, which single rough estimates would dominate, but
+        `log_inverse_frequency`. Punctuation, fragments that are unknown to wordfreq and special
+        tokens have weight 0.
 
         Raises:
             LookupError: wordfreq has no list for that language code or a similar one.

@@ -86,8 +86,8 @@ def encode(
 ) -> list[Ids]:
     """Return the token ids of answers as a model reads them, of at most `limit` tokens each.
 
-    Longer texts are cut at a side, None for the tokenizer's own, with one warning for all. Without
-    a template this is the chat template, if there are one and prompts, or else "plain".
+    Longer texts are cut at a side, None for the tokenizer's own. A template of None is the chat
+    template, if there are one and prompts, or else "plain".
     """
     if not answers:
         return []

@@ -27,14 +27,10 @@ _CLASS = "AutoModelForSequenceClassification"
 
 
 class RewardHead(FrozenModel):
-    """Frozen sequence classifier with one output, or with several ratings.
+    """Frozen sequence classifier with one output, or with several ratings, named by `outputs`.
 
-    Takes the arguments of `FrozenModel`; `model` may also be a folder of an adapter of peft that
-    names its base model, which is merged, so that it can't be quantized. `outputs` are the names of
-    the ratings.
-
-    Raises:
-        ValueError: The head is not trained, the model is a classifier, or needs remote code.
+    Takes the arguments of `FrozenModel`; `model` may also be a folder of an adapter of peft, which
+    is merged into the base model that it names.
     """
 
     auto_class = AutoModelForSequenceClassification
@@ -57,17 +53,17 @@ class RewardHead(FrozenModel):
         return loaded
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
-        if self.base is None:
-            return load_tokenizer(model)
         try:
             return load_tokenizer(model)
-        except ValueError:  # saved without a tokenizer: it is the base model's
-            return load_tokenizer(self.base)
+        except ValueError:
+            if self.base is None:
+                raise
+            return load_tokenizer(self.base)  # the adapter was saved without a tokenizer
 
     def _prepare(self) -> None:
         if self.base is not None:  # TRL's `RewardTrainer` sets it so, and an adapter has no config
             self.declared_padding = self.tokenizer.pad_token_id
-            self._set_padding(self.tokenizer.pad_token_id)
+            self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
 
     def _padding_id(self, rows: list[Ids]) -> int:
         """Return the declared padding token; without one, a token that ends none of the rows."""
@@ -75,11 +71,8 @@ class RewardHead(FrozenModel):
             return self.declared_padding
         ends = {row[-1] for row in rows if row}
         unused = next(i for i in range(len(ends) + 1) if i not in ends)
-        self._set_padding(unused)
+        self.model.config.get_text_config().pad_token_id = unused
         return unused
-
-    def _set_padding(self, token: int | None) -> None:
-        self.model.config.get_text_config().pad_token_id = token
 
     def ratings(
         self,

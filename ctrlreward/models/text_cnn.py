@@ -49,16 +49,16 @@ class TextCNNConfig:
 
     def __post_init__(self) -> None:
         for name, items in (("words", self.words), ("labels", self.labels)):
-            item, times = Counter(items).most_common(1)[0] if items else ("", 0)
-            if times > 1:
-                raise ValueError(f"{name} contains {item!r} {times} times, must be distinct")
+            for item, times in Counter(items).most_common(1):
+                if times > 1:
+                    raise ValueError(f"{name} contains {item!r} {times} times, must be distinct")
         if len(self.labels) < 2:
             raise ValueError(f"labels must be 2 labels or more, got {self.labels}")
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"widths must be one or more, each 1 or more words, got {self.widths}")
-        for name, number in (("embedding_size", self.embedding_size), ("filters", self.filters)):
-            if number < 1:
-                raise ValueError(f"{name} must be 1 or more, got {number}")
+        for name in ("embedding_size", "filters"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     @cached_property
     def _ids(self) -> dict[str, int]:

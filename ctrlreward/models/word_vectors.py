@@ -18,11 +18,9 @@ from ctrlreward.text.words import split_words_and_marks
 from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
 from ctrlreward.weights.vector_folder import holds_vectors, read_vectors, write_vectors
 
-Matrix = npt.NDArray[np.float32]
-
-
 log = item_logger(__name__)
 
+Matrix = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]
 
@@ -50,9 +48,8 @@ class WordMatrix(Mapping[str, Matrix]):
 class WordVectors:
     """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 
-    A text is the mean of its words' vectors, weighted by their idf. Those means point in much the
-    same direction for all texts, so that the cosine of unrelated sentences is about 0.8. `centred`
-    removes the common direction.
+    A text is the mean of its words' vectors, weighted by their idf. The cosine of unrelated
+    sentences is about 0.8; `centred` removes their common direction.
 
     Args:
         vectors: Vector of each word, all of the same width.
@@ -61,11 +58,6 @@ class WordVectors:
         split: Splits a text into words; by default in lower case and apart from punctuation.
         centre: Vector to subtract from a text's unit vector, shape (width,), from `centred`. None
             subtracts nothing, as in the paper.
-
-    Raises:
-        TypeError: `vectors` is not a mapping.
-        ValueError: `vectors` is empty, widths differ, one is not finite, or a weight is
-            negative.
 
     Examples:
         >>> vectors = WordVectors({"soup": [1, 0], "broth": [3, 4]})
@@ -115,11 +107,10 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> WordVectors:
-        """Load vectors by a short name, or a folder written by `save`; see the class for the rest.
+        """Load `"glove-6b-50d"`, or a folder written by `save`; `idf` of None keeps its weights.
 
-        `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0),
-        downloaded on first use (76 MB). The vectors are mapped from the file. `idf` of None keeps
-        the folder's weights.
+        The short name is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0), downloaded
+        on first use (76 MB).
 
         Raises:
             ValueError: The name is unknown, the folder is damaged, or `idf` is passed for vectors
@@ -171,8 +162,8 @@ class WordVectors:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: A line is not a word and as many numbers as in the other lines, the number
-                of lines differs from the header, or none of `words` is in the file.
+            ValueError: A line has another number of numbers, the number of lines differs from the
+                header, or none of `words` is in the file.
         """
         vectors: dict[str, Matrix] = {}
         for place, word, numbers in _entries(Path(path).expanduser()):
@@ -191,11 +182,10 @@ class WordVectors:
         """Return a copy whose embeddings are relative to the mean of a corpus, streamed.
 
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
-        unit vector of the text before centring. The cosine of unrelated sentences is then about 0.
-        Not part of the paper. Texts without a vector are left out.
+        unit vector of the text before centring. Not part of the paper. Texts without a vector are
+        left out.
 
         Raises:
-            TypeError: `texts` is a single string.
             ValueError: No text has a word with a vector and a weight.
         """
         if isinstance(texts, str):
@@ -204,10 +194,8 @@ class WordVectors:
             )
         total, count = np.zeros(self.width), 0
         for text in texts:
-            unit = _unit(self._sum(text))
-            if unit is not None:
-                total += unit
-                count += 1
+            if (unit := _unit(self._sum(text))) is not None:
+                total, count = total + unit, count + 1
         if not count:
             raise ValueError("texts has no word with a vector and a weight. Use other sentences.")
         return WordVectors(self.vectors, self.idf or None, self.split, total / count)
@@ -247,7 +235,6 @@ def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
 
 
 def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
-    """Copy the vectors of a mapping, after checking them."""
     rows = {word: np.asarray(vector, dtype=np.float32) for word, vector in vectors.items()}
     if not rows:
         raise ValueError("vectors is empty, must have at least one")

@@ -41,9 +41,7 @@ def load_base(
     config = quantization_config(quantization, torch_dtype, "lora.quantization")
     plain = without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
-    # int8 weights cannot be moved to another kind of device later.
-    placement = None if config is None else {"": device}
-    base = load_weights(auto_class, model, plain, torch_dtype, config, placement)
+    base = load_weights(auto_class, model, plain, torch_dtype, config, device)
     base.generation_config = _plain_generation_config(model, base)
     if quantization is not None:
         _keep_in_training_mode(base)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.items import item_logger
@@ -57,10 +58,9 @@ class MeanAndDeviation(NamedTuple):
 class AttributeReport:
     """Control accuracy of a generator, as studies of multi-aspect control report it.
 
-    Each combination of target labels (`"sentiment=negative topic=world"`) has the mean for each
-    attribute that it names, and each attribute the mean over the combinations that name it.
-    `average` is over all attributes of each combination, `failed` the number of samples that are
-    left out.
+    Each combination of target labels has the mean for each attribute that it names, each attribute
+    the mean over these combinations, and `average` is over all attributes of each combination.
+    `failed` counts samples that are left out.
     """
 
     combinations: Mapping[str, Mapping[str, float]]
@@ -80,19 +80,14 @@ class AttributeClassifier(CompositeScorer):
       for a reward: they are NaN only if the sample failed.
 
     Higher is better for all. The label of a sample names its attributes, as in
-    `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
-    plain label is enough. A corpus has the mean of each over the combinations of target labels, and
-    the population standard deviation over them, `<score>_deviation`.
+    `"sentiment=negative topic=world"`; with a single classifier a plain label is enough. A corpus
+    has the mean of each over the combinations of target labels, and the population standard
+    deviation over them, `<score>_deviation`.
 
     Args:
-        models: Attribute → classifier, as in `Accuracy`; one that reads text pairs is passed as an
-            object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
-            weights and tasks, sentiment and topic.
+        models: Attribute → classifier, as in `Accuracy`; names have no white space and no "=". None
+            takes `CTRLEval` with its built-in weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: `models` is empty, or the name of an attribute is empty or contains white
-            space or "=".
 
     Examples:
         >>> scorer = AttributeClassifier()
@@ -136,8 +131,8 @@ class AttributeClassifier(CompositeScorer):
         for name in self.specs:
             total = next(each for each in _NAMES if name.startswith(each))
             parts = (name, total, _COMBINATION)
-            folds[name] = CorpusFold(parts, partial(_over_combinations, 0))
-            folds[name + DEVIATION] = CorpusFold(parts, partial(_over_combinations, 1))
+            folds[name] = CorpusFold(parts, partial(_figure, 0))
+            folds[name + DEVIATION] = CorpusFold(parts, partial(_figure, 1))
         return folds
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
@@ -158,18 +153,16 @@ class AttributeClassifier(CompositeScorer):
     ) -> dict[str, Scores]:
         """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
         n, targets = len(samples), self._targets(samples)
-        kept = []
-        for i in nonempty("attributes", texts=samples.texts):
-            if targets[i]:
-                kept.append(i)
-            else:
+        kept = nonempty("attributes", texts=samples.texts)
+        for i in kept:
+            if not targets[i]:
                 log.warning("labels[%d] names no attribute: attributes is NaN", i)
         totals = {name: np.zeros(n) for name in _NAMES}
-        counts = scatter([len(targets[i]) for i in kept], kept, n)
+        counts = scatter([len(targets[i]) or np.nan for i in kept], kept, n)
         by_attribute: dict[str, Scores] = {}
         for attribute, classifier in self.classifiers.items():
             rows = [i for i in kept if attribute in targets[i]]
-            if not rows:
+            if not rows:  # its model is not loaded
                 by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
                 continue
             labels = [targets[i][attribute] for i in rows]
@@ -194,10 +187,7 @@ class AttributeClassifier(CompositeScorer):
         return number
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
-        """Return means and deviations over the combinations, as Gu et al. (2022, 2023) report them.
-
-        Their published evaluation reports `"label_probability"`.
-        """
+        """Return the figures over combinations, as Gu et al. (2022, 2023) report them."""
         one_of("score", score, _NAMES)
         samples = as_samples(samples)
         scores = self.score_samples(samples)
@@ -206,12 +196,12 @@ class AttributeClassifier(CompositeScorer):
     def _targets(self, samples: Samples) -> list[Targets]:
         """Return the target label of each attribute that a sample names, in label order."""
         targets: list[Targets] = []
-        single = next(iter(self.classifiers)) if len(self.classifiers) == 1 else None
+        single = [*self.classifiers] if len(self.classifiers) == 1 else []
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
             item = f"labels[{i}] = {shortened(label, 80)}"
             parsed = parse_attributes(label)
-            if parsed is None and single is not None and "=" not in label:
-                parsed = {single: label.strip()}  # a plain label belongs to the single attribute
+            if parsed is None and single and "=" not in label:
+                parsed = dict.fromkeys(single, label.strip())
             if parsed is None:
                 raise ValueError(
                     f"{item} is not of the form "
@@ -226,10 +216,9 @@ class AttributeClassifier(CompositeScorer):
                     )
                 known = self.classifiers[attribute].configured_labels
                 if target not in known:
-                    shown = shortened(target, 80)
                     raise ValueError(
-                        f"{item}: {shown} is not a label of the classifier for {attribute!r}, "
-                        f"which has {', '.join(known)}. Use one of them, or pass "
+                        f"{item}: {shortened(target, 80)} is not a label of the classifier for "
+                        f"{attribute!r}, which has {', '.join(known)}. Use one of them, or pass "
                         f"{label_map_for(target, known)}."
                     )
             targets.append(parsed)
@@ -237,12 +226,20 @@ class AttributeClassifier(CompositeScorer):
 
 
 def _over_combinations(
-    figure: Literal[0, 1], values: Scores, totals: Scores, combinations: Scores
-) -> float:
-    """Return mean (0) or deviation (1) over combinations, of n samples without the failed ones."""
+    values: Scores, totals: Scores, combinations: Scores | npt.NDArray[np.str_]
+) -> MeanAndDeviation:
+    """Return mean and deviation over combinations, of n samples without the failed ones."""
     rows = ~np.isnan(values) & ~np.isnan(totals)
-    means = [values[rows & (combinations == each)].mean() for each in {*combinations[rows]}]
-    return _mean_and_deviation(means)[figure]
+    named = dict.fromkeys(combinations[rows].tolist())
+    means = [values[rows & (combinations == each)].mean() for each in named]
+    if not means:
+        return MeanAndDeviation(np.nan, np.nan)
+    return MeanAndDeviation(float(np.mean(means)), float(np.std(means)))
+
+
+def _figure(figure: Literal[0, 1], *parts: Scores) -> float:
+    """Return mean (0) or deviation (1) over combinations."""
+    return _over_combinations(*parts)[figure]
 
 
 def attribute_report(
@@ -252,29 +249,18 @@ def attribute_report(
     score: str = "accuracy",
 ) -> AttributeReport:
     """Return means and deviations of a score over combinations, from the scores of n samples."""
-    rows: dict[str, list[int]] = {}
-    for i, labels in enumerate(targets):
-        if not np.isnan(scores[score][i]):
-            ordered = {key: labels[key] for key in attributes if key in labels}
-            rows.setdefault(attribute_label(ordered), []).append(i)
+    ordered = [{key: row[key] for key in attributes if key in row} for row in targets]
+    labels = np.array([attribute_label(row) for row in ordered], str)
+    total, failed = scores[score], np.isnan(scores[score])
+    named = {labels[i]: ordered[i] for i in np.flatnonzero(~failed)}
     combinations = {
-        name: {
-            key: float(scores[f"{score}_{key}"][indices].mean())
-            for key in attributes
-            if key in targets[indices[0]]
+        str(name): {
+            key: float(scores[f"{score}_{key}"][~failed & (labels == name)].mean()) for key in row
         }
-        for name, indices in rows.items()
+        for name, row in named.items()
     }
-    over_combinations = {
-        key: _mean_and_deviation([row[key] for row in combinations.values() if key in row])
-        for key in attributes
+    by_attribute = {
+        key: _over_combinations(scores[f"{score}_{key}"], total, labels) for key in attributes
     }
-    averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
-    failed = int(np.isnan(scores[score]).sum())
-    return AttributeReport(combinations, over_combinations, _mean_and_deviation(averages), failed)
-
-
-def _mean_and_deviation(values: Sequence[float]) -> MeanAndDeviation:
-    if not values:
-        return MeanAndDeviation(float("nan"), float("nan"))
-    return MeanAndDeviation(float(np.mean(values)), float(np.std(values)))
+    average = _over_combinations(total, total, labels)
+    return AttributeReport(combinations, by_attribute, average, int(failed.sum()))

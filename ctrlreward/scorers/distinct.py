@@ -21,10 +21,12 @@ from ctrlreward.weights.loading import load_tokenizer
 log = item_logger(__name__)
 
 
-class TokenCounts(Scorer):
+class _TokenCounts(Scorer):
     """Base of scorers that count n-grams of a model's tokens; `model` may be a loaded tokenizer."""
 
     pointwise = False
+    n = 1
+    _named: str  # the score in warnings
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
         self.model = model
@@ -35,19 +37,16 @@ class TokenCounts(Scorer):
         return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the scores of each text; NaN, with a warning, for an empty one."""
+        """Return the scores of each text; NaN, with a warning, for fewer than n tokens."""
         column = samples.prefixes if samples.groups is None else samples.groups
-        kept = nonempty(self._counted, texts=samples.texts)
-        texts = [samples.texts[i] for i in kept]
-        ids = read_strings(self.tokenizer, texts)["input_ids"]
+        kept = nonempty(self._named, texts=samples.texts)
+        ids = read_strings(self.tokenizer, [samples.texts[i] for i in kept])["input_ids"]
         groups = None if column is None else [column[i] for i in kept]
         scores = self._scores(ids, groups)
+        for i, value in zip(kept, next(iter(scores.values())), strict=True):
+            if np.isnan(value):
+                log.warning("texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, self._named)
         return {name: scatter(values, kept, len(samples)) for name, values in scores.items()}
-
-    @property
-    def _counted(self) -> str:
-        """The score that a warning names as NaN."""
-        return next(iter(self.specs))
 
     @abstractmethod
     def _scores(
@@ -57,7 +56,7 @@ class TokenCounts(Scorer):
 
 
 @checked_keywords(**NEIGHBOURS)
-class Distinct(TokenCounts):
+class Distinct(_TokenCounts):
     """Distinct-n over all texts of a sample's group, prefix included (see `distinct_n`).
 
     - `distinct_1`, `distinct_2`, `distinct_3`: number of unique n-grams over number of tokens, 0
@@ -83,7 +82,7 @@ class Distinct(TokenCounts):
     specs = dict.fromkeys(
         ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
     )
-    _counted = "distinct_n"
+    _named = "distinct_n"
 
     def _scores(
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
@@ -97,27 +96,8 @@ class Distinct(TokenCounts):
         return scores
 
 
-class _OneLength(TokenCounts):
-    """A score of the n-grams of one length."""
-
-    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 4) -> None:
-        super().__init__(model)
-        check_length(n)
-        self.n = n
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the score of each text; NaN, with a warning, for fewer than n tokens."""
-        scores = super().score_samples(samples)
-        for i in np.flatnonzero(np.isnan(scores[self._counted])).tolist():
-            if samples.texts[i].strip():
-                log.warning(
-                    "texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, self._counted
-                )
-        return scores
-
-
 @checked_keywords(**NEIGHBOURS)
-class Repetition(_OneLength):
+class Repetition(_TokenCounts):
     """Share of a text's n-grams that repeat an earlier one, prefix included (`repetition`).
 
     - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
@@ -126,9 +106,6 @@ class Repetition(_OneLength):
     Args:
         model: As in `Distinct`.
         n: Length of the n-grams, in tokens. The paper's is 4; short sentences need 2.
-
-    Raises:
-        ValueError: n is less than 1.
 
     Examples:
         >>> texts = ["Good soup, warm bread.", "Good soup, good soup, good soup."]
@@ -139,6 +116,12 @@ class Repetition(_OneLength):
 
     pointwise = True
     specs = dict.fromkeys(["repetition"], ScoreSpec(False, (0.0, 1.0)))
+    _named = "repetition"
+
+    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 4) -> None:
+        super().__init__(model)
+        check_length(n)
+        self.n = n
 
     def _scores(
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
@@ -147,23 +130,18 @@ class Repetition(_OneLength):
 
 
 @checked_keywords(**NEIGHBOURS)
-class Uniqueness(_OneLength):
+class Uniqueness(_TokenCounts):
     """Share of a text's n-grams that answers to other prompts don't have (`uniqueness`).
 
     - `uniqueness`: mean over the text's n-grams of 1 / number of groups that have them; higher is
-      more diverse. An n-gram of this group alone counts 1, one of the answers to all prompts almost
-      0. NaN for a text of fewer than n tokens.
+      more diverse. NaN for a text of fewer than n tokens.
 
-    Groups are as in `Distinct`, but without a column each text is a separate group. This is the
-    contribution of each text, for rewards. It depends on all texts of a call and falls with their
-    number: compare calls of one size.
+    Groups are as in `Distinct`, but without a column each text is a separate group. It depends on
+    all texts of a call and falls with their number: compare calls of one size.
 
     Args:
         model: As in `Distinct`.
         n: Length of the n-grams, in tokens.
-
-    Raises:
-        ValueError: n is less than 1.
 
     Examples:
         >>> texts = ["Good soup.", "Good bread.", "The bus was late."]
@@ -173,9 +151,12 @@ class Uniqueness(_OneLength):
     """
 
     specs = dict.fromkeys(["uniqueness"], ScoreSpec(True, (0.0, 1.0)))
+    _named = "uniqueness"
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 2) -> None:
-        super().__init__(model, n)
+        super().__init__(model)
+        check_length(n)
+        self.n = n
 
     def _scores(
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None

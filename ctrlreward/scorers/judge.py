@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
-from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
@@ -27,7 +24,6 @@ from ctrlreward.scorers.judge_requests import JudgeUsage, Meter, Outage, OutageC
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.model_servers import (
     Busy,
-    Clock,
     ModelServer,
     Rejected,
     check_address,
@@ -42,7 +38,6 @@ from ctrlreward.scorers.rubric import (
     Rubric,
     contexts,
     message,
-    numbered,
     places,
     read_reply,
     response_format,
@@ -53,72 +48,56 @@ log = item_logger(__name__)
 
 _REASONS_KEPT = 20_000  # of the last samples, until they are stored
 
-
 Columns: TypeAlias = Mapping[str, tuple[str, ...]]  # that a rubric shows, with prompts as texts
 
 
 class Question(NamedTuple):
-    """The prompt of a rubric with the columns of a sample, or with a group of `size` texts."""
+    """The filled prompt of a rubric about one row, or about the rows of a group."""
 
+    rows: Sequence[int]
     prompt: str
-    size: int = 0
 
 
-def closed(answers: TokenScores) -> npt.NDArray[np.float64]:
-    """Return the log-probability of each answer, not continued to another one, shape (answers,).
+def closed(answers: TokenScores) -> Scores:
+    """Return the probability of each answer, not continued to another one, over the largest one.
 
-    log(p - Σ p of the answers that directly continue it).
+    p - Σ p of the answers that directly continue it, shape (answers,).
 
     Examples:
         >>> from ctrlreward.models.tasks import TokenScores
         >>> ids, chances = np.array([7, 7, 3]), [0.5, 0.5, 0.75]  # "1" and "10"
-        >>> np.exp(closed(TokenScores(ids, np.log(chances), np.array([1, 2]))))
-        array([0.125, 0.375])
+        >>> closed(TokenScores(ids, np.log(chances), np.array([1, 2])))
+        array([0.25, 0.75])
     """
     tokens = [tuple(ids.tolist()) for ids in answers.tokens]
     sums = answers.means * answers.sizes
-    left = sums.copy()
+    chances = np.exp(sums - sums.max())
+    left = chances.copy()
     for i, longer in enumerate(tokens):
         begun = [
             j for j, each in enumerate(tokens) if each != longer and each == longer[: len(each)]
         ]
         if begun:
-            shorter = max(begun, key=lambda j: len(tokens[j]))
-            # Rounding can leave a bit less than nothing.
-            rest = max(0.0, np.exp(left[shorter] - sums[shorter]) - np.exp(sums[i] - sums[shorter]))
-            left[shorter] = sums[shorter] + (np.log(rest) if rest else -np.inf)
-    return left
+            left[max(begun, key=lambda j: len(tokens[j]))] -= chances[i]
+    return left.clip(0.0)  # rounding can leave a bit less than nothing
 
 
 @checked_keywords(**NEIGHBOURS)
 class Judge(ModelScorer[CausalLM]):
-    r"""A language model that answers a rubric about each text.
+    r"""A language model that answers a rubric about each text. Higher is better for all scores.
 
-    Measure its agreement with human ratings by `ctrlreward meta-eval` before you trust it. Higher
-    is better for all scores.
-
-    With `Rubric.name` (`rating`), in the range of the answers' scores:
-
-    - A local model is scored, not sampled: the mean of the answers' scores, weighted by the
-      probability of each answer after the prompt (Liu et al. 2023, G-Eval, eq. 1). The probability
-      of "1" is without its continuations that are answers, such as "10".
-    - A server writes one reply, at temperature 0. The rating is NaN, and counted in a warning, if
+    - `Rubric.name` (`rating`), in the range of the answers' scores. Of a local model it is the mean
+      of the scores, weighted by the probability of each answer after the prompt (Liu et al. 2023,
+      G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN, and counted in a warning, if
       it names none or several of the answers.
-
-    With criteria each is a score, and `rating` their weighted mean. A server answers all in one
-    reply, by a JSON schema; a local model gets a prompt for each. Reasons come from servers only.
-
-    In a comparison of each text with its reference, in both orders; NaN if one names no answer:
-
-    - `preference`: 1 if the text is better in both orders, 0 if the reference is, else 0.5, which a
-      warning counts.
-    - `consistent`: 1 if both orders have the same winner, else 0.
-
-    In a ranking of the texts of each of `groups`, as given and in reverse; NaN for a group of 1:
-
-    - `rank`: from 1 for the best of the group to 0 for the worst, evenly, the mean of both orders.
-      A local model ranks by the probability of each number as the best.
-    - `consistent`: share of the pairs of the group that both orders rank alike, in [0, 1].
+    - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
+      reply, by a JSON schema.
+    - A comparison with the reference, in both orders, has `preference`: 1 if the text is better in
+      both, 0 if the reference is, else 0.5; and `consistent`: 1 if both orders have one winner.
+    - A ranking of the texts of each of `groups`, as given and in reverse, has `rank`: from 1 for
+      the best of the group to 0 for the worst, the mean of both orders; and `consistent`: share of
+      the pairs that both orders rank alike. NaN for a group of 1. A local model ranks by the
+      probability of each number as the best.
 
     Args:
         model: The judge: local folder, Hugging Face id or short name; with an address the name of
@@ -135,19 +114,13 @@ class Judge(ModelScorer[CausalLM]):
         tokens_per_minute: Most tokens of these, prompts and replies.
         prompt_cost: Price of a million tokens of prompts, for `usage`.
         completion_cost: Price of a million tokens of replies.
-        cache: Folder in which valid replies are kept by the content of their request, and found
-            again by any process. None keeps none.
-        outage: What to do if the server does not answer, or says that it is busy: `"raise"` a
-            `ConnectionError` after four tries, `"wait"` and try again until it answers, or `"nan"`:
-            after four tries the sample is NaN and counted, also if the server rejects its text. A
-            limit of the server (429) is always waited for, by its `Retry-After`.
+        cache: Folder in which valid replies are kept by the content of their request.
+        outage: If the server does not answer, or is busy: `"raise"` a `ConnectionError` after four
+            tries, `"wait"` until it answers, or `"nan"`: after four tries the sample is NaN and
+            counted, also if the server rejects its text. Its limit (429) is always waited for.
         outage_budget: Seconds of an outage after which nothing is repeated: `"wait"` and `"raise"`
             raise, and with `"nan"` the rest of the batch is NaN.
         **options: See `ModelOptions`.
-
-    Raises:
-        ValueError: A number is out of range, or the address or the rubric is wrong.
-        OSError: The rubric does not exist.
 
     Examples:
         >>> from ctrlreward import Rubric
@@ -155,8 +128,6 @@ class Judge(ModelScorer[CausalLM]):
         >>> Judge("smollm2-135m", polite)["rating"](["Could you help me?", "Go away!"]).shape
         (2,)
     """
-
-    _clock = Clock()  # tests simulate it
 
     def __init__(
         self,
@@ -202,7 +173,7 @@ class Judge(ModelScorer[CausalLM]):
         self._replies = None if cache is None else ReplyCache(os.fspath(cache))
         self.outage = one_of("outage", outage, get_args(OutageChoice))
         self.outage_budget = _not_negative("outage_budget", outage_budget)
-        self._reasons: dict[bytes, Mapping[str, str]] = {}
+        self._reasons: dict[int, Mapping[str, str]] = {}  # by the hash of the prompt
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; a copy in another process starts without reasons."""
@@ -211,11 +182,10 @@ class Judge(ModelScorer[CausalLM]):
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score."""
-        rubric, share = self.rubric, ScoreSpec(higher_is_better=True, range=(0.0, 1.0))
-        if rubric.ranks:
-            return {RANK: share, CONSISTENT: share}
-        if rubric.compares:
-            return {PREFERENCE: share, CONSISTENT: share}
+        rubric = self.rubric
+        if rubric.ranks or rubric.compares:
+            names = (RANK if rubric.ranks else PREFERENCE, CONSISTENT)
+            return dict.fromkeys(names, ScoreSpec(higher_is_better=True, range=(0.0, 1.0)))
         criteria = {name: each.range for name, each in (rubric.criteria or {}).items()}
         ranges = {rubric.name: rubric.range, **criteria}
         return {name: ScoreSpec(higher_is_better=True, range=each) for name, each in ranges.items()}
@@ -256,56 +226,44 @@ class Judge(ModelScorer[CausalLM]):
         if self.address is None:
             super().load()
 
-    def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the scores of the rubric; NaN, with a warning, for an empty text."""
-        rubric, columns = self.rubric, self._columns(samples)
-        unreadable = self._unreadable(columns)
+        rubric, (questions, unreadable) = self.rubric, self._questions(samples)
         for why in unreadable.values():
             log.warning("%s: %s is NaN", why, next(iter(self.specs)))
-        asked = self._asked(samples, columns, unreadable)
-        questions = [question for _, question in asked]
         judgements = self._read(questions) if self.address is None else self._ask(questions)
         found = {name: np.full(len(samples), np.nan) for name in self.specs}
         if rubric.ranks:
-            alone = len(samples) - len(unreadable) - sum(len(rows) for rows, _ in asked[::2])
-            if alone:
-                log.warning(
-                    "%d of %d texts are alone in their group: rank is NaN",
-                    *(alone, len(samples) - len(unreadable)),
-                )
-            for (rows, _), given, reverse in zip(
-                asked[::2], judgements[::2], judgements[1::2], strict=True
-            ):
+            kept = len(samples) - len(unreadable)
+            if alone := kept - sum(len(question.rows) for question in questions[::2]):
+                log.warning("%d of %d texts are alone in their group: rank is NaN", alone, kept)
+            pairs = zip(questions[::2], judgements[::2], judgements[1::2], strict=True)
+            for (rows, _), given, reverse in pairs:
                 found[RANK][rows], found[CONSISTENT][rows] = _ranked(given, reverse)
         elif rubric.compares:
-            rows = [i for (i,), _ in asked[::2]]
             answered = [judgement.scores[rubric.name] for judgement in judgements]
+            rows = [i for question in questions[::2] for i in question.rows]
             found[PREFERENCE][rows], found[CONSISTENT][rows] = _preferred(answered)
         else:
-            for ((i,), _), judgement in zip(asked, judgements, strict=True):
+            for (rows, _), judgement in zip(questions, judgements, strict=True):
                 for name, value in judgement.scores.items():
-                    found[name][i] = value
-                if rubric.criteria is not None:
-                    found[rubric.name][i] = rubric.mean(judgement.scores)
+                    found[name][rows] = value
+                found[rubric.name][rows] = rubric.mean(judgement.scores)
         return found
 
     def reasons(self, samples: Samples, names: Collection[str]) -> dict[str, list[str]]:
         """Return the reasons of the last samples, if the rubric asks for them; "" for others.
 
-        The reason of the weighted mean has the reasons of all criteria, a line each. In a ranking
-        the first order's reply has the reason.
+        The weighted mean has the reasons of all criteria, a ranking has its first order's.
         """
         rubric = self.rubric
         if not rubric.reason or self.address is None:
             return {}
-        columns = self._columns(samples)
-        asked = self._asked(samples, columns, self._unreadable(columns))
+        questions, _ = self._questions(samples)
         told = [dict[str, str]() for _ in range(len(samples))]
-        for rows, question in asked[::2] if rubric.ranks else asked:
+        for rows, prompt in questions[::2] if rubric.ranks else questions:
             for i in rows:
-                told[i] = {**self._reasons.get(_digest(question.prompt), {})}
+                told[i] = {**self._reasons.get(hash(prompt), {})}
         if rubric.criteria is not None:
             for each in told:
                 each[rubric.name] = "\n".join(f"{name}: {why}" for name, why in each.items())
@@ -313,65 +271,41 @@ class Judge(ModelScorer[CausalLM]):
 
     # What is asked
 
-    def _columns(self, samples: Samples) -> Columns:
-        """Return the columns that the rubric shows."""
-        columns = {name: samples.require(name, "Judge") for name in self.rubric.columns}
+    def _questions(self, samples: Samples) -> tuple[list[Question], dict[int, str]]:
+        """Return the questions about the samples, and why there is none about some rows.
+
+        In a comparison or a ranking, two follow each other, one for each order.
+        """
+        rubric = self.rubric
+        columns = {name: samples.require(name, "Judge") for name in rubric.columns}
         if "prompts" in columns:
             columns["prompts"] = tuple(map(prompt_text, columns["prompts"]))
-        return columns
+        unreadable: dict[int, str] = {}
+        for name, column in columns.items():
+            needed = name == "texts" or (name == "references" and rubric.compares)
+            for i, text in enumerate(column):
+                if needed and not text.strip():
+                    unreadable.setdefault(i, f"{name}[{i}] is empty")
+                elif not is_unicode(text):  # only texts are checked before
+                    unreadable.setdefault(i, f"{name}[{i}] is not valid Unicode")
+        kept = [i for i in range(len(samples)) if i not in unreadable]
 
-    def _unreadable(self, columns: Columns) -> dict[int, str]:
-        """Return the samples that can't be judged, each with the reason: `texts[2] is empty`."""
-        needed = ("texts", "references") if self.rubric.compares else ("texts",)
-        found = {}
-        for i in range(len(columns["texts"])):
-            empty = [name for name in needed if not columns[name][i].strip()]
-            # Texts are checked before; only a judge reads labels and prompts as text.
-            invalid = [name for name, column in columns.items() if not is_unicode(column[i])]
-            if empty or invalid:
-                name, what = (empty[0], "empty") if empty else (invalid[0], "not valid Unicode")
-                found[i] = f"{name}[{i}] is {what}"
-        return found
-
-    def _asked(
-        self, samples: Samples, columns: Columns, unreadable: Container[int]
-    ) -> list[tuple[list[int], Question]]:
-        """Return the questions about the samples, each with the rows of its texts in their order.
-
-        In a comparison or a ranking, two about the same rows follow each other, one for each order.
-        """
-        rubric, kept = self.rubric, [i for i in range(len(samples)) if i not in unreadable]
-
-        def question(rows: list[int], swapped: bool = False) -> Question:
+        def question(rows: Sequence[int], swapped: bool = False) -> Question:
             cells = {JSON_KEYS[name]: column[rows[0]] for name, column in columns.items()}
             sides = [cells["text"], cells.get("reference", "")]
             first, second = sides[::-1] if swapped else sides
-            texts = numbered([columns["texts"][i] for i in rows])
+            numbered = (f"[{number}]\n{columns['texts'][i]}" for number, i in enumerate(rows, 1))
+            texts = "\n\n".join(numbered)
             prompt = rubric.prompt.format(**cells, first=first, second=second, texts=texts)
-            return Question(prompt, len(rows) if rubric.ranks else 0)
+            return Question(rows, prompt)
 
         if rubric.ranks:
-            groups = self._groups(samples, columns, kept)
-            orders = [order for rows in groups for order in (rows, rows[::-1])]
-            return [(rows, question(rows)) for rows in orders]
-        swaps = (False, True) if rubric.compares else (False,)
-        return [([i], question([i], swapped)) for i in kept for swapped in swaps]
-
-    def _groups(self, samples: Samples, columns: Columns, kept: Sequence[int]) -> list[list[int]]:
-        """Return the rows of each group of two or more texts, which share what a prompt shows."""
-        names = samples.require("groups", "Judge")
-        groups: dict[str, list[int]] = {}
-        for i in kept:
-            groups.setdefault(names[i], []).append(i)
-        for group, rows in groups.items():
-            for name, column in columns.items():
-                for i in rows if name != "texts" else ():
-                    if column[i] != column[rows[0]]:
-                        raise ValueError(
-                            f"{name}[{i}] = {shortened(column[i])} must be the same as {name}"
-                            f"[{rows[0]}] = {shortened(column[rows[0]])} to rank group {group!r}"
-                        )
-        return [rows for rows in groups.values() if len(rows) > 1]
+            groups = _groups(samples.require("groups", "Judge"), columns, kept)
+            questions = [question(order) for rows in groups for order in (rows, rows[::-1])]
+        else:
+            swaps = (False, True) if rubric.compares else (False,)
+            questions = [question([i], swapped) for i in kept for swapped in swaps]
+        return questions, dict(sorted(unreadable.items()))
 
     # A local model
 
@@ -380,9 +314,9 @@ class Judge(ModelScorer[CausalLM]):
         rubric, tokenizer = self.rubric, self.loaded_model.tokenizer
         chat = tokenizer.chat_template is not None
         tasks = []
-        for prompt, size in questions:
-            wanted = rubric.questions(size)
-            for name, context in contexts(rubric, prompt, size).items():
+        for rows, prompt in questions:
+            wanted = rubric.questions(len(rows))
+            for name, context in contexts(rubric, prompt, len(rows)).items():
                 if chat:
                     turn = {"role": "user", "content": context}
                     context = rendered_chat(tokenizer, [turn], {}, add_generation_prompt=True)
@@ -390,99 +324,80 @@ class Judge(ModelScorer[CausalLM]):
                 targets = tuple(("", f"{space}{answer}") for answer in wanted[name])
                 tasks.append(Continuation((context,), targets))
         with self.locked_model() as model:
-            rows = iter([closed(answers) for answers in model.answer(tasks)])
-        return [
-            Judgement(_scores(rubric, {name: next(rows) for name in rubric.questions(size)}), {})
-            for _, size in questions
+            answered = iter([closed(answers) for answers in model.answer(tasks)])
+        found = [
+            {name: next(answered) for name in rubric.questions(len(q.rows))} for q in questions
         ]
+        return [Judgement(_scores(rubric, each), {}) for each in found]
 
     # A server
 
     def _ask(self, questions: Sequence[Question]) -> list[Judgement]:
         """Return the judgements of a server's replies; NaN where one can't be parsed."""
         assert self.address is not None
-        outage = Outage(self.outage, self.outage_budget, self._clock)
-        replies: list[str | None] = []
-        with connected(
-            *("the judge", self.address, self.key_variable, self.timeout),
-            *(outage.stop, self._clock.sleep),
-        ) as server:
-            for window in windows([len(question.prompt) for question in questions]):
-                some = questions[window.start : window.stop]
-                ask = partial(self._reply, server, outage)
-                replies += in_parallel(ask, some, self.concurrency)
+        outage = Outage(self.outage, self.outage_budget)
+        options = self.address, self.key_variable, self.timeout, outage.stop
+        with connected("the judge", *options) as server:
+            ask = partial(self._reply, server, outage)
+            replies = in_parallel(ask, questions, self.concurrency)
         judgements = [
-            read_reply(self.rubric, reply or "", question.size)
+            read_reply(self.rubric, reply or "", len(question.rows))
             for question, reply in zip(questions, replies, strict=True)
         ]
-        self._warn(judgements, replies, outage)
+        pairs = zip(replies, judgements, strict=True)
+        self._warn([(reply, each) for reply, each in pairs if reply is not None])
+        if outage.errors:
+            log.warning(
+                "%d of %d requests to the judge have no reply, and are NaN: %s",
+                *(len(outage.errors), len(questions), outage.errors[0]),
+            )
         if self.rubric.reason:
             for question, judgement in zip(questions, judgements, strict=True):
-                self._reasons[_digest(question.prompt)] = judgement.reasons
+                self._reasons[hash(question.prompt)] = judgement.reasons
             for key in [*self._reasons][:-_REASONS_KEPT]:
                 del self._reasons[key]
-        used = self.usage
-        log.info(
-            "requests to the judge so far: %d, and %d replies from the cache; %d and %d tokens of "
-            "prompts and replies, cost %.4f",
-            *(used.requests, used.cached, used.prompt_tokens, used.completion_tokens, used.cost),
-        )
         return judgements
 
-    def _warn(
-        self, judgements: Sequence[Judgement], replies: Sequence[str | None], outage: Outage
-    ) -> None:
-        """Warn once of the replies that are NaN, and once of requests without a reply."""
-        rubric, count = self.rubric, sum(reply is not None for reply in replies)
-        unread = [
-            reply
-            for reply, each in zip(replies, judgements, strict=True)
-            if reply is not None and not each.whole
-        ]
-        if unread and rubric.structured:
+    def _warn(self, replied: Sequence[tuple[str, Judgement]]) -> None:
+        """Warn once of the replies that are NaN."""
+        rubric = self.rubric
+        unread = [(reply, each.scores) for reply, each in replied if not each.whole]
+        if not unread:
+            return
+        if rubric.structured:
             lacking = Counter(
                 name
-                for reply, each in zip(replies, judgements, strict=True)
-                if reply is not None and not each.whole
-                for name in ([RANK] if rubric.ranks else each.scores)
-                if rubric.ranks or math.isnan(each.scores[name])
+                for _, scores in unread
+                for name in ([RANK] if rubric.ranks else scores)
+                if rubric.ranks or math.isnan(scores[name])
             )
             log.warning(
                 "%d of %d replies of the judge lack a valid score, and are NaN there (%s): %s. A "
                 "reply that is cut off needs more than max_tokens = %d.",
-                *(len(unread), count),
+                *(len(unread), len(replied)),
                 ", ".join(f"{name} {n}" for name, n in lacking.items()),
-                *(shortened(unread[0], 200), self.max_tokens),
+                *(shortened(unread[0][0], 200), self.max_tokens),
             )
-        elif unread:
+        else:
             log.warning(
                 "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
-                *(len(unread), count, ", ".join(rubric.scores), shortened(unread[0])),
-            )
-        failed = len(replies) - count
-        if failed:
-            log.warning(
-                "%d of %d requests to the judge have no reply, and are NaN: %s",
-                *(failed, len(replies), outage.errors[0]),
+                *(len(unread), len(replied), ", ".join(rubric.scores), shortened(unread[0][0])),
             )
 
     def _reply(self, server: ModelServer, outage: Outage, question: Question) -> str | None:
         """Return the text of one reply; None without one, if outages are NaN."""
+        size = len(question.rows)
+        content = message(self.rubric, question.prompt, size)
         body = {
             "model": self.model,
-            "messages": [
-                {"role": "user", "content": message(self.rubric, question.prompt, question.size)}
-            ],
+            "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "max_tokens": self.max_tokens,
+            **response_format(self.rubric, size),
         }
-        wanted = response_format(self.rubric, question.size)
-        if wanted is not None:
-            body["response_format"] = wanted
         key = ReplyCache.key(body)
-        stored = None if self._replies is None else self._replies.get(key)
-        if stored is not None:
-            self._meter.count(cached=1)
+        if self._replies is not None and (stored := self._replies.get(key)) is not None:
+            self._meter.count("cached")
             return stored
         try:
             if outage.over_budget and outage.errors:
@@ -492,40 +407,54 @@ class Judge(ModelScorer[CausalLM]):
             if self.outage != "nan":
                 raise
             outage.errors.append(error)
-            self._meter.count(failed=1)
+            self._meter.count("failed")
             return None
         outage.answered()
         try:
-            content = reply["choices"][0]["message"]["content"]
+            text = reply["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
             raise ConnectionError(
                 f"{server.address} is not an OpenAI-compatible server: {shortened(reply)}"
             ) from None
-        content = content if isinstance(content, str) else ""
-        if self._replies is not None and read_reply(self.rubric, content, question.size).whole:
-            self._replies.put(key, content)
-        return content
+        text = text if isinstance(text, str) else ""
+        if self._replies is not None and read_reply(self.rubric, text, size).whole:
+            self._replies.put(key, text)
+        return text
 
     def _send(self, server: ModelServer, body: Mapping[str, Any]) -> Any:
         """Return the JSON of the reply to one request, within the limits."""
-        sent = self._meter.begin(body, self._clock)
-        reply = server.post_once("/chat/completions", body)
+        sent = self._meter.begin(body)
+        reply = server.post("/chat/completions", body)
         self._meter.end(sent, reply)
         return reply
+
+
+def _groups(names: Sequence[str], columns: Columns, kept: Sequence[int]) -> list[list[int]]:
+    """Return the rows of each group of two or more texts, which share what a prompt shows."""
+    groups: dict[str, list[int]] = {}
+    for i in kept:
+        groups.setdefault(names[i], []).append(i)
+    for group, (first, *others) in groups.items():
+        for name, column in columns.items():
+            for i in others if name != "texts" else ():
+                if column[i] != column[first]:
+                    raise ValueError(
+                        f"{name}[{i}] = {shortened(column[i])} must be the same as {name}"
+                        f"[{first}] = {shortened(column[first])} to rank group {group!r}"
+                    )
+    return [rows for rows in groups.values() if len(rows) > 1]
 
 
 def _preferred(answered: Sequence[float]) -> tuple[Scores, Scores]:
     """Return preference and consistency of comparisons, by the answers in both orders of each."""
     text, reference = np.reshape(answered, (-1, 2)).T
     reference = 1.0 - reference  # the text's score in the second position
-    valid = ~np.isnan(text + reference)
-    changed = int((valid & (text != reference)).sum())
-    if changed:
+    valid, alike = ~np.isnan(text + reference), text == reference
+    if changed := int((valid & ~alike).sum()):
         log.warning(
             "%d of %d comparisons change with the order: the preference is a tie",
             *(changed, int(valid.sum())),
         )
-    alike = text == reference
     return np.where(valid, np.where(alike, text, 0.5), np.nan), np.where(valid, alike, np.nan)
 
 
@@ -538,8 +467,8 @@ def _ranked(given: Judgement, reverse: Judgement) -> tuple[Scores, float]:
     return ranks.mean(axis=0), float(consistent)
 
 
-def _scores(rubric: Rubric, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict[str, float]:
-    """Return the scores by the log-probabilities of the answers to each question."""
+def _scores(rubric: Rubric, rows: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the scores by the probabilities of the answers to each question."""
     if rubric.ranks:
         (row,) = rows.values()
         order = (np.argsort(-row, kind="stable") + 1).tolist()
@@ -547,14 +476,8 @@ def _scores(rubric: Rubric, rows: Mapping[str, npt.NDArray[np.float64]]) -> dict
     scores, questions = {}, rubric.questions()
     for name, row in rows.items():
         worth = np.array([*questions[name].values()])
-        chances = np.exp(row - row.max())
-        mean = chances @ worth / chances.sum()
-        scores[name] = float(worth[row.argmax()] if rubric.compares else mean)
+        scores[name] = float(worth[row.argmax()] if rubric.compares else row @ worth / row.sum())
     return scores
-
-
-def _digest(prompt: str) -> bytes:
-    return hashlib.sha256(prompt.encode(errors="surrogatepass")).digest()
 
 
 def _not_negative(name: str, given: float) -> float:

@@ -6,17 +6,18 @@ import hashlib
 import json
 import sqlite3
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import tenacity
 
 from ctrlreward.items import item_logger
-from ctrlreward.scorers.model_servers import Busy, Clock
+from ctrlreward.scorers.model_servers import Busy
 
 log = item_logger(__name__)
 
@@ -57,11 +58,7 @@ class _Sent:
 
 
 class Meter:
-    """Delays requests by their limits, and counts them. A copy in another process starts at 0.
-
-    The limits are requests that begin in any 60 seconds and their tokens, None for none, and the
-    costs prices of a million tokens.
-    """
+    """Delays requests by their limits, and counts them. A copy in another process starts at 0."""
 
     def __init__(
         self,
@@ -70,30 +67,45 @@ class Meter:
         prompt_cost: float,
         completion_cost: float,
     ) -> None:
-        self._settings = requests_per_minute, tokens_per_minute, prompt_cost, completion_cost
+        self._limits = requests_per_minute, tokens_per_minute
+        self._costs = prompt_cost, completion_cost
         self._lock = threading.Lock()
         self._sent: deque[_Sent] = deque()
         self._last = 0.0
-        self.usage = JudgeUsage()
+        self._counts: Counter[str] = Counter()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings."""
-        return type(self), self._settings
+        return type(self), (*self._limits, *self._costs)
 
-    def begin(self, body: Mapping[str, Any], clock: Clock) -> _Sent:
+    @property
+    def usage(self) -> JudgeUsage:
+        """Requests, tokens and cost so far."""
+        with self._lock:
+            counts = self._counts.copy()
+        prompt_cost, completion_cost = self._costs
+        cost = counts["prompt_tokens"] * prompt_cost + counts["completion_tokens"] * completion_cost
+        return JudgeUsage(**counts, cost=cost / 1e6)
+
+    def count(self, name: str) -> None:
+        """Count one of the `JudgeUsage` of that name."""
+        with self._lock:
+            self._counts[name] += 1
+
+    def begin(self, body: Mapping[str, Any]) -> _Sent:
         """Wait until the limits allow a request, and count it with an estimate of its tokens."""
         written = sum(len(each["content"].encode()) for each in body["messages"])
+        self.count("requests")
         with self._lock:
-            sent = self._reserve(clock.now(), written / _BYTES_OF_A_TOKEN + body["max_tokens"])
-            self.usage = replace(self.usage, requests=self.usage.requests + 1)
-        while (left := sent.at - clock.now()) > 0:
-            clock.sleep(left)
+            sent = self._reserve(written / _BYTES_OF_A_TOKEN + body["max_tokens"])
+        while (left := sent.at - time.monotonic()) > 0:
+            time.sleep(left)
         return sent
 
-    def _reserve(self, now: float, tokens: float) -> _Sent:
-        """Return the earliest time at which both limits hold, after all earlier requests."""
-        requests, most = self._settings[:2]
-        at = max(now, self._last)
+    def _reserve(self, tokens: float) -> _Sent:
+        """Return a request at the earliest time at which both limits hold, after earlier ones."""
+        requests, most = self._limits
+        at = max(time.monotonic(), self._last)
         while self._sent:
             oldest = self._sent[0].at + _MINUTE
             full = requests is not None and len(self._sent) >= requests
@@ -103,52 +115,34 @@ class Meter:
             at = max(at, oldest)
             self._sent.popleft()
         self._last, sent = at, _Sent(at, tokens)
-        if self._settings[:2] != (None, None):
+        if self._limits != (None, None):
             self._sent.append(sent)
         return sent
 
     def end(self, sent: _Sent, reply: object) -> None:
         """Count the tokens of a reply, in place of the estimate."""
-        given = reply.get("usage") if isinstance(reply, dict) else None
-        given = given if isinstance(given, dict) else {}
-        prompt, completion = (
-            count if isinstance(count := given.get(key), int) else 0
-            for key in ("prompt_tokens", "completion_tokens")
-        )
-        *_, prompt_cost, completion_cost = self._settings
+        usage = reply.get("usage") if isinstance(reply, dict) else None
+        given = usage if isinstance(usage, dict) else {}
+        tokens = {key: given.get(key) for key in ("prompt_tokens", "completion_tokens")}
+        counted = {key: count for key, count in tokens.items() if isinstance(count, int)}
         with self._lock:
-            if prompt or completion:
-                sent.tokens = prompt + completion
-            prompt += self.usage.prompt_tokens
-            completion += self.usage.completion_tokens
-            self.usage = replace(
-                self.usage,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cost=(prompt * prompt_cost + completion * completion_cost) / 1e6,
-            )
-
-    def count(self, cached: int = 0, failed: int = 0) -> None:
-        """Count replies of the cache and failed requests."""
-        with self._lock:
-            u = self.usage
-            self.usage = replace(u, cached=u.cached + cached, failed=u.failed + failed)
+            sent.tokens = sum(counted.values()) or sent.tokens
+            self._counts.update(counted)
 
 
 class Outage:
     """Time since a server stopped answering, shared by the requests of one call of `score`."""
 
-    def __init__(self, choice: OutageChoice, budget: float, clock: Clock) -> None:
+    def __init__(self, choice: OutageChoice, budget: float) -> None:
         self._choice = choice
         self._budget = budget
-        self._now = clock.now
         self._since: float | None = None
         self.errors: list[ConnectionError] = []  # of requests that failed
 
     def stop(self, state: tenacity.RetryCallState) -> bool:
         """Return whether to give up a request, as a `stop` of tenacity."""
         assert state.outcome is not None
-        error, now = state.outcome.exception(), self._now()
+        error, now = state.outcome.exception(), time.monotonic()
         if self._since is None:
             self._since = now
             if self._choice == "wait":
@@ -164,7 +158,7 @@ class Outage:
     @property
     def over_budget(self) -> bool:
         """Whether it has lasted so long that a request is not worth a try."""
-        return self._since is not None and self._now() - self._since > self._budget
+        return self._since is not None and time.monotonic() - self._since > self._budget
 
 
 class ReplyCache:
@@ -181,31 +175,26 @@ class ReplyCache:
 
     def get(self, key: str) -> str | None:
         """Return the text of a reply, None if there is none."""
-        if not self.path.is_file():
-            return None
         with self._opened() as database:
             row = database.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def put(self, key: str, reply: str) -> None:
         """Store the text of a reply; it is on disk when this returns."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened() as database:
             database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection of this thread alone; other processes are waited for."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            database = sqlite3.connect(self.path, timeout=_MINUTE)
-            try:
-                with database:  # one transaction
-                    database.execute(
-                        "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT)"
-                    )
-                    yield database
-            finally:
-                database.close()
+            # Closed at the end, after one transaction.
+            with closing(sqlite3.connect(self.path, timeout=_MINUTE)) as database, database:
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT)"
+                )
+                yield database
         except sqlite3.Error as error:
             raise OSError(
                 f"the cache {self.path} can't be used: {error}. Delete it, or use another folder."

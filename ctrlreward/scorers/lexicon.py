@@ -31,8 +31,7 @@ class LexiconSentiment(Scorer):
     English only. Without a neural network, it can judge a policy with a neural reward.
 
     - `polarity`: VADER's compound score, -1 (negative) to 1 (positive); 0 for a text without a
-      word of the lexicon. To judge a generator, compare texts of both labels by their polarity:
-      `callbacks.AUC`.
+      word of the lexicon.
     - `accuracy`: 1.0 if the polarity has the sign of the target label and is at least 0.05 in
       size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
 
@@ -98,8 +97,7 @@ class LexiconSentiment(Scorer):
         polarity = scatter(compound, kept, len(samples))
         scores = {"polarity": polarity}
         if signs is not None:
-            agrees = np.where(polarity * signs >= _NEUTRAL, 1.0, 0.0)
-            scores["accuracy"] = np.where(np.isnan(polarity), np.nan, agrees)
+            scores["accuracy"] = np.where(np.isnan(polarity), np.nan, polarity * signs >= _NEUTRAL)
         return {aspect: scores[aspect] for aspect in self.aspects if aspect in scores}
 
     def _signs(self, samples: Samples) -> Scores:

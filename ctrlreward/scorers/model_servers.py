@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 import tenacity
+
+from ctrlreward.progress import track_part
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -22,6 +23,7 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _LIMITED = 429
 _BUSY = (_LIMITED, 500, 502, 503, 504)
 _REJECTED = (400, 413, 422)
+_UNANSWERED = (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10)
 
 
@@ -36,69 +38,37 @@ def check_address(address: str, example: str) -> str:
 class Busy(ConnectionError):
     """A request that may be repeated, after `retry_after` seconds; `limited` if it was too much."""
 
-    retry_after: float = 0.0
-    limited: bool = False
+    def __init__(self, words: str, retry_after: float = 0.0, limited: bool = False) -> None:
+        super().__init__(words)
+        self.retry_after, self.limited = retry_after, limited
 
 
 class Rejected(ConnectionError):
     """A request that the server does not accept, such as a text beyond the model's context."""
 
 
-class Clock(NamedTuple):
-    """Time in seconds, and how to wait; tests simulate both."""
+class ModelServer(NamedTuple):
+    """Connection to a server, by its name in errors; `retrying` repeats a call that is `Busy`."""
 
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-class ModelServer:
-    """Connection to a server of a model, by its `name` in errors and its `address`.
-
-    `stop` of tenacity says when to stop repeating a request that the server rejects temporarily,
-    and `sleep` waits: twice as long each time, up to 10 seconds, and at least the server's `Retry-
-    After`. `retrying` calls a function again while it raises `Busy`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        client: httpx2.Client,
-        stop: Any,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.name = name
-        self.address = address
-        self._client = client
-        self.retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Busy),
-            stop=stop,
-            wait=_pause,
-            sleep=sleep,
-            reraise=True,
-        )
+    name: str
+    address: str
+    client: httpx2.Client
+    retrying: tenacity.Retrying
 
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of the reply; a ConnectionError if there is none or an error."""
-        return self.retrying(self.post_once, route, body)
-
-    def post_once(self, route: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of the reply to one request; `Busy` if it may be repeated."""
+        """Return the JSON of the reply to one request; a ConnectionError if there is none."""
         try:
-            response = self._client.post(f"{self.address}{route}", json=body)
-        except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
-            raise Busy(f"{self.name} does not answer: {type(error).__name__}: {error}") from error
+            response = self.client.post(f"{self.address}{route}", json=body)
         except httpx2.HTTPError as error:
-            raise ConnectionError(
+            repeatable = isinstance(error, _UNANSWERED)
+            raise (Busy if repeatable else ConnectionError)(
                 f"{self.name} does not answer: {type(error).__name__}: {error}"
             ) from error
         if not response.is_success:
             words = f"{self.name}: {response.status_code}, {response.text[:200]}"
             if response.status_code in _BUSY:
-                busy = Busy(words)
-                busy.retry_after = _seconds(response.headers.get("Retry-After", ""))
-                busy.limited = response.status_code == _LIMITED
-                raise busy
+                after = _seconds(response.headers.get("Retry-After", ""))
+                raise Busy(words, after, response.status_code == _LIMITED)
             raise (Rejected if response.status_code in _REJECTED else ConnectionError)(words)
         try:
             return response.json()
@@ -116,48 +86,51 @@ def _pause(state: tenacity.RetryCallState) -> float:
 
 def _seconds(given: str) -> float:
     """Return the seconds of a `Retry-After`, a number or a date; 0 if it is neither."""
-    try:
+    with suppress(ValueError):
         return max(0.0, float(given))
-    except ValueError:
-        pass
-    try:
-        until = parsedate_to_datetime(given)
-    except ValueError:
-        return 0.0
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)
-    return max(0.0, (until - datetime.now(UTC)).total_seconds())
+    with suppress(ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
+    return 0.0
 
 
 @contextmanager
 def connected(
-    name: str,
-    address: str,
-    key_variable: str | None,
-    timeout: float,
-    stop: Any,
-    sleep: Callable[[float], None] = time.sleep,
+    name: str, address: str, key_variable: str | None, timeout: float, stop: Any
 ) -> Iterator[ModelServer]:
-    """Yield a connection; a ValueError if the environment variable does not contain a key."""
+    """Yield a connection; a ValueError if the environment variable does not contain a key.
+
+    `stop` of tenacity says when to stop repeating a request. The pauses double up to 10 seconds,
+    and are at least the server's `Retry-After`.
+    """
     key = os.environ.get(key_variable) if key_variable is not None else None
     if key_variable is not None and not key:
         raise ValueError(f"the environment variable {key_variable} does not contain an API key")
+    retry = tenacity.retry_if_exception_type(Busy)
+    retrying = tenacity.Retrying(retry=retry, stop=stop, wait=_pause, reraise=True)
     with httpx2.Client(
         headers={"Authorization": f"Bearer {key}"} if key else None,
         timeout=timeout,
         # A proxy of the environment can't reach a server of this machine.
         trust_env=urlsplit(address).hostname not in _LOOPBACK,
     ) as client:
-        yield ModelServer(f"{name} at {address}", address, client, stop, sleep)
+        yield ModelServer(f"{name} at {address}", address, client, retrying)
 
 
 def in_parallel(
     ask: Callable[[Item], Reply], items: Sequence[Item], concurrency: int
 ) -> list[Reply]:
     """Return the reply to each item; after an error, no further request begins."""
-    with ThreadPoolExecutor(concurrency) as threads:
+    replies = []
+    with (
+        track_part("scoring", len(items), "requests") as advance,
+        ThreadPoolExecutor(concurrency) as threads,
+    ):
         futures = [threads.submit(ask, item) for item in items]
         try:
-            return [future.result() for future in futures]
+            for future in futures:
+                replies.append(future.result())
+                advance(1)
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
+    return replies

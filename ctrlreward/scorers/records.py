@@ -27,19 +27,18 @@ def write_scored_samples(
 ) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
-    The file is written atomically; NaN and infinite scores, (n,), are null. `by_prompt`,
-    (prompts,), are values of prompts that are not means, such as jackknife values: in the first
-    record of each. `explanations` are by row, `reasons` by score.
+    NaN and infinite scores, (n,), are null. `by_prompt`, (prompts,), are values of prompts that are
+    not means, in the first record of each. `explanations` are by row, `reasons` by score.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
+    prompts = len(next(iter(by_prompt.values()))) if by_prompt else 0
     lines = []
     for i in range(len(samples)):
         record: dict[str, object] = {name: column[i] for name, column in columns.items()}
         record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
-        places = {name: i * len(row) / len(samples) for name, row in (by_prompt or {}).items()}
-        if places and all(place.is_integer() for place in places.values()):
-            rows = (by_prompt or {}).items()
-            record["by_prompt"] = {k: finite_or_none(row[int(places[k])]) for k, row in rows}
+        place, rest = divmod(i * prompts, len(samples))
+        if by_prompt and not rest:
+            record["by_prompt"] = {k: finite_or_none(row[place]) for k, row in by_prompt.items()}
         if explanations and i in explanations:
             record["explanation"] = explanations[i]
         if reasons:
@@ -104,10 +103,10 @@ def sample_table(
     rows: int,
     reasons: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and rows of a table with prompt, label, text, scores and their reasons.
+    """Return the header and evenly spaced rows of a table: prompt, label, text, scores, reasons.
 
-    The rows are evenly spaced and depend only on n, so that tables of different steps show the same
-    prompts. `reasons`, score → n texts, are the columns `<score>_reason`.
+    Tables of different steps show the same rows. `reasons`, score → n texts, are the columns
+    `<score>_reason`.
     """
     told = reasons or {}
     columns = samples.columns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -26,21 +26,13 @@ log = item_logger(__name__)
 Api: TypeAlias = Literal["vllm", "vllm_pooling", "sglang", "openrlhf"]
 
 _ANY = ScoreSpec(higher_is_better=True, range=(-np.inf, np.inf))
-_EXAMPLE = "http://127.0.0.1:8000"
-
-
-class Batch(NamedTuple):
-    """Texts of one request, with their prompts: lists of token ids if there is a tokenizer."""
-
-    texts: Sequence[str] | Sequence[list[int]]
-    prompts: Sequence[str]
 
 
 class Contract(NamedTuple):
-    """Request of a server, and the place of the values of each text in its reply."""
+    """Body of a request by its texts or token ids and prompts, and values by text of a reply."""
 
     route: str
-    body: Callable[[Batch], dict[str, Any]]
+    body: Callable[[Sequence[Any], Sequence[str]], dict[str, Any]]
     values: Callable[[Any], Sequence[Any]]
 
 
@@ -55,22 +47,22 @@ _CONTRACTS: Mapping[str, Contract] = {
     "vllm": Contract(
         "/classify",
         # Without, vLLM replies with a probability. vLLM 0.11 and 0.12 have the second name.
-        lambda batch: {"input": batch.texts, "use_activation": False, "activation": False},
+        lambda texts, _: {"input": texts, "use_activation": False, "activation": False},
         lambda reply: [row["probs"] for row in reply["data"]],
     ),
     "vllm_pooling": Contract(
         "/pooling",
-        lambda batch: {"input": batch.texts},
+        lambda texts, _: {"input": texts},
         lambda reply: [_last(row["data"]) for row in reply["data"]],
     ),
     "sglang": Contract(
         "/classify",
-        lambda batch: {"text" if isinstance(batch.texts[0], str) else "input_ids": batch.texts},
+        lambda texts, _: {"text" if isinstance(texts[0], str) else "input_ids": texts},
         lambda reply: [row["embedding"] for row in reply],
     ),
     "openrlhf": Contract(
         "/get_reward",
-        lambda batch: {"query": batch.texts, "prompts": batch.prompts, "labels": None},
+        lambda texts, prompts: {"query": texts, "prompts": prompts, "labels": None},
         lambda reply: [row if isinstance(row, list) else [row] for row in reply["rewards"]],
     ),
 }
@@ -83,9 +75,8 @@ class RemoteRewardModel(Scorer):
     The server may be vLLM (`vllm serve MODEL --runner pooling`), SGLang (`--is-embedding`), or one
     with OpenRLHF's `/get_reward`. For a reward that `ctrlreward serve` serves use `RemoteReward`.
 
-    With a tokenizer, texts are rendered and tokenized here as `RewardModel` does, so that no
-    completion can end its turn and a long text is cut as you choose. Without, prompt and completion
-    are sent as one string.
+    With a tokenizer, texts are rendered and tokenized here as by `RewardModel`. Without, prompt and
+    completion are sent as one string.
 
     Args:
         address: URL of the server, `"http://127.0.0.1:8000"`.
@@ -102,15 +93,12 @@ class RemoteRewardModel(Scorer):
         batch_texts: Texts of a request.
         concurrency: Requests at the same time.
         timeout: Seconds to wait for a reply.
-        patience: Seconds to repeat a request that the server rejects temporarily, or does not
-            answer.
+        patience: Seconds to repeat a request that the server is too busy for or does not answer.
         key_variable: Environment variable with the server's API key.
 
     Raises:
-        ValueError: An argument is out of range or names something unknown. When scoring: the
-            environment variable is empty.
-        ConnectionError: When scoring: the server does not answer for `patience` seconds, answers
-            with an error, or with something else than a value for each text and output.
+        ConnectionError: When scoring: the server does not answer for `patience` seconds, or not
+            with a value for each text and output.
 
     Examples:
         >>> remote = RemoteRewardModel("http://127.0.0.1:8000", model="my-reward-model")
@@ -135,7 +123,7 @@ class RemoteRewardModel(Scorer):
         patience: float = 120.0,
         key_variable: str | None = None,
     ) -> None:
-        self.address = check_address(address, _EXAMPLE)
+        self.address = check_address(address, "http://127.0.0.1:8000")
         self.api = one_of("api", api, get_args(Api))
         self.model = model
         self.tokenizer = tokenizer
@@ -167,10 +155,6 @@ class RemoteRewardModel(Scorer):
         self.patience = patience
         self.key_variable = key_variable
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings; a copy in another process loads the tokenizer again."""
-        return {name: value for name, value in vars(self).items() if name != "_tokenizer"}
-
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of `reward`, or of each output."""
@@ -187,14 +171,19 @@ class RemoteRewardModel(Scorer):
         kept = nonempty(self.outputs[0], texts=[answer.completion for answer in answers])
         if not kept:
             return {name: np.full(n, np.nan) for name in self.specs}
-        batches = self._batches([answers[i] for i in kept])
+        prompts, texts = self._sent([answers[i] for i in kept])
+        batches = [slice(i, i + self.batch_texts) for i in range(0, len(kept), self.batch_texts)]
         # Before it, since a server may ask for a longer wait than there is patience.
         stop = tenacity.stop_before_delay(self.patience)
-        with connected(
-            "the reward model", self.address, self.key_variable, self.timeout, stop
-        ) as server:
-            replies = in_parallel(partial(self._values, server), batches, self.concurrency)
-        values = np.concatenate(replies)
+        options = self.address, self.key_variable, self.timeout, stop
+        with connected("the reward model", *options) as server:
+            values = np.concatenate(
+                in_parallel(
+                    lambda batch: self._values(server, texts[batch], prompts[batch]),
+                    batches,
+                    self.concurrency,
+                )
+            )
         for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
             log.warning("texts[%d] got no value of %s, it is NaN", kept[row], self.address)
         columns = fold_outputs(self.outputs, values, self.weights)
@@ -205,40 +194,34 @@ class RemoteRewardModel(Scorer):
         assert self.tokenizer is not None
         return load_tokenizer(self.tokenizer)
 
-    def _batches(self, answers: Sequence[Answer]) -> list[Batch]:
+    def _sent(self, answers: Sequence[Answer]) -> tuple[list[str], list[Any]]:
+        """Return the prompts, and whole texts, or with a tokenizer their token ids."""
         prompts = [prompt_text(answer.prompt or "") for answer in answers]
-        texts: Sequence[Any] = [
-            f"{prompt}{answer.completion}" for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        if self.tokenizer is not None:
-            limit = self.max_tokens or self._tokenizer.model_max_length
-            options = self.template, self.truncation_side, limit, self.tokenizer
-            texts = [list(ids) for ids in encode(self._tokenizer, answers, *options)]
-        size = self.batch_texts
-        return [
-            Batch(texts[start : start + size], prompts[start : start + size])
-            for start in range(0, len(texts), size)
-        ]
+        if self.tokenizer is None:
+            pairs = zip(prompts, answers, strict=True)
+            return prompts, [f"{prompt}{answer.completion}" for prompt, answer in pairs]
+        limit = self.max_tokens or self._tokenizer.model_max_length
+        options = self.template, self.truncation_side, limit, self.tokenizer
+        return prompts, [list(ids) for ids in encode(self._tokenizer, answers, *options)]
 
-    def _values(self, server: ModelServer, batch: Batch) -> Scores:
+    def _values(self, server: ModelServer, texts: Sequence[Any], prompts: Sequence[str]) -> Scores:
         """Return the values of a request, float64 of shape (texts, outputs)."""
         contract = _CONTRACTS[self.api]
-        body = contract.body(batch)
+        body = contract.body(texts, prompts)
         if self.model is not None and self.api != "openrlhf":
             body["model"] = self.model
-        reply = server.post(contract.route, body)
+        reply = server.retrying(server.post, contract.route, body)
         try:
             rows = [[_number(value) for value in row] for row in contract.values(reply)]
         except (KeyError, IndexError, TypeError, ValueError):
             raise ConnectionError(
                 f"{server.name}: the reply is not one of api = {self.api!r}: {shortened(reply)}"
             ) from None
-        wanted = len(batch.texts), len(self.outputs)
         sizes = {len(row) for row in rows}
-        if len(rows) != wanted[0] or sizes != {wanted[1]}:
+        if len(rows) != len(texts) or sizes != {len(self.outputs)}:
             raise ConnectionError(
                 f"{server.name}: the reply has {len(rows)} rows of {sorted(sizes)} values, must be "
-                f"{wanted[0]} rows of {wanted[1]}, the outputs {', '.join(self.outputs)}"
+                f"{len(texts)} rows of {len(self.outputs)}, the outputs {', '.join(self.outputs)}"
             )
         return np.array(rows, dtype=np.float64)
 

@@ -36,28 +36,26 @@ class RewardModel(ModelScorer[RewardHead]):
     - A model with several outputs and `problem_type="regression"` has a score for each, named by
       `id2label`; with `weights` it has `reward`, their weighted sum.
 
-    The completion that follows the prompt is the text after its prefix if the prompt ends with the
-    prefix, else the whole text.
+    The completion is the text after its prefix if the prompt ends with the prefix, else the text.
 
     Args:
         model: Local folder or Hugging Face id of a model for sequence classification in
             transformers, or folder of an adapter of peft, whose `adapter_config.json` names the
             base model.
         template: How prompt and completion become one text. `"chat"`: the chat template of the
-            tokenizer, a prompt being a user's message or a conversation. `"plain"`: one after the
-            other, and the end token, as TRL makes them of strings. Another text has `{prompt}` and
-            `{completion}`, and its control tokens count. None: `"chat"` if the tokenizer has a chat
-            template and the samples have `prompts`, else `"plain"`.
+            tokenizer. `"plain"`: one after the other, and the end token, as in TRL. Another text
+            has `{prompt}` and `{completion}`, and its control tokens count. None: `"chat"` if the
+            tokenizer has a chat template and the samples have `prompts`, else `"plain"`.
         weights: Output → weight, for a model with several outputs.
         truncation_side: Side at which a text longer than the model's context is cut, `"left"` or
             `"right"`, with a warning. None takes the tokenizer's side, mostly `"right"`.
-        quantization: `"int8"` or `"nf4"` (4 bits) quantizes the linear layers, but the head, with
-            bitsandbytes while loading; None does not. Not for an adapter.
+        quantization: `"int8"` or `"nf4"` (4 bits) for the linear layers, but the head, with
+            bitsandbytes; None does not quantize. Not for an adapter.
         **options: See `ModelOptions`.
 
     Raises:
-        ValueError: An argument is none of these values. At the first use: the model is a
-            classifier, lacks a trained head, or is defined by code in its repository.
+        ValueError: At the first use: the model is a classifier, lacks a trained head, or is defined
+            by code in its repository.
 
     Examples:
         >>> scorer = RewardModel("Skywork/Skywork-Reward-V2-Qwen3-0.6B")
@@ -83,12 +81,12 @@ class RewardModel(ModelScorer[RewardHead]):
             raise ValueError("weights is empty, must be a mapping, output → weight")
         self.template = template
         self.weights = None if weights is None else {k: float(w) for k, w in weights.items()}
-        if truncation_side is not None:
-            one_of("truncation_side", truncation_side, ("left", "right"))
         self.truncation_side: Side | None = truncation_side
+        self.quantization: Quantization | None = quantization
+        if truncation_side is not None:
+            one_of("truncation_side", truncation_side, get_args(Side))
         if quantization is not None:
             one_of("quantization", quantization, get_args(Quantization))
-        self.quantization: Quantization | None = quantization
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -118,32 +116,27 @@ class RewardModel(ModelScorer[RewardHead]):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty completion."""
-        kept = [i for i in nonempty(REWARD, texts=samples.texts) if self._is_readable(samples, i)]
+        kept = [i for i in nonempty(REWARD, texts=samples.texts) if _is_readable(samples, i)]
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
         answers = answers_of(samples)
+        options = self.template, self.truncation_side, lambda i: f"texts[{kept[i]}]"
         with self.locked_model() as model:
-            ratings = model.ratings(
-                [answers[i] for i in kept],
-                self.template,
-                self.truncation_side,
-                lambda i: f"texts[{kept[i]}]",
-            )
+            ratings = model.ratings([answers[i] for i in kept], *options)
         columns = fold_outputs(self.outputs, ratings, self.weights)
         return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}
 
-    def _is_readable(self, samples: Samples, i: int) -> bool:
-        """Return whether a sample has a completion and a prompt of valid Unicode; warn if not."""
-        if (
-            samples.prefixes is not None
-            and not samples.texts[i][len(samples.prefixes[i]) :].strip()
-        ):
-            log.warning("texts[%d] ends with its prefix: %s is NaN", i, REWARD)
-        elif samples.prompts is not None and not is_unicode(samples.prompts[i]):
-            log.warning("prompts[%d] is not valid Unicode: %s is NaN", i, REWARD)
-        else:
-            return True
+
+def _is_readable(samples: Samples, i: int) -> bool:
+    """Return whether a sample has a completion and a prompt of valid Unicode; warn if not."""
+    prefix = "" if samples.prefixes is None else samples.prefixes[i]
+    if not samples.texts[i][len(prefix) :].strip():
+        log.warning("texts[%d] ends with its prefix: %s is NaN", i, REWARD)
         return False
+    if samples.prompts is not None and not is_unicode(samples.prompts[i]):
+        log.warning("prompts[%d] is not valid Unicode: %s is NaN", i, REWARD)
+        return False
+    return True
 
 
 def fold_outputs(

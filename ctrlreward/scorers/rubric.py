@@ -25,10 +25,7 @@ _ALL = "texts"  # the slot of a ranking
 
 RANK, CONSISTENT, PREFERENCE = "rank", "consistent", "preference"
 
-_KEYS = {"prompt", "answers", "name", "criteria", "reason"}
-
-# Tokens of a reply: of one answer, of a key with its score, of a reason.
-_ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256
+_ANSWER_TOKENS, _KEY_TOKENS, _REASON_TOKENS = 16, 32, 256  # a key is with its score
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,6 @@ class Criterion:
         question: The question, "Is the reply polite?"; braces in it are text.
         answers: Answer → score, higher is better; a list of numbers maps each to itself.
         weight: Weight in the mean of all criteria, positive.
-
-    Raises:
-        ValueError: The question is empty, an answer is invalid, or the weight is not positive.
 
     Examples:
         >>> Criterion("Is the reply polite?", [1, 2, 3], weight=2.0).range
@@ -75,7 +69,7 @@ class Criterion:
 class Judgement(NamedTuple):
     """Scores of one reply by name, NaN where it has none, and their reasons.
 
-    The scores of a ranking are named "1", "2", … by the places of the texts in the prompt.
+    The scores of a ranking are named by the numbers of the texts in the prompt.
     """
 
     scores: Mapping[str, float]
@@ -103,21 +97,11 @@ class Rubric:
             which a server answers in one reply. Each is a score. They are added to the prompt.
         reason: Ask a server for a reason before each score, which is stored with the sample.
 
-    Raises:
-        ValueError: The prompt, an answer or a criterion is invalid.
-
     Examples:
-        >>> Rubric("Is this polite? {text}\nAnswer yes or no.", {"yes": 1, "no": 0}).range
-        (0.0, 1.0)
-        >>> prompt = "Which is more polite?\nA: {first}\nB: {second}"
-        >>> Rubric(prompt, {"A": "first", "B": "second"}).compares
-        True
         >>> polite, short = Criterion("Is it polite?", [1, 2], 3.0), Criterion("Short?", [0, 1])
         >>> rubric = Rubric("Rate this reply: {text}", criteria={"polite": polite, "short": short})
         >>> rubric.range  # of the weighted mean
         (0.75, 1.75)
-        >>> Rubric("Rank these replies to {prompt}:\n{texts}", reason=True).ranks
-        True
     """
 
     prompt: str
@@ -201,17 +185,14 @@ class Rubric:
         """Lowest and highest score; with criteria of their weighted mean."""
         if self.ranks:
             return 0.0, 1.0
-        if self.criteria is None:
-            return min(self.scores.values()), max(self.scores.values())
-        ends = [criterion.range for criterion in self.criteria.values()]
-        low, high = (
-            self.mean(dict(zip(self.criteria, end, strict=True))) for end in zip(*ends, strict=True)
-        )
-        return low, high
+        worths = {name: answers.values() for name, answers in self.questions().items()}
+        low, high = ({name: end(worth) for name, worth in worths.items()} for end in (min, max))
+        return self.mean(low), self.mean(high)
 
     def mean(self, scores: Mapping[str, float]) -> float:
-        """Return the weighted mean of the scores of all criteria; NaN if one is."""
-        weights = {name: each.weight for name, each in (self.criteria or {}).items()}
+        """Return the weighted mean of the scores of all criteria, or the only score; may be NaN."""
+        criteria = self.criteria or {}
+        weights = {name: each.weight for name, each in criteria.items()} or {self.name: 1.0}
         total = sum(weight * scores[name] for name, weight in weights.items())
         return total / sum(weights.values())
 
@@ -234,16 +215,12 @@ class Rubric:
         if not self.structured:
             # A token is a byte or more.
             return max(_ANSWER_TOKENS, *(len(answer.encode()) + 4 for answer in self.scores))
-        return 4 * _KEY_TOKENS + len(self.questions()) * (
-            _KEY_TOKENS + _REASON_TOKENS * self.reason
-        )
+        one = _KEY_TOKENS + _REASON_TOKENS * self.reason
+        return 4 * _KEY_TOKENS + len(self.questions()) * one
 
     @staticmethod
     def load(path: str | PathLike[str]) -> Rubric:
-        """Read a YAML file with the arguments of a rubric; each of `criteria` is a mapping.
-
-        A ValueError names what is wrong in it, an OSError a file that does not exist.
-        """
+        """Read a YAML file with the arguments of a rubric; each of `criteria` is a mapping."""
         file = Path(path).expanduser()
         if not file.is_file():
             raise OSError(
@@ -251,7 +228,7 @@ class Rubric:
             )
         content = read_yaml(file)
         keys = set(content) if isinstance(content, dict) else set()
-        if not {"prompt"} <= keys <= _KEYS:
+        if not {"prompt"} <= keys <= set(Rubric.__dataclass_fields__):
             raise ValueError(
                 f"{path} must have the keys prompt and answers, or prompt and criteria, and may "
                 f"have name and reason; got {', '.join(map(str, sorted(keys, key=str))) or 'none'}"
@@ -273,18 +250,18 @@ def _read_criteria(given: object, mean: str) -> dict[str, Criterion]:
         if name == mean:
             raise ValueError(f"criteria has {name!r}, the name of their mean. Rename it, or name=.")
         if isinstance(each, Mapping):
-            keys = {"question", "answers", "weight"}
-            if not {"question", "answers"} <= set(each) <= keys:
+            if not {"question", "answers"} <= set(each) <= {"question", "answers", "weight"}:
                 raise ValueError(
                     f"criteria[{name!r}] must have the keys question and answers, and may have "
                     f"weight; got {', '.join(map(str, each)) or 'none'}"
                 )
+            try:
+                each = Criterion(**each)
+            except ValueError as error:
+                raise ValueError(f"criteria[{name!r}]: {error}") from None
         elif not isinstance(each, Criterion):
             raise ValueError(f"criteria[{name!r}] = {shortened(each)} must be a Criterion")
-        try:
-            criteria[name] = Criterion(**each) if isinstance(each, Mapping) else each
-        except ValueError as error:
-            raise ValueError(f"criteria[{name!r}]: {error}") from None
+        criteria[name] = each
     return criteria
 
 
@@ -300,14 +277,10 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
     for answer, worth in given.items():
         if isinstance(answer, bool) or not str(answer).strip():
             raise ValueError(f"answers: {answer!r} is not text. Write it in quotes.")
-        if compares:
-            # A Rubric built from another already has numbers.
-            value = _SIDES.get(worth, worth) if isinstance(worth, str) else worth
-            allowed = value in _SIDES.values()
-        else:
-            value = worth
-            allowed = isinstance(worth, int | float) and not isinstance(worth, bool)
-        if not allowed:
+        # A Rubric built from another already has numbers.
+        value = _SIDES.get(worth, worth) if compares and isinstance(worth, str) else worth
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or (compares and value not in _SIDES.values()):
             wanted = "first, second or tie" if compares else "a number"
             raise ValueError(f"answers: {answer} = {worth!r} must be {wanted}")
         answers[str(answer).strip()] = float(value)
@@ -317,11 +290,6 @@ def _read_answers(given: object, compares: bool) -> dict[str, float]:
 
 
 # What is asked
-
-
-def numbered(texts: Sequence[str]) -> str:
-    """Return the texts of a ranking, each under its number."""
-    return "\n\n".join(f"[{number}]\n{text}" for number, text in enumerate(texts, 1))
 
 
 def contexts(rubric: Rubric, shown: str, size: int = 0) -> dict[str, str]:
@@ -361,10 +329,10 @@ def message(rubric: Rubric, shown: str, size: int = 0) -> str:
     return "\n".join(lines)
 
 
-def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any] | None:
-    """Return OpenAI's `response_format` with the JSON schema of a reply; None for plain text."""
+def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any]:
+    """Return OpenAI's `response_format` with the JSON schema of a reply; none for plain text."""
     if not rubric.structured:
-        return None
+        return {}
     why = {"reason": {"type": "string"}} if rubric.reason else {}
     if rubric.ranks:
         place = {"type": "integer", "enum": [*range(1, size + 1)]}
@@ -373,10 +341,8 @@ def response_format(rubric: Rubric, size: int = 0) -> dict[str, Any] | None:
         schema = _object(
             {name: _object({**why, "score": _enum([*a])}) for name, a in rubric.questions().items()}
         )
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "judgement", "strict": True, "schema": schema},
-    }
+    named = {"name": "judgement", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,36 +368,20 @@ def read_reply(rubric: Rubric, reply: str, size: int = 0) -> Judgement:
     """Return the scores of a server's reply, NaN for those that are absent or not an answer."""
     if not rubric.structured:
         return Judgement({rubric.name: read_answer(reply, rubric.scores)}, {})
-    content = _parsed(reply)
+    try:
+        content = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])  # in a code block
+    except (ValueError, RecursionError):
+        content = {}
     if rubric.ranks:
-        scores = places(content.get("order"), size)
-        reasons = {RANK: content.get("reason")}
+        scores, parts = places(content.get("order"), size), {RANK: content}
     else:
         questions = rubric.questions()
-        parts = {name: content.get(name) for name in questions}
-        found = {name: part if isinstance(part, dict) else {} for name, part in parts.items()}
-        scores = {name: _score(part.get("score"), questions[name]) for name, part in found.items()}
-        reasons = {name: part.get("reason") for name, part in found.items()}
+        found = {name: content.get(name) for name in questions}
+        parts = {name: part if isinstance(part, dict) else {} for name, part in found.items()}
+        scores = {n: read_answer(part.get("score"), questions[n]) for n, part in parts.items()}
+    reasons = {name: part.get("reason") for name, part in parts.items()}
     told = {name: why.strip() for name, why in reasons.items() if isinstance(why, str)}
     return Judgement(scores, told)
-
-
-def _parsed(reply: str) -> dict[str, Any]:
-    """Return the JSON object in a reply, also in a code block; empty if there is none."""
-    try:
-        content = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _score(answer: object, scores: Mapping[str, float]) -> float:
-    """Return the score of an answer in JSON, a word or a number; NaN if it is not one of them."""
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        return math.nan
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    return read_answer(str(answer), scores)
 
 
 def places(order: object, size: int) -> dict[str, float]:
@@ -444,15 +394,20 @@ def places(order: object, size: int) -> dict[str, float]:
     return {number: worth[number] for number in numbers}
 
 
-def read_answer(reply: str, scores: Mapping[str, float]) -> float:
+def read_answer(reply: object, scores: Mapping[str, float]) -> float:
     """Return the score of the only answer in a reply, as a word; NaN for none or several.
 
-    Case counts only if answers differ by it: "**Yes**." is yes, and "4/5" two answers.
+    The reply is a text, or a value of JSON. Case counts only if answers differ by it: "**Yes**." is
+    yes, and "4/5" two answers.
     """
+    if isinstance(reply, bool) or not isinstance(reply, str | int | float):
+        return math.nan
+    whole = isinstance(reply, float) and reply.is_integer()
+    text = str(int(reply) if whole else reply)
     folded = {answer.casefold(): score for answer, score in scores.items()}
     if len(folded) == len(scores):
-        reply, scores = reply.casefold(), folded
+        text, scores = text.casefold(), folded
     # Longer answers first: "very good" is not "good".
     words = "|".join(re.escape(word) for word in sorted(scores, key=len, reverse=True))
-    named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", reply))
-    return float(scores[named.pop()]) if len(named) == 1 else float("nan")
+    named = set(re.findall(rf"(?<![\w.-])(?:{words})(?![\w-]|\.\w)", text))
+    return float(scores[named.pop()]) if len(named) == 1 else math.nan

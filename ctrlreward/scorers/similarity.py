@@ -19,8 +19,8 @@ from ctrlreward.weights.sources import resolve_vectors
 class Similarity(ModelScorer[SentenceEncoder]):
     """Cosine of the sentence embeddings of text and source: how much content the text keeps.
 
-    - `similarity`: -1 to 1; higher is better. Needs `sources`. For unrelated texts about 0.1 to 0.2
-      under MiniLM, 0.8 under raw word vectors and 0 under centred ones.
+    - `similarity`: -1 to 1; higher is better. Needs `sources`. Unrelated texts have about 0.1 to
+      0.2 under MiniLM, 0.8 under word vectors.
 
     Args:
         model: Local folder, Hugging Face id or short name of a sentence encoder; a folder written
@@ -51,8 +51,8 @@ class Similarity(ModelScorer[SentenceEncoder]):
         """Load the encoder or word vectors, or share them with other scorers."""
         if resolve_vectors(name) is not None:
             return shared_model(WordVectors.load, name)
-        layer = None  # the last, as in `Alignment`
-        return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, layer)
+        # None is the last layer, as in `Alignment`.
+        return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, None)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the cosines; NaN, with a warning, for an empty text or one without a vector."""

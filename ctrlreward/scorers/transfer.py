@@ -52,10 +52,6 @@ class TransferQuality(CompositeScorer):
         thresholds: t1 to t4 of eq. 1. The paper's values fit its classifier, word vectors and
             language model.
 
-    Raises:
-        TypeError: A part is not a scorer.
-        ValueError: A part does not have the score that it is used for.
-
     Examples:
         >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
         >>> style = Accuracy(CTRLEval(task="sentiment", aspects="attribute_relevance"))
@@ -75,8 +71,8 @@ class TransferQuality(CompositeScorer):
         self.accuracy = Accuracy() if accuracy is None else accuracy
         self.similarity = Similarity() if similarity is None else similarity
         self.perplexity = Perplexity() if perplexity is None else perplexity
-        names = {"accuracy": _FACTORS[0], "similarity": _FACTORS[1], "perplexity": _FACTORS[2]}
-        for (argument, needed), part in zip(names.items(), self.parts, strict=True):
+        arguments = ("accuracy", "similarity", "perplexity")
+        for argument, needed, part in zip(arguments, _FACTORS, self.parts, strict=True):
             kind, example = type(part).__name__, f"Use {argument.capitalize()}(...)."
             if not isinstance(part, Scorer):
                 raise TypeError(
@@ -99,10 +95,8 @@ class TransferQuality(CompositeScorer):
         """Direction and range of `gm` and of the scores of its parts."""
         _, _, t3, t4 = self.thresholds
         best = float(adjusted_gm(1.0, 1.0, max(1.0, (t3 + t4) / 2), self.thresholds))
-        specs = {"gm": ScoreSpec(higher_is_better=True, range=(0.0, best))}
-        for part in self.parts:
-            specs.update(part.specs)
-        return specs
+        of_parts = {name: spec for part in self.parts for name, spec in part.specs.items()}
+        return {"gm": ScoreSpec(higher_is_better=True, range=(0.0, best)), **of_parts}
 
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
@@ -121,8 +115,7 @@ class TransferQuality(CompositeScorer):
             wanted[self.perplexity].append(TOKENS)
         parts = scores_of(wanted, samples)
         scores = {name: values for part in self.parts for name, values in parts[part].items()}
-        gm = gm_of(_FACTORS, self.thresholds, scores)
-        return {"gm": gm, **scores}
+        return {"gm": gm_of(_FACTORS, self.thresholds, scores), **scores}
 
     def _figure(self, figure: str, *parts: Scores) -> float:
         scores = SentenceScores(*parts)

@@ -18,14 +18,13 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     """
     if isinstance(chat, str):
         return chat
+    contents = []
     for message in chat:
         if not isinstance(message, Mapping):
             raise TypeError(
                 "a message must be a text, or a list of messages with role and content, got a "
                 f"{type(message).__name__}"
             )
-    contents = []
-    for message in chat:
         if role is None or message.get("role") == role:
             content = message.get("content") or ""
             if not isinstance(content, str):
@@ -43,16 +42,16 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
 def as_prompt(chat: str | Sequence[Mapping[str, Any]]) -> str:
     """Return the prompt of `Samples` for a text, or for a chat that a generator answers.
 
-    A single user's message is its text; other chats keep their roles, for reward models. Only text
-    is kept, as in `plain_text`.
+    A single user's message is its text; other chats keep their roles, for reward models.
     """
     text = plain_text(chat)
-    roles = [] if isinstance(chat, str) else [message.get("role") for message in chat]
+    messages = [] if isinstance(chat, str) else chat
+    roles = [message.get("role") for message in messages]
     if roles in ([], ["user"]) or None in roles:
         return text
-    contents = [plain_text([message]) for message in chat if not isinstance(message, str)]
-    turns = zip(roles, contents, strict=True)
-    return conversation_prompt([{"role": role, "content": content} for role, content in turns])
+    return conversation_prompt(
+        [{"role": message["role"], "content": plain_text([message])} for message in messages]
+    )
 
 
 def prompt_text(prompt: str) -> str:

@@ -25,9 +25,7 @@ _LENGTH = 10
 def neutral_texts() -> tuple[str, ...]:
     """Return 16 English texts: 8 everyday sentences and 8 texts of random words.
 
-    A sentence is natural text, but it has a subject. Random words have none (Fei et
-    al., ACL 2023, https://arxiv.org/abs/2305.19148), but are not natural text. A mean over both
-    depends less on either.
+    Random words have no subject (Fei et al., ACL 2023, https://arxiv.org/abs/2305.19148).
     """
     known = [word for word in wordfreq.top_n_list("en", _WORDS) if word.isalpha()]
     # Python guarantees the sequence of random(), but not the algorithm of choice or sample.

@@ -23,12 +23,7 @@ class Passage(NamedTuple):
 
 
 def passages() -> list[Passage]:
-    """Return all passages, by topic: computers, politics, religion, science.
-
-    Examples:
-        >>> passages()[0].text[:36]
-        'The new laptop starts in under ten s'
-    """
+    """Return all passages, by topic: computers, politics, religion, science."""
     with _FILE.open(encoding="utf-8") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         return [Passage(**row) for row in rows]

@@ -26,9 +26,8 @@ _INITIALS = re.compile(r"[A-HJ-Z]|[A-Z](\.[A-Z])+")  # "I." is a sentence's last
 def split_sentences(text: str) -> list[str]:
     """Split English text into sentences by punctuation and a short list of abbreviations.
 
-    Sentences end only at whitespace, and only whitespace is lost: joined by spaces, the sentences
-    are the text up to whitespace. On the texts of the CTRLEval paper the result is the same as by
-    NLTK, which produced the published numbers, and no trained data is needed. No sentence is empty.
+    Sentences end only at whitespace, and only whitespace is lost. On the texts of the CTRLEval
+    paper the result is the same as by NLTK, which produced the published numbers.
     """
     words = re.finditer(r"\S+", text)
     starts = [b.start() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]
@@ -38,14 +37,7 @@ def split_sentences(text: str) -> list[str]:
 def without_unfinished(text: str, start: int = 0) -> str:
     """Return a text without its last sentence if that does not end with a final mark.
 
-    Args:
-        text: English text, as for `split_sentences`.
-        start: Start of the part of which one sentence has to remain, such as the end of a
-            prompt. A text without a sentence end after it is returned whole.
-
-    Examples:
-        >>> without_unfinished("The soup was hot. It came with")
-        'The soup was hot.'
+    A text without a sentence end after `start`, such as the end of a prompt, is returned whole.
     """
     words = list(re.finditer(r"\S+", text))
     if not words or _ends_sentence(words[-1].group(), ""):
@@ -65,6 +57,7 @@ def find_splitter(
 
     Args:
         splitter: A function from a text to its sentences, or one of
+
             - `"rules"` (same as None): `split_sentences`;
             - `"sentencex"`: Wikimedia's library with its English rules; also splits where the
               space between sentences is missing;

@@ -15,23 +15,21 @@ from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.loading import AutoClass, freeze, load_config, load_weights
 
 # Files that peft's `save_pretrained` writes.
-ADAPTER = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
-# Before the name of a weight of the base model.
-_PREFIX = "base_model.model."
+_PREFIX = "base_model.model."  # of the name of a weight of the base model
 
 
 def base_of(model: str) -> str | None:
     """Return the base model that a folder of an adapter names; None for another model."""
     folder = Path(model).expanduser()
-    if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
+    if not (folder / _CONFIG).is_file() or (folder / "config.json").is_file():
         return None
     with damage_named(folder, f"model = {model!r}"):
-        named = json.loads((folder / ADAPTER).read_bytes()).get("base_model_name_or_path")
+        named = json.loads((folder / _CONFIG).read_bytes()).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise ValueError(
-            f"model = {model!r} is an adapter whose {ADAPTER} does not name its base model. Set "
+            f"model = {model!r} is an adapter whose {_CONFIG} does not name its base model. Set "
             "base_model_name_or_path in it."
         )
     return named
@@ -51,12 +49,7 @@ def load_adapted(
 ) -> PreTrainedModel:
     """Load a base model and merge the adapter of a folder into it, in float32.
 
-    Layers that the adapter has as a whole, such as the head of a reward model, replace the base
-    model's or are added to it.
-
-    Raises:
-        ValueError: The adapter cannot be merged, or it does not fit the base model, or neither
-            has the weights of a layer.
+    Layers that the adapter has as a whole, such as a head, replace the base model's.
     """
     from peft import PeftConfig, get_peft_model, set_peft_model_state_dict  # slow, and rarely used
     from safetensors.torch import load_file
@@ -97,7 +90,7 @@ def _head(model: str) -> dict[str, list[int]]:
             "peft's save_pretrained (pickled *.bin weights are never loaded)"
         )
     with damage_named(folder, f"model = {model!r}"):
-        whole = {*(json.loads((folder / ADAPTER).read_bytes()).get("modules_to_save") or ())}
+        whole = {*(json.loads((folder / _CONFIG).read_bytes()).get("modules_to_save") or ())}
     with damage_named(folder, f"model = {model!r}"), safe_open(folder / _WEIGHTS, "pt") as file:
         return {
             name.removeprefix(_PREFIX): list(file.get_slice(name).get_shape())

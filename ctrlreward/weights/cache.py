@@ -13,10 +13,7 @@ from ctrlreward.files import whole_folder
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloaded and converted weights.
-
-    `$CTRLREWARD_CACHE` if set, else `$XDG_CACHE_HOME/ctrlreward`, else `~/.cache/ctrlreward`.
-    """
+    """Return `$CTRLREWARD_CACHE`, else `$XDG_CACHE_HOME/ctrlreward` or `~/.cache/ctrlreward`."""
     if own := os.environ.get("CTRLREWARD_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctrlreward"

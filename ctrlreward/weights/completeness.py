@@ -21,14 +21,10 @@ _NAMES_IN_ERROR = 5
 
 @contextmanager
 def damage_named(folder: Path, subject: str) -> Iterator[None]:
-    """Name the truncated or damaged file if reading the folder of `subject` raises.
-
-    Libraries raise `SafetensorError`, `JSONDecodeError`, `UnicodeDecodeError` and others, most of
-    them without a file name.
-    """
+    """Name the truncated or damaged file if reading the folder of `subject` raises."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of several libraries, most without a file name
         if (damage := _damage(folder)) is None:
             raise
         cached = folder.resolve().is_relative_to(cache_folder().resolve())
@@ -68,16 +64,14 @@ def check_vocabulary(
 ) -> None:
     """Raise if a tokenizer has tokens that the embeddings of its model lack.
 
-    Special tokens that occur in no input may lack an embedding; many chat models are saved with
-    such a padding token.
+    Special tokens that occur in no input may, such as the padding token of many chat models.
     """
     rows = loaded.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if len(tokenizer) <= rows:
         return
-    unread = {*tokenizer.all_special_tokens}
-    unread -= {tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
-    unread -= {tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token}
-    unread = unread - {tokenizer.pad_token} if reads_padding else unread
+    read = ["bos_token", "eos_token", "unk_token", "cls_token", "sep_token", "mask_token"]
+    read += ["pad_token"] * reads_padding
+    unread = {*tokenizer.all_special_tokens} - {getattr(tokenizer, name) for name in read}
     outside = {t: i for t, i in tokenizer.get_vocab().items() if i >= rows and t not in unread}
     if outside:
         token = min(outside, key=outside.__getitem__)
@@ -97,10 +91,8 @@ def check_complete(
 ) -> None:
     """Raise unless every weight of a model was loaded, and every layer of its checkpoint.
 
-    Weights that are tied to others count as loaded. Weights of a checkpoint that belong to no layer
-    of a numbered stack, such as another head, are ignored. `report` is the `output_loading_info`
-    of `from_pretrained`, which ignored mismatched sizes; `kind` is what to use instead,
-    and `unused` matches names of weights that may be missing.
+    `report` is the `output_loading_info` of `from_pretrained`, which ignored mismatched sizes;
+    `kind` is what to use instead, and `unused` matches names of weights that may be missing.
     """
     missing = [key for key in report["missing_keys"] if not (unused and unused.search(key))]
     shapes = [

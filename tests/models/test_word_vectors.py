@@ -94,9 +94,7 @@ def test_the_mean_itself_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_corpus_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(
-        TypeError, match="texts must be an iterable of sentences, got 'the food', a str"
-    ):
+    with pytest.raises(TypeError, match="texts must be an iterable of sentences, got 'the food',"):
         WordVectors(VECTORS).centred("the food")
     with pytest.raises(ValueError, match=r"texts has no word with a vector and a weight\. Use"):
         WordVectors(VECTORS, IDF).centred([OTHER, "the"])
@@ -166,12 +164,9 @@ def test_glove_is_mapped_from_its_file() -> None:
     assert "glove-6b-50d" not in sources.SHORT_NAMES
 
 
-def test_words_are_apart_from_punctuation() -> None:
+def test_words_are_apart_from_punctuation_or_split_by_the_user() -> None:
     vectors = {"food": [1.0, 0.0], "!": [0.0, 1.0], "great": [0.0, 0.0]}
     np.testing.assert_allclose(WordVectors(vectors).embed(["Great FOOD!"]), [[math.sqrt(0.5)] * 2])
-
-
-def test_the_user_may_split_words() -> None:
     letters = WordVectors({"a": [1.0, 0.0], "B": [0.0, 1.0]}, split=list)
     np.testing.assert_allclose(letters.embed(["aB"]), [[math.sqrt(0.5)] * 2])
 
@@ -201,16 +196,13 @@ def test_words_may_hold_white_space(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors[". ."], [3, 4])
 
 
-def test_of_a_word_twice_the_first_is_kept(tmp_path: Path) -> None:
-    file = written(tmp_path, "the 1 2", "the 3 4")
-    np.testing.assert_allclose(WordVectors.from_file(file).vectors["the"], [1, 2])
-
-
-def test_only_the_wanted_words_are_kept(tmp_path: Path) -> None:
-    file = written(tmp_path, "3 2", "the 1 2", "food 3 4", "good 5 6")
+def test_only_wanted_words_are_kept_and_of_one_twice_the_first(tmp_path: Path) -> None:
+    file = written(tmp_path, "4 2", "the 1 2", "food 3 4", "good 5 6", "food 7 8")
     encoder = WordVectors.from_file(file, {"food": 2.0}, words={"food", "lake"})
-    assert list(encoder.vectors) == ["food"]
+    assert {word: vector.tolist() for word, vector in encoder.vectors.items()} == {"food": [3, 4]}
     assert encoder.idf == {"food": 2.0}
+    with pytest.raises(ValueError, match=r"vectors\.txt has no vector for any of the words\. Use"):
+        WordVectors.from_file(file, words={"lake"})
 
 
 @given(vectors=st.dictionaries(st.text("abé.", min_size=1), st.lists(
@@ -228,10 +220,7 @@ def test_a_file_goes_round(
     [
         (["the 1 2", "food 3"], "vectors.txt:2 = 'food 3\\n': expected a word and 2 numbers"),
         (["2 2", "the 1 2", ""], "vectors.txt:3 = '\\n': expected a word and 2 numbers"),
-        (
-            ["the 1 2", "food 3 x4"],
-            "vectors.txt:2: could not convert string to float: 'x4', expected finite numbers",
-        ),
+        (["the 1 2", "food 3 x4"], "vectors.txt:2: could not convert string to float: 'x4', exp"),
         (["2 2", "the 1 nan"], "vectors.txt:2 has ['1', 'nan'], expected finite numbers"),
         (["3 2", "the 1 2"], "vectors.txt:1 announces 3 words, but 1 follow: download"),
         (["the"], "vectors.txt:1 = 'the\\n': expected a word and 1 numbers"),
@@ -241,12 +230,6 @@ def test_a_file_goes_round(
 def test_a_file_that_is_none(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message.replace("\n", "\\n"))):
         WordVectors.from_file(written(tmp_path, *lines))
-
-
-def test_a_file_without_the_wanted_words(tmp_path: Path) -> None:
-    file = written(tmp_path, "the 1 2")
-    with pytest.raises(ValueError, match=r"vectors\.txt has no vector for any of the words\. Use"):
-        WordVectors.from_file(file, words={"lake"})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ctrlreward.scorers.ctrleval import CTRLEval
 
 JUDGE = CountingWords(negative="bad", positive="good")
 TEXTS = ["good good bad", "bad", "", "good"]
+OTHER = {"negative": "positive", "positive": "negative"}
 LABELS = ["positive", "positive", "negative", "positive"]
 
 
@@ -23,13 +24,9 @@ def test_decision_and_probability_of_the_target_label() -> None:
     scores = Accuracy(JUDGE).score(Samples(TEXTS, labels=LABELS))
     np.testing.assert_array_equal(scores["accuracy"], [1, 0, np.nan, 1])
     np.testing.assert_allclose(scores["label_probability"], [2.5 / 4, 0.25, np.nan, 0.75])
-
-
-def test_the_other_label_gets_the_rest() -> None:
-    flipped = ["negative" if label == "positive" else "positive" for label in LABELS]
-    scores = Accuracy(JUDGE).score(Samples(TEXTS, labels=flipped))
-    np.testing.assert_array_equal(scores["accuracy"], [0, 1, np.nan, 0])
-    np.testing.assert_allclose(scores["label_probability"], [1.5 / 4, 0.75, np.nan, 0.25])
+    flipped = Accuracy(JUDGE).score(Samples(TEXTS, labels=[OTHER[label] for label in LABELS]))
+    for name, values in scores.items():
+        np.testing.assert_allclose(flipped[name], 1 - values)
 
 
 def test_a_classifier_that_fails_on_a_text_gives_nan_not_zero() -> None:
@@ -66,11 +63,10 @@ def test_ctrleval_serves_as_classifier(pegasus: str) -> None:
 def test_a_scorer_serves_as_classifier_and_is_moved_and_released() -> None:
     classifier = ScorerAsClassifier(negative="bad", positive="good")
     scorer = Accuracy(classifier)
-    assert scorer.score(Samples(["good"], labels=["positive"]))["accuracy"] == [1]
+    assert scorer["accuracy"](["good"], labels="positive") == [1]
     scorer.to("cuda:1")
-    assert classifier.device == "cuda:1"
-    assert classifier.released
-    assert scorer.score(Samples(["good"], labels=["positive"]))["accuracy"] == [1]
+    assert (classifier.device, classifier.released) == ("cuda:1", True)
+    assert scorer["accuracy"](["good"], labels="positive") == [1]
 
 
 def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,14 +79,11 @@ def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "load_classifier", build)
     scorer = Accuracy("some/folder", dtype="bfloat16", batch_tokens=64)
     assert not built
-    for _ in range(2):
-        scorer.score(Samples(["good"], labels=["positive"]))
-    scorer.to("cuda")
-    scorer.score(Samples(["good"], labels=["positive"]))
-    assert built == [
-        ("some/folder", "cpu", "bfloat16", 64),
-        ("some/folder", "cuda", "bfloat16", 64),
-    ]
+    for device in ("cpu", "cuda"):
+        scorer.to(device)
+        for _ in range(2):
+            scorer.score(["good"], labels="positive")
+    assert built == [("some/folder", device, "bfloat16", 64) for device in ("cpu", "cuda")]
 
 
 def test_the_folder_of_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import save_bert
-from transformers import AutoTokenizer, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 from word_classifiers import CountingWords, ScorerAsClassifier
 
 from ctrlreward.models.classifier import LabelProbabilities
@@ -37,6 +36,7 @@ def by_hand(text: str, targets: Mapping[str, str]) -> dict[str, tuple[float, flo
     return result
 
 
+Drawn = tuple[str, str | None, str | None, bool]
 samples_of_attributes = st.lists(
     st.tuples(
         st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join),
@@ -49,14 +49,15 @@ samples_of_attributes = st.lists(
 )
 
 
+def targets_of(drawn: list[Drawn]) -> list[dict[str, str | None]]:
+    """Target labels of each sample, in either order."""
+    pairs = [[("sentiment", a), ("topic", b)][:: -1 if first else 1] for _, a, b, first in drawn]
+    return [dict(row) for row in pairs]
+
+
 @given(samples_of_attributes)
-def test_equals_one_sample_at_a_time_by_hand(
-    drawn: list[tuple[str, str | None, str | None, bool]],
-) -> None:
-    targets = []
-    for _, sentiment, topic, topic_first in drawn:
-        pairs = [("sentiment", sentiment), ("topic", topic)]
-        targets.append(dict(reversed(pairs) if topic_first else pairs))
+def test_equals_one_sample_at_a_time_by_hand(drawn: list[Drawn]) -> None:
+    targets = targets_of(drawn)
     texts = [text for text, *_ in drawn]
     samples = Samples(texts, labels=[attribute_label(row) for row in targets])
     scores = AttributeClassifier(CLASSIFIERS).score(samples)
@@ -71,9 +72,7 @@ def test_equals_one_sample_at_a_time_by_hand(
 
 
 @given(samples_of_attributes)
-def test_the_report_equals_a_loop_over_combinations(
-    drawn: list[tuple[str, str | None, str | None, bool]],
-) -> None:
+def test_the_report_equals_a_loop_over_combinations(drawn: list[Drawn]) -> None:
     groups: dict[tuple[str | None, str | None], list[str]] = {}
     for text, sentiment, topic, _ in drawn:
         groups.setdefault((sentiment, topic), []).append(text)
@@ -109,9 +108,7 @@ def test_the_report_equals_a_loop_over_combinations(
 
 
 @given(samples_of_attributes)
-def test_a_corpus_is_the_report_over_combinations(
-    drawn: list[tuple[str, str | None, str | None, bool]],
-) -> None:
+def test_a_corpus_is_the_report_over_combinations(drawn: list[Drawn]) -> None:
     """Also where a text is empty or a classifier fails; the order of attributes is no matter."""
 
     class Silent(CountingWords):
@@ -122,10 +119,7 @@ def test_a_corpus_is_the_report_over_combinations(
 
     silent = Silent(world="peace", sports="ball", business="money")
     scorer = AttributeClassifier({"sentiment": SENTIMENT, "topic": silent})
-    labels = [
-        attribute_label(dict([("topic", b), ("sentiment", a)][:: 1 if topic_first else -1]))
-        for _, a, b, topic_first in drawn
-    ]
+    labels = [attribute_label(row) for row in targets_of(drawn)]
     samples = Samples([*(text for text, *_ in drawn), " "], labels=[*labels, labels[0]])
     corpus = scorer.corpus(samples)
     for name in ("accuracy", "label_probability"):
@@ -197,37 +191,10 @@ def test_a_classifier_that_fails_makes_the_mean_nan() -> None:
     assert np.isnan(report.average).all()
 
 
-def test_codes_of_multi_control_outputs_are_labels() -> None:
-    """Codes as PriorCTG writes them: [sentiment, topic, detoxification], -1 = not controlled."""
-    records = [
-        ([0, -1, -1], "The lake was not clean."),
-        ([1, -1, -1], "We had a good day at the lake."),
-        ([-1, 3, 0], "The science of ice is young."),
-        ([1, 2, -1], "It was a good game."),
-        ([-1, -1, 1], "All guests were kind."),
-    ]
-    labels = [
-        attribute_label(
-            {
-                name: str(code) if code >= 0 else None
-                for name, code in zip(("sentiment", "topic", "detox"), codes, strict=True)
-            }
-        )
-        for codes, _ in records
-    ]
-    codes = CountingWords(**{"0": "not", "1": "good", "2": "game", "3": "science"})
-    scorer = AttributeClassifier(dict.fromkeys(("sentiment", "topic", "detox"), codes))
-    scores = scorer.score(Samples([text for _, text in records], labels=labels))
-    for place, name in enumerate(("sentiment", "topic", "detox")):
-        controlled = [codes[place] >= 0 for codes, _ in records]
-        np.testing.assert_array_equal(~np.isnan(scores[f"accuracy_{name}"]), controlled)
-    assert not np.isnan(scores["accuracy"]).any()
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
     names = {"sentiment": ["negative", "positive"], "topic": ["world", "sports", "business"]}
-    folders = {
+    folders: dict[str, str | LabelProbabilities] = {
         attribute: save_bert(
             tmp_path / attribute,
             BertForSequenceClassification,
@@ -239,23 +206,13 @@ def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
     texts = ["the good ball", "bad", "money money"]
     labels = ["sentiment=positive topic=sports", "topic=world", "sentiment=negative topic=business"]
     scores = AttributeClassifier(folders).score(Samples(texts, labels=labels))
-
-    def probability(attribute: str, text: str, label: str) -> float:
-        model = BertForSequenceClassification.from_pretrained(folders[attribute]).eval()
-        ids = AutoTokenizer.from_pretrained(folders[attribute])(text, return_tensors="pt").input_ids
-        with torch.inference_mode():
-            return float(model(ids).logits[0].softmax(-1)[names[attribute].index(label)])
-
-    expected = [
-        (probability("sentiment", texts[0], "positive") + probability("topic", texts[0], "sports"))
-        / 2,
-        probability("topic", texts[1], "world"),
-        (
-            probability("sentiment", texts[2], "negative")
-            + probability("topic", texts[2], "business")
-        )
-        / 2,
-    ]
+    sentiment = Accuracy(folders["sentiment"])["label_probability"](
+        [texts[0], texts[2]], labels=["positive", "negative"]
+    )
+    topic = Accuracy(folders["topic"])["label_probability"](
+        texts, labels=["sports", "world", "business"]
+    )
+    expected = [(sentiment[0] + topic[0]) / 2, topic[1], (sentiment[1] + topic[2]) / 2]
     np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-5)
 
 
@@ -288,16 +245,21 @@ def test_a_wrong_label_raises(label: str, message: str) -> None:
         AttributeClassifier(CLASSIFIERS).score(samples)
 
 
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ({}, r"models must be a mapping, attribute → classifier, got \{\}"),
+        ({"a b": SENTIMENT}, "has the attribute 'a b', but names must not contain white"),
+    ],
+)
+def test_wrong_models(models: dict[str, CountingWords], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttributeClassifier(models)
+
+
 def test_other_errors() -> None:
+    scorer = AttributeClassifier(CLASSIFIERS)
     with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
-        AttributeClassifier(CLASSIFIERS).score(Samples(["good"]))
-    with pytest.raises(
-        ValueError, match=r"models must be a mapping, attribute → classifier, got \{\}"
-    ):
-        AttributeClassifier({})
-    with pytest.raises(
-        ValueError, match="has the attribute 'a b', but names must not contain white"
-    ):
-        AttributeClassifier({"a b": SENTIMENT})
+        scorer.score(["good"])
     with pytest.raises(ValueError, match="score must be one of accuracy, label_probability"):
-        AttributeClassifier(CLASSIFIERS).report(Samples([], labels=[]), "f1")
+        scorer.report(Samples([], labels=[]), "f1")

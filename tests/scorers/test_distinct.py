@@ -4,21 +4,16 @@ import logging
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tiny_models import word_tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
 
-WORDS = "? a b c d e f The food lake is good bad".split()
-
 
 @pytest.fixture(scope="module")
 def words() -> PreTrainedTokenizerBase:
-    """Words at spaces, `?` for others."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    return word_tokenizer("? a b c d e f The food lake is good bad".split())
 
 
 def test_each_sample_gets_its_groups_value(words: PreTrainedTokenizerBase) -> None:
@@ -52,9 +47,7 @@ def test_an_empty_text_is_nan_and_named(
     np.testing.assert_allclose(scores["distinct"], [(0.5 + 0.5 + 0) / 3, np.nan, np.nan])
 
 
-def test_without_groups_and_prefixes_all_texts_are_one_group(
-    words: PreTrainedTokenizerBase,
-) -> None:
+def test_without_groups_all_texts_are_one(words: PreTrainedTokenizerBase) -> None:
     texts = ["a b", "a c"]
     np.testing.assert_array_equal(Distinct(words).score(texts)["distinct_1"], [3 / 4, 3 / 4])
     numbered = Distinct(words).score(texts, groups=np.array([0, 1]))
@@ -89,7 +82,5 @@ def test_uniqueness_is_among_groups(words: PreTrainedTokenizerBase) -> None:
 
 def test_a_length_of_0_is_refused() -> None:
     for scorer in (Repetition, Uniqueness):
-        with pytest.raises(
-            ValueError, match="n, the length of the n-grams, must be 1 or more, got 0"
-        ):
+        with pytest.raises(ValueError, match="n, the length of the n-grams, must be 1 or more, go"):
             scorer(n=0)

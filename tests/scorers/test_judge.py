@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from judge_server import Refusal, Server, serving
+from judge_server import Serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Criterion, Judge, Reward, Rubric, Samples
 from ctrlreward.cli import main
-from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.models.tasks import TokenScores
 from ctrlreward.scorers.judge import closed
 from ctrlreward.scorers.rubric import read_answer
 
 NAN = float("nan")
 RATE = Rubric("How warm is this, 1 to 3? {text}\nAnswer:", [1, 2, 3], name="warmth")
+SIDES = {"A": "first", "B": "second"}
 COMPARE = Rubric(
-    "Which is warmer?\nA: {first}\nB: {second}\nAnswer A, B or C:",
-    {"A": "first", "B": "second", "C": "tie"},
+    "Which is warmer?\nA: {first}\nB: {second}\nAnswer A, B or C:", {**SIDES, "C": "tie"}
 )
+WARM = Criterion("Is it warm:", [1, 2, 3], 3)
 TEXTS = ["The soup was warm.", "A cold lake.", "Tea."]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Callable[[str], Any]], Server]]:
-    with ExitStack() as servers:
-        yield lambda reply: servers.enter_context(serving(reply))
 
 
 # A local model
@@ -76,35 +69,24 @@ def test_a_rating_is_the_mean_over_the_answers(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answers",
+    ("answers", "continued"),
     [
-        {"1": 1, "12": 12, "2": 2},
-        {"good": 1, "good enough": 2, "good enough to eat": 3, "bad": 0},
-        {"a": 1, "ab": 2, "ac": 4},
+        ({"1": 1, "12": 12, "2": 2}, {"1": ["12"]}),
+        (
+            {"good": 1, "good enough": 2, "good enough to eat": 3, "bad": 0},
+            {"good": ["good enough"], "good enough": ["good enough to eat"]},
+        ),
+        ({"a": 1, "ab": 2, "ac": 4}, {"a": ["ab", "ac"]}),
     ],
 )
-def test_an_answer_is_not_the_beginning_of_another(folder: str, answers) -> None:
+def test_an_answer_is_not_the_beginning_of_another(folder: str, answers, continued) -> None:
     rubric = Rubric("How warm is this? {text}\nAnswer:", answers, name="warmth")
     found = Judge(folder, rubric).score(TEXTS[:1])["warmth"]
     prompt = rubric.prompt.format(text=TEXTS[0])
-    names = list(answers)
-    # Every answer token by token: it ends where no other answer goes on.
-    opened = dict(zip(names, plain_chances(folder, prompt, [f" {n}" for n in names]), strict=True))
-    exact = {
-        name: opened[name]
-        - sum(
-            opened[other]
-            for other in names
-            if other != name
-            and other.startswith(name)
-            and not any(
-                other.startswith(each) and each.startswith(name) and each not in (other, name)
-                for each in names
-            )
-        )
-        for name in names
-    }
-    expected = sum(exact[n] * answers[n] for n in names) / sum(exact.values())
+    chances = plain_chances(folder, prompt, [f" {name}" for name in answers])
+    opened = dict(zip(answers, chances, strict=True))
+    exact = {n: opened[n] - sum(opened[each] for each in continued.get(n, ())) for n in answers}
+    expected = sum(exact[n] * answers[n] for n in answers) / sum(exact.values())
     assert found[0] == pytest.approx(expected, rel=1e-4)
 
 
@@ -112,7 +94,7 @@ def test_a_rating_can_reach_the_top_of_its_range() -> None:
     certain, never = 0.0, -20.0
     ids, log_probs = [*range(1, 10), 1, 0], [certain, *[never] * 8, certain, certain]
     answers = TokenScores(np.array(ids), np.array(log_probs), np.array([*[1] * 9, 2]))
-    chances = np.exp(closed(answers))
+    chances = closed(answers)
     assert chances @ range(1, 11) / chances.sum() == pytest.approx(10, abs=1e-5)
 
 
@@ -148,7 +130,7 @@ def test_a_comparison_is_made_in_both_orders(folder: str) -> None:
 
 
 def test_criteria_of_a_local_model_have_a_prompt_each(folder: str) -> None:
-    criteria = {"warm": Criterion("Is it warm:", [1, 2, 3], 3), "cold": Criterion("Cold:", [3, 1])}
+    criteria = {"warm": WARM, "cold": Criterion("Cold:", [3, 1])}
     judge = Judge(folder, Rubric("Rate: {text}", criteria=criteria, reason=True))
     found = judge.score(TEXTS)
     for i, text in enumerate(TEXTS):
@@ -188,9 +170,7 @@ def test_empty_texts_fail(folder: str) -> None:
 
 
 def test_ratings_of_a_server(
-    serve: Callable[..., Server],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = {TEXTS[0]: "3", TEXTS[1]: "**1**.", TEXTS[2]: "It is 1 or 2.", "None.": None}
     server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
@@ -210,7 +190,7 @@ def test_ratings_of_a_server(
 
 
 def test_a_choice_that_changes_with_the_order_is_a_tie(
-    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     def reply(prompt: str) -> str:
         first, second = (prompt.split(f"\n{side}: ")[1].split("\n")[0] for side in "AB")
@@ -234,33 +214,13 @@ def test_a_choice_that_changes_with_the_order_is_a_tie(
     assert len(server.requests) == 10
 
 
-def test_a_busy_server_is_asked_again(serve: Callable[..., Server]) -> None:
-    replies = iter([Refusal(503), Refusal(503), "2"])
-    server = serve(lambda prompt: next(replies))
-    assert Judge("m", RATE, server.address, concurrency=1).score(["Tea."])["warmth"] == [2.0]
-    assert len(server.requests) == 3
+def test_another_server_is_an_error(serve: Serve) -> None:
+    address = serve(lambda prompt: b'{"choices": []}').address
+    with pytest.raises(ConnectionError, match="is not an OpenAI-compatible server"):
+        Judge("m", RATE, address).score(["Tea."])
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (b"<html>", "the reply is not JSON: <html>"),
-        (b'{"choices": []}', "is not an OpenAI-compatible server"),
-    ],
-)
-def test_another_server_is_an_error(
-    serve: Callable[..., Server], reply: bytes, message: str
-) -> None:
-    with pytest.raises(ConnectionError, match=message):
-        Judge("m", RATE, serve(lambda prompt: reply).address).score(["Tea."])
-
-
-def test_no_server_is_an_error() -> None:
-    with pytest.raises(ConnectionError, match=r"the judge at http://127.0.0.1:9 does not answer"):
-        Judge("m", RATE, "http://127.0.0.1:9").score(["Tea."])
-
-
-def test_a_judge_of_a_server_loads_nothing(serve: Callable[..., Server]) -> None:
+def test_a_judge_of_a_server_loads_nothing(serve: Serve) -> None:
     judge = Judge("no-such-model", RATE, serve(lambda prompt: "1").address)
     judge.load()
     assert judge.devices == ()
@@ -271,36 +231,23 @@ def test_a_judge_of_a_server_loads_nothing(serve: Callable[..., Server]) -> None
 # Rubrics and replies
 
 
+NUMBERS = {str(i): float(i) for i in range(1, 6)}
+
+
 @pytest.mark.parametrize(
-    ("reply", "score"),
+    ("scores", "replies"),
     [
-        ("yes", 1.0),
-        (" YES!", 1.0),
-        ('"no"', 0.0),
-        ("No, it is not.", 0.0),
-        ("Yes and no", NAN),
-        ("nothing", NAN),
-        ("yes-man", NAN),
-        ("", NAN),
-        ("no\n\nno", 0.0),
+        ({"yes": 1.0, "no": 0.0}, {"yes": 1.0, " YES!": 1.0, '"no"': 0.0, "No, it is not.": 0.0}),
+        ({"yes": 1.0, "no": 0.0}, {"no\n\nno": 0.0, "Yes and no": NAN, "nothing": NAN}),
+        ({"yes": 1.0, "no": 0.0}, {"yes-man": NAN, "": NAN}),
+        (NUMBERS, {"4": 4.0, "Rating: 4.": 4.0, "4/5": NAN, "4.5": NAN, "-4": NAN, "14": NAN}),
+        ({"A": 1.0, "a": 0.0}, {"A": 1.0}),  # capitals count where answers differ by them
+        ({"good": 1.0, "very good": 2.0}, {"very good": 2.0}),
     ],
 )
-def test_replies_of_words(reply: str, score: float) -> None:
-    assert read_answer(reply, {"yes": 1.0, "no": 0.0}) == pytest.approx(score, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("reply", "score"),
-    [("4", 4.0), ("Rating: 4.", 4.0), ("4/5", NAN), ("4.5", NAN), ("-4", NAN), ("14", NAN)],
-)
-def test_replies_of_numbers(reply: str, score: float) -> None:
-    scores = {str(i): float(i) for i in range(1, 6)}
-    assert read_answer(reply, scores) == pytest.approx(score, nan_ok=True)
-
-
-def test_capitals_count_where_answers_differ_by_them() -> None:
-    assert read_answer("A", {"A": 1.0, "a": 0.0}) == 1.0
-    assert read_answer("very good", {"good": 1.0, "very good": 2.0}) == 2.0
+def test_replies(scores: dict[str, float], replies: dict[str, float]) -> None:
+    for reply, score in replies.items():
+        assert read_answer(reply, scores) == pytest.approx(score, nan_ok=True), reply
 
 
 def test_a_rubric_shows_other_columns() -> None:
@@ -311,24 +258,55 @@ def test_a_rubric_shows_other_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "answers", "message"),
+    ("given", "message"),
     [
-        ("{txt}", [1, 2], r"prompt has \{txt\}, must be one of"),
-        ("{text", [1, 2], "Write {{ and }} for braces"),
-        ("How good?", [1, 2], r"prompt must have \{text\}, or \{first\} and \{second\}"),
-        ("{first}", [1, 2], r"prompt must have \{first\} and \{second\}"),
-        ("{first} {second} {text}", {"A": "first", "B": "second"}, r"neither \{text\} nor"),
-        ("{first} {second}", {"A": "first", "B": 3}, "answers: B = 3 must be first, second or tie"),
-        ("{text}", {"good": "high", "bad": 0}, "answers: good = 'high' must be a number"),
-        ("{text}", {True: 1, False: 0}, "answers: True is not text. Write it in quotes"),
-        ("{text}", {"good": 1}, "must be two or more"),
-        ("{text}", {"good": 1, "bad": 1}, "answers all have the same score"),
-        (3, [1, 2], "prompt = 3 must be a string"),
+        ({"prompt": "{txt}"}, r"prompt has \{txt\}, must be one of"),
+        ({"prompt": "{text"}, "Write {{ and }} for braces"),
+        ({"prompt": "How?"}, r"prompt must have \{text\}, or \{first\} and \{second\}"),
+        ({"prompt": "{first}"}, r"prompt must have \{first\} and \{second\}"),
+        ({"prompt": "{first} {second} {text}", "answers": SIDES}, r"neither \{text\} nor"),
+        (
+            {"prompt": "{first} {second}", "answers": {**SIDES, "B": 3}},
+            "answers: B = 3 must be first, second or tie",
+        ),
+        (
+            {"prompt": "{first} {second}", "answers": SIDES, "reason": True},
+            "reason = True needs a prompt with",
+        ),
+        ({"prompt": "{texts}"}, r"answers must be left out to rank \{texts\}"),
+        ({"prompt": "{texts} {text}"}, r"prompt must have \{text\}, or \{texts\} to rank, not"),
+        ({"prompt": 3}, "prompt = 3 must be a string"),
+        ({"answers": {"good": "high", "bad": 0}}, "answers: good = 'high' must be a number"),
+        ({"answers": {True: 1, False: 0}}, "answers: True is not text. Write it in quotes"),
+        ({"answers": {"good": 1}}, "must be two or more"),
+        ({"answers": {"good": 1, "bad": 1}}, "answers all have the same score"),
+        ({"reason": "yes"}, "reason must be true or false, got 'yes'"),
+        ({"criteria": {"a": WARM}}, r"criteria need a prompt with \{text\}"),
+        ({"answers": (), "criteria": {}}, "criteria = {} must be a mapping, name → Criterion"),
+        ({"answers": (), "criteria": {"a": 3}}, r"criteria\['a'\] = 3 must be a Criterion"),
+        ({"answers": (), "criteria": {1: 3}}, "criteria: 1 is not text"),
+        ({"answers": (), "criteria": {"rating": 3}}, "criteria has 'rating', the name of their"),
+        (
+            {"answers": (), "criteria": {"a": {"question": "b"}}},
+            "must have the keys question and answers.*got q",
+        ),
+        (
+            {"answers": (), "criteria": {"a": {"question": "b", "answers": [1]}}},
+            r"criteria\['a'\]: answers must be two or more, such as .*, got \{1: 1\}",
+        ),
+        (
+            {"answers": (), "criteria": {"a": {"question": " ", "answers": [1, 2]}}},
+            "question = ' ' must be",
+        ),
+        (
+            {"answers": (), "criteria": {"a": {"question": "b", "answers": [1, 2], "weight": 0}}},
+            "weight must be a positive number, got 0",
+        ),
     ],
 )
-def test_wrong_rubrics(prompt: Any, answers: Any, message: str) -> None:
+def test_wrong_rubrics(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Rubric(prompt, answers)
+        Rubric(**{"prompt": "Rate {text}", "answers": [1, 2], **given})
 
 
 def test_a_rubric_file(tmp_path: Path) -> None:
@@ -351,32 +329,26 @@ def test_a_rubric_file(tmp_path: Path) -> None:
             "the rubric no-such.yaml does not exist. Pass the path of a YAML",
         ),
         ({"address": "localhost:8000"}, "address must be a URL such as .*, got 'localhost:8000'"),
-        ({"key_variable": "KEY"}, "key_variable is for a server, but address is None"),
-        ({"address": "http://h", "concurrency": 0}, "concurrency"),
         (
-            {"address": "http://h", "timeout": 0},
-            "timeout must be a positive number of seconds, got 0",
+            {"address": None, "key_variable": "KEY"},
+            "key_variable is for a server, but address is None",
         ),
+        ({"address": None, "cache": "replies"}, "cache is for a server, but address is None"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
+        ({"outage": "stop"}, "outage must be one of raise, wait, nan, got 'stop'"),
+        ({"outage_budget": -1}, "outage_budget must be 0 or more, got -1"),
+        ({"prompt_cost": NAN}, "prompt_cost must be 0 or more, got nan"),
+        ({"requests_per_minute": 0}, "requests_per_minute must be .* got 0"),
+        ({"max_tokens": 0}, "max_tokens must be .* got 0"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
-        Judge("m", **{"rubric": RATE, **options})
+        Judge("m", **{"rubric": RATE, "address": "http://127.0.0.1:9", **options})
 
 
-def test_a_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
-    judge = Judge("m", RATE, "http://127.0.0.1:9", key_variable="JUDGE_KEY")
-    with pytest.raises(ValueError, match="the environment variable JUDGE_KEY does not contain"):
-        judge.score(["Tea."])
-
-
-# Front doors
-
-
-def test_meta_eval_and_a_reward_in_yaml(
-    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_meta_eval(serve: Serve, tmp_path: Path) -> None:
     server = serve(lambda prompt: "3" if "warm" in prompt.split("?")[1] else "1")
     rubric, rated = tmp_path / "warmth.yaml", tmp_path / "rated.jsonl"
     rubric.write_text('prompt: "How warm, 1 to 3? {text}"\nanswers: [1, 2, 3]\n')
@@ -395,9 +367,3 @@ def test_meta_eval_and_a_reward_in_yaml(
     (row,) = (r for r in json.loads(output.read_text())["correlations"] if r["level"] == "sample")
     assert row["score"] == "rating"
     assert row["spearman"]["value"] > 0.7
-    reward = tmp_path / "reward.yaml"
-    reward.write_text(
-        "components:\n  warmth:\n    scorer: Judge\n    model: m\n"
-        f"    rubric: {rubric}\n    address: {server.address}\n"
-    )
-    assert build_reward(reward)(Samples(["So warm."])).total == [3.0]

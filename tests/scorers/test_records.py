@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.scorers.records import (
-    read_scored_samples,
-    sample_table,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_scored_samples, sample_table, write_scored_samples
 
 
 def test_scored_samples_are_read_back_with_nan(tmp_path: Path) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from judge_server import Refusal, Server, started
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ctrlreward import FunctionScorer, RemoteRewardModel, Reward, RewardModel, Samples
@@ -63,63 +62,28 @@ CONTRACTS: dict[str, tuple[str, str, Callable[[list[Any]], Any]]] = {
 }
 
 
-class Server(ThreadingHTTPServer):
-    """A server whose replies are a function of route and body, after some of other kinds."""
-
-    daemon_threads = True
-
-    def __init__(self, reply: Callable[[str, Any], Any]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.reply = reply
-        self.first: list[tuple[int, bytes]] = []  # replies before it: status and content
-        self.requests: list[tuple[str, dict[str, Any], str | None]] = []
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, body, self.headers["Authorization"]))
-        if self.server.first:
-            status, content = self.server.first.pop(0)
-        else:
-            status, content = 200, json.dumps(self.server.reply(self.path, body)).encode()
-        self.send_response(status)
-        # A content that is cut off is shorter than its length says.
-        self.send_header("Content-Length", str(len(content) + 9 * content.endswith(b"cut")))
-        self.end_headers()
-        self.wfile.write(content)
-        self.close_connection = True
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
+    """Return a function that starts a server with the values of each text, after other replies."""
+    with ExitStack() as servers:
 
-    def start(api: str = "vllm", values: Values = lambda text: [float(len(text))]) -> Server:
-        route, key, reply = CONTRACTS[api]
+        def start(
+            api: str = "vllm",
+            values: Values = lambda text: [float(len(text))],
+            first: Sequence[Any] = (),
+        ) -> Server:
+            route, key, reply = CONTRACTS[api]
+            left = [*first]
 
-        def answer(path: str, body: dict[str, Any]) -> Any:
-            assert path == route, path
-            texts = body.get(key, body.get("text"))
-            return reply([values(text) for text in texts])
+            def answer(path: str, body: dict[str, Any]) -> Any:
+                assert path == route, path
+                if left:
+                    return left.pop(0)
+                return reply([values(text) for text in body.get(key, body.get("text"))])
 
-        servers.append(Server(answer))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return servers[-1]
+            return servers.enter_context(started(answer))
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 @pytest.fixture
@@ -145,25 +109,25 @@ def test_a_served_model_scores_as_the_model_here(
 
     server = serve(api, logit)
     remote = RemoteRewardModel(
-        server.address, api, "name", tokenizer=model, template=template, batch_texts=2
+        server.url, api, "name", tokenizer=model, template=template, batch_texts=2
     )
     here = RewardModel(model, template=template)
     expected = here.score(SAMPLES)["reward"]
     np.testing.assert_allclose(remote.score(SAMPLES)["reward"], expected, rtol=0, atol=1e-5)
     assert len(np.unique(expected)) == 3
     assert len(server.requests) == 2
-    assert all(body["model"] == "name" for _, body, _ in server.requests)
+    assert all(body["model"] == "name" for _, _, body in server.requests)
     if api == "vllm":
-        assert all(body["use_activation"] is False for _, body, _ in server.requests)
+        assert all(body["use_activation"] is False for _, _, body in server.requests)
 
 
 @pytest.mark.parametrize("api", CONTRACTS)
 def test_strings_are_prompt_and_completion(api: str, serve: Callable[..., Server]) -> None:
     server = serve(api)
-    found = RemoteRewardModel(server.address, api, concurrency=1).score(SAMPLES)["reward"]
+    found = RemoteRewardModel(server.url, api, concurrency=1).score(SAMPLES)["reward"]
     expected = [len(p) + len(a) for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     assert found.tolist() == expected
-    ((_, body, _),) = server.requests
+    ((_, _, body),) = server.requests
     if api == "openrlhf":
         assert body["prompts"] == PROMPTS
         assert body["query"] == [p + a for p, a in zip(PROMPTS, ANSWERS, strict=True)]
@@ -190,12 +154,12 @@ def test_it_is_asked_as_openrlhf_asks_our_own_server(tmp_path: Path) -> None:
 
 def test_several_outputs_in_a_reward(serve: Callable[..., Server]) -> None:
     server = serve("vllm", lambda text: [float(len(text)), 1.0])
-    remote = RemoteRewardModel(server.address, outputs=("helpful", "verbose"))
+    remote = RemoteRewardModel(server.url, outputs=("helpful", "verbose"))
     reward = Reward({"h": (remote["helpful"], 1.0), "v": (remote["verbose"], 2.0)})
     assert reward(ANSWERS).total.tolist() == [len(answer) + 2.0 for answer in ANSWERS]
     assert len(server.requests) == 1  # for both scores
     weights = {"helpful": 1.0, "verbose": -2.0}
-    one = RemoteRewardModel(server.address, outputs=("helpful", "verbose"), weights=weights)
+    one = RemoteRewardModel(server.url, outputs=("helpful", "verbose"), weights=weights)
     assert one["reward"](ANSWERS).tolist() == [len(answer) - 2.0 for answer in ANSWERS]
 
 
@@ -203,10 +167,10 @@ def test_texts_without_a_value_are_nan(
     serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve("vllm", lambda text: [None if "cold" in text else 1.0])
-    scored = RemoteRewardModel(server.address).score([*ANSWERS, " "])["reward"]
+    scored = RemoteRewardModel(server.url).score([*ANSWERS, " "])["reward"]
     assert np.isnan(scored).tolist() == [False, True, False, True]
-    assert f"texts[1] got no value of {server.address}, it is NaN" in caplog.text
-    ((_, body, _),) = server.requests
+    assert f"texts[1] got no value of {server.url}, it is NaN" in caplog.text
+    ((_, _, body),) = server.requests
     assert len(body["input"]) == 3  # the empty text is not sent
 
 
@@ -214,40 +178,34 @@ def test_the_key_is_of_the_environment(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
-    remote = RemoteRewardModel(server.address, key_variable="RM_KEY")
+    remote = RemoteRewardModel(server.url, key_variable="RM_KEY")
     with pytest.raises(ValueError, match="RM_KEY does not contain an API key"):
         remote.score(ANSWERS)
     monkeypatch.setenv("RM_KEY", "secret")
     remote.score(ANSWERS)
-    assert server.requests[0][2] == "Bearer secret"
+    assert server.requests[0][1]["Authorization"] == "Bearer secret"
     assert b"secret" not in pickle.dumps(remote)
 
 
-@pytest.mark.parametrize("first", [(503, b""), (429, b"slow"), (200, b'{"data": cut')])
+@pytest.mark.parametrize("first", [Refusal(503), Refusal(429), b'{"data": cut'])
 def test_a_busy_server_is_asked_again(first: Any, serve: Callable[..., Server]) -> None:
-    server = serve()
-    server.first = [first, first]
-    assert RemoteRewardModel(server.address).score(ANSWERS)["reward"].tolist() == [
-        len(answer) for answer in ANSWERS
-    ]
+    server = serve(first=[first, first])
+    found = RemoteRewardModel(server.url).score(ANSWERS)["reward"]
+    assert found.tolist() == [len(answer) for answer in ANSWERS]
     assert len(server.requests) == 3
 
 
-def test_a_server_that_is_down_is_given_up(serve: Callable[..., Server]) -> None:
-    server = serve()
-    address = server.address
-    server.shutdown()
-    server.server_close()
-    started = time.monotonic()
+def test_a_server_that_is_down_is_given_up() -> None:
+    address, begun = "http://127.0.0.1:9", time.monotonic()
     with pytest.raises(ConnectionError, match=rf"the reward model at {address} does not answer"):
         RemoteRewardModel(address, patience=0.5).score(ANSWERS)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - begun < 10
 
 
 def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
     server = serve("vllm", lambda text: time.sleep(1) or [1.0])
     with pytest.raises(ConnectionError, match="ReadTimeout"):
-        RemoteRewardModel(server.address, timeout=0.2, patience=0).score(ANSWERS)
+        RemoteRewardModel(server.url, timeout=0.2, patience=0).score(ANSWERS)
 
 
 @pytest.mark.parametrize(
@@ -259,24 +217,16 @@ def test_a_slow_reply_is_a_timeout(serve: Callable[..., Server]) -> None:
         (b'{"data": [{"embedding": [1.0]}]}', "is not one of api = 'vllm'"),
         (b'{"data": [{"probs": ["high"]}]}', "is not one of api = 'vllm'"),
         (b"[]", "is not one of api = 'vllm'"),
+        (Refusal(400, content=b"the model has no pooler"), "400, the model has no pooler"),
     ],
 )
 def test_another_reply_is_an_error(
-    content: bytes, message: str, serve: Callable[..., Server]
+    content: Any, message: str, serve: Callable[..., Server]
 ) -> None:
-    server = serve()
-    server.first = [(200, content)]
+    server = serve(first=[content])
     with pytest.raises(ConnectionError, match=message):
-        RemoteRewardModel(server.address).score(ANSWERS)
-    assert len(server.requests) == 1
-
-
-def test_a_rejected_request_is_not_repeated(serve: Callable[..., Server]) -> None:
-    server = serve()
-    server.first = [(400, b'{"message": "the model has no pooler"}')]
-    with pytest.raises(ConnectionError, match=r"400, .*the model has no pooler"):
-        RemoteRewardModel(server.address).score(ANSWERS)
-    assert len(server.requests) == 1
+        RemoteRewardModel(server.url).score(ANSWERS)
+    assert len(server.requests) == 1  # it is not repeated
 
 
 @pytest.mark.parametrize(

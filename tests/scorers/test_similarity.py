@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
+
+VECTORS = {"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,10 @@ def test_equals_one_pair_at_a_time(scorer: Similarity) -> None:
     vectors = [scorer.loaded_model.embed(list(pair)) for pair in pairs]
     expected = [float(text @ source) for text, source in vectors]
     texts, sources = zip(*pairs, strict=True)
-    result = scorer.score(Samples(texts, sources=sources))["similarity"]
-    assert result.dtype == np.float64
-    np.testing.assert_allclose(result, expected, atol=1e-5)
+    for each in (scorer, Similarity(scorer.loaded_model)):
+        result = each.score(Samples(texts, sources=sources))["similarity"]
+        assert result.dtype == np.float64
+        np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_same_meaning_is_higher_than_another(scorer: Similarity) -> None:
@@ -45,9 +47,7 @@ def test_same_meaning_is_higher_than_another(scorer: Similarity) -> None:
     assert near > far + 0.3
 
 
-def test_a_long_source_is_named_as_such(
-    scorer: Similarity, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_source_is_named(scorer: Similarity, caplog: pytest.LogCaptureFixture) -> None:
     samples = Samples(["", "good food", "fine"], sources=["x", "y", "food " * 5000])
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         values = scorer.score(samples)["similarity"]
@@ -57,7 +57,7 @@ def test_a_long_source_is_named_as_such(
 
 
 def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None:
-    words = WordVectors({"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]})
+    words = WordVectors(VECTORS)
     scorer = Similarity(words)
     samples = Samples(["good", "fine food", "", "lake"], sources=["fine", "food", "good", "good"])
     with caplog.at_level(logging.WARNING, "ctrlreward"):
@@ -71,15 +71,8 @@ def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None
     assert scorer.loaded_model is words
 
 
-def test_a_user_may_give_a_loaded_encoder(scorer: Similarity) -> None:
-    assert isinstance(scorer.loaded_model, Encoder)
-    samples = Samples(["good food"], sources=["bad food"])
-    given = Similarity(scorer.loaded_model).score(samples)["similarity"]
-    np.testing.assert_array_equal(given, scorer.score(samples)["similarity"])
-
-
 def test_a_folder_of_word_vectors_is_a_model(tmp_path: Path) -> None:
-    words = WordVectors({"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]}, {"food": 2.0})
+    words = WordVectors(VECTORS, {"food": 2.0})
     words.centred(["good food", "fine"]).save(tmp_path / "centred")
     words.save(tmp_path / "raw")
     samples = Samples(["good", "fine food"], sources=["fine", "food"])

@@ -92,26 +92,19 @@ def test_a_corpus_of_failures_is_nan(quality: TransferQuality) -> None:
 
 
 def test_other_thresholds(quality: TransferQuality) -> None:
-    thresholds = (0.0, 0.0, 100.0, 0.0)
-    other = TransferQuality(quality.accuracy, quality.similarity, quality.perplexity, thresholds)
+    parts = (quality.accuracy, quality.similarity, quality.perplexity)
+    other = TransferQuality(*parts, (0.0, 0.0, 100.0, 0.0))
     scores = other.score(SAMPLES)
     assert scores["gm"][1] == pytest.approx((20 * 100 * 32) ** (1 / 3))
     assert other.specs["gm"].range == pytest.approx((0, (100 * 100 * 50) ** (1 / 3)))
-
-
-def test_an_abnormally_low_perplexity_is_punished(quality: TransferQuality) -> None:
     # The perplexities are 32 and 34; what lies below t4 earns nothing, and less near it.
     for t4, fluency in ((20.0, 12), (31.0, 1), (32.0, 0), (33.0, 0)):
-        thresholds = (63.0, 71.0, 97.0, t4)
-        parts = (quality.accuracy, quality.similarity, quality.perplexity)
-        other = TransferQuality(*parts, thresholds)
-        gm = (27 * 9 * fluency) ** (1 / 3)
-        assert other.score(SAMPLES)["gm"][0] == pytest.approx(gm, abs=1e-9)
+        gm = TransferQuality(*parts, (63.0, 71.0, 97.0, t4)).score(SAMPLES)["gm"][0]
+        assert gm == pytest.approx((27 * 9 * fluency) ** (1 / 3), abs=1e-9)
 
 
 def test_all_three_are_moved_and_released(quality: TransferQuality) -> None:
     quality.to("cuda:1")
     assert quality.similarity.device == quality.perplexity.device == "cuda:1"
-    assert "loaded_model" not in vars(quality.similarity)
-    assert "loaded_model" not in vars(quality.perplexity)
+    assert "loaded_model" not in {**vars(quality.similarity), **vars(quality.perplexity)}
     quality.release()

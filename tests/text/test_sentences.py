@@ -62,28 +62,16 @@ def test_splits_the_papers_texts_as_nltk_does(shared_golden_dir: Path) -> None:
     assert [split_sentences(row["text"]) for row in rows] == [row["sentences"] for row in rows]
 
 
-def test_a_callable_is_returned_and_none_is_the_default() -> None:
+def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_splitter(str.split) == str.split
     assert find_splitter() is find_splitter("rules") is split_sentences
-
-
-def test_sentencex() -> None:
     assert find_splitter("sentencex")("One is. \n Two is.") == ["One is.", "Two is."]
-
-
-def test_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
     nltk = SimpleNamespace(sent_tokenize=lambda text: text.split("|"))
     monkeypatch.setitem(sys.modules, "nltk", nltk)
     assert find_splitter("nltk")("One. | |Two.") == ["One.", "Two."]
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk", None)
     with pytest.raises(ImportError, match=r"'nltk' needs .* pip install 'ctrlreward\[sentences\]'"):
         find_splitter("nltk")
-
-
-def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"must be .*'rules', 'sentencex', 'nltk', got 'punkt'"):
         find_splitter("punkt")
 

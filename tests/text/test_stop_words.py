@@ -10,10 +10,7 @@ def test_covers_nltks_list_except_four_words(data_dir: Path) -> None:
     assert published - ENGLISH_STOP_WORDS == {"ma", "o", "y", "should've"}
 
 
-def test_has_no_content_words() -> None:
+def test_has_no_content_words_and_is_in_lower_case() -> None:
     content = "good time people like one new know food say go get make see look never always"
     assert not ENGLISH_STOP_WORDS & {*content.split(), *".,!?'-", ""}
-
-
-def test_words_are_in_lower_case() -> None:
     assert all(word == word.lower().strip() for word in ENGLISH_STOP_WORDS)

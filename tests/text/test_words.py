@@ -1,17 +1,44 @@
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from ctrlreward.text.words import split_words
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.text.words import separate_words, split_words, split_words_and_marks
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "expected"),
     [
-        ("The food  was\tGOOD .\n", ["the", "food", "was", "good", "."]),
-        ("great.", ["great."]),
-        (" ", []),
+        ("Great food!", "great food !"),
+        ("I wasn't happy; it's late.", "i was n't happy ; it 's late ."),
+        ("They’re 2,000 (or 3.50)...", "they 're 2,000 ( or 3.50 ) ..."),
+        ('She said: "no".', 'she said : " no " .'),
+        ("o'clock 'tis the cooks' own", "o'clock 'tis the cooks' own"),
+        (" \n", ""),
     ],
 )
-def test_splits_at_white_space_and_lowers_case(text: str, words: list[str]) -> None:
-    assert split_words(text) == words
+def test_words_and_marks_are_apart(text: str, expected: str) -> None:
+    assert separate_words(text) == expected
+    assert split_words_and_marks(text) == expected.split()
+
+
+def test_words_at_white_space_keep_their_marks() -> None:
+    assert split_words("The food  was\tGOOD.\n") == ["the", "food", "was", "good."]
+    assert split_words(" ") == []
+
+
+@given(st.text("aB1't sn.,!? ’", max_size=20))
+def test_nothing_is_lost_and_twice_is_once(text: str) -> None:
+    once = separate_words(text)
+    assert separate_words(once) == once
+    letters = text.lower().replace("’", "'")
+    assert once.replace(" ", "") == "".join(letters.split())
+
+
+def test_a_tokenized_corpus_stays_as_it_is(data_dir: Path) -> None:
+    lines = (data_dir / "yelp_shen" / "sentiment.dev.0").read_text("utf-8").splitlines()
+    same = sum(split_words_and_marks(line) == split_words(line) for line in lines)
+    assert same / len(lines) > 0.99

@@ -67,14 +67,12 @@ def model_of(
             config = TextCNNConfig(words=("soup", "cold"), labels=("no", "yes"))
             save_text_cnn(TextCNN(config), folder)
         else:
+            labels = {"id2label": {0: "aligned", 1: "other"}}
             head, options = {
                 "encoder": (BertModel, {}),
                 "classifier": (BertForSequenceClassification, {}),
                 "regression": (BertForSequenceClassification, {"num_labels": 1}),
-                "tokens": (
-                    BertForTokenClassification,
-                    {"id2label": {0: "aligned", 1: "other"}},
-                ),
+                "tokens": (BertForTokenClassification, labels),
             }[kind]
             save_bert(folder, head, **options)
         return folder
@@ -104,7 +102,11 @@ MODELS: list[tuple[str, Loader, str]] = [
     ("bart", policy, "model.decoder.layers.1.fc1.weight"),
     ("bart", Seq2SeqInfiller, "model.decoder.layers.1.fc1.weight"),
     ("t5", Seq2SeqInfiller, "encoder.block.1.layer.0.SelfAttention.q.weight"),
-    ("encoder", Encoder, "encoder.layer.0.attention.self.query.weight"),
+    (
+        "encoder",
+        lambda model: Similarity(model).load(),
+        "encoder.layer.0.attention.self.query.weight",
+    ),
     ("classifier", Classifier, "bert.pooler.dense.weight"),  # the head reads it
     ("classifier", Classifier, "classifier.bias"),
     ("regression", RegressionAligner, "bert.embeddings.word_embeddings.weight"),
@@ -123,14 +125,14 @@ def test_a_missing_or_misshaped_weight_is_named(
 ) -> None:
     folder = model_of(kind)
     load(str(folder))  # complete
-    edited(folder, lambda weights: weights.update({weight: weights[weight][..., :-1].clone()}))
-    with pytest.raises(ValueError, match=re.escape(weight)) as caught:
-        load(str(folder))
-    assert str(folder) in str(caught.value)
-    edited(folder, lambda weights: weights.pop(weight))
-    with pytest.raises(ValueError, match=re.escape(weight)) as caught:
-        load(str(folder))
-    assert str(folder) in str(caught.value)
+    for change in (
+        lambda weights: weights.update({weight: weights[weight][..., :-1].clone()}),
+        lambda weights: weights.pop(weight),
+    ):
+        edited(folder, change)
+        with pytest.raises(ValueError, match=re.escape(weight)) as caught:
+            load(str(folder))
+        assert str(folder) in str(caught.value)
     assert "LOAD REPORT" not in warnings_of_transformers.readouterr().err
 
 
@@ -156,22 +158,16 @@ def test_another_number_of_layers(
         load(with_layers(folder, option, 1))
 
 
-@pytest.mark.parametrize(
-    ("load", "expected"),
-    [
-        (lambda model: Perplexity(model).load(), "a decoder-only language model"),
-        (lambda model: CTRLEval(model).load(), "a decoder-only language model"),
-        (policy, "a decoder-only language model"),
-        (Seq2SeqInfiller, "an encoder-decoder"),
-    ],
-)
-def test_an_encoder_is_refused_by_its_kind(load: Loader, expected: str, tmp_path: Path) -> None:
-    folder = save_bert(tmp_path, BertForMaskedLM)
-    with pytest.raises(ValueError, match=f"{folder}.*, must be {expected}$"):
-        load(folder)
-
-
-def test_an_encoder_decoder_is_no_decoder(tiny_bart: str, tiny_t5: str) -> None:
+def test_a_model_of_another_kind_is_refused(tiny_bart: str, tiny_t5: str, tmp_path: Path) -> None:
+    encoder = save_bert(tmp_path, BertForMaskedLM)
+    of_decoders = [lambda model: Perplexity(model).load(), lambda model: CTRLEval(model).load()]
+    for load in (*of_decoders, policy):
+        with pytest.raises(
+            ValueError, match=f"{encoder}.*, must be a decoder-only language model$"
+        ):
+            load(encoder)
+    with pytest.raises(ValueError, match=f"{encoder}.*, must be an encoder-decoder$"):
+        Seq2SeqInfiller(encoder)
     for folder in (tiny_bart, tiny_t5):
         with pytest.raises(ValueError, match="is an encoder-decoder, must be a decoder-only"):
             CausalLM(folder)
@@ -194,13 +190,6 @@ def test_what_nothing_reads_may_be_missing(
     assert load_frozen(AutoModelForCausalLM, str(tied)).config.tie_word_embeddings
     assert load_frozen(AutoModel, str(tied)).config.n_layer == 2
     assert "LOAD REPORT" not in warnings_of_transformers.readouterr().err
-
-
-def test_similarity_without_a_query(model_of: Callable[[str], Path]) -> None:
-    query = "encoder.layer.0.attention.self.query.weight"
-    folder = edited(model_of("encoder"), lambda weights: weights.pop(query))
-    with pytest.raises(ValueError, match=f"model = {folder!r} has no weights for {query}. Use an"):
-        Similarity(folder).score(["a"], sources=["b"])
 
 
 def test_an_adapter_without_a_weight(model_of: Callable[[str], Path], tmp_path: Path) -> None:

