@@ -27,7 +27,7 @@ from ctrlreward.held_out import (
     SCORED_STEP,
     TABLE,
     HeldOutScorer,
-    without_corpus_parts,
+    HeldOutScores,
 )
 from ctrlreward.lightning_package import (
     Callback,
@@ -42,7 +42,7 @@ from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_de
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
-from ctrlreward.scorers.base import Scores, check_columns
+from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
 
@@ -190,8 +190,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._loaded_step = None
         self.refuse(mismatch(pl_module, self.samples))
         self.needs_validation(trainer, stage)
-        if stage == "fit" and self.overlap:
-            self._check_timely(trainer)
+        late = self.overlap and stage == "fit"
+        for callback in trainer.checkpoint_callbacks if late else ():
+            is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
+            key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
+            if key in self.specs:
+                raise misconfigured(trainer, late_score_error(callback, key))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for averaging in averaging_callbacks(trainer):
             if callbacks.index(averaging) < callbacks.index(self):
@@ -211,9 +215,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         check_columns(self.components, self.prompts)
         used = {device for placed in devices.values() for device in placed}
         warning = overlap_on_cpu(used, kind)
-        if warning and self.overlap and stage == "fit":
+        if warning and late:
             rank_zero_warn(f"GenerationScorer: {warning}")
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self._repeats = 1 if self._trial else self.generations_per_prompt
         if not self._trial:
             log_dir = trainer.log_dir or trainer.default_root_dir
             self.folder = Path(log_dir) / "samples" / self.name
@@ -243,35 +248,39 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.has_new_scores = False
         if trainer.sanity_checking:
             return
-        fitting = trainer.state.fn == "fit"
+        step, fitting = trainer.global_step, trainer.state.fn == "fit"
         if fitting and not self._trial:
-            if trainer.global_step == self._validated_step:  # the same weights, of the same texts
-                if self.last_scored_step == self._validated_step:
-                    self._log_values(pl_module, self._last_logged)
+            if step == self._validated_step:  # the same weights, of the same texts
+                if self.last_scored_step == step:
+                    self._log(pl_module, self._last_logged)
                 return
-            self._validated_step = trainer.global_step
+            self._validated_step = step
         if fitting:
             self.validations += 1
-        now = not fitting or self._trial or self.validations % self.every_n_validations == 0
-        step = trainer.global_step
-        if not fitting and self._loaded_step is not None:
+        elif self._loaded_step is not None:
             step = self._loaded_step
-        samples = self._generate(trainer, cast(Generator, pl_module)) if now else None
+        samples = None
+        if not fitting or self._trial or self.validations % self.every_n_validations == 0:
+            prompts = self.prompts[:2] if self._trial else self.prompts
+            # Lightning enables mixed precision in its steps, not in this hook.
+            precision = trainer.precision_plugin.val_step_context()
+            with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
+                generator = cast(Generator, pl_module)
+                samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
         if self.overlap and fitting and not self._trial:
-            scores = self._pending_scores(trainer)
-            if scores is not None:
-                self._log(pl_module, scores, late=True)
+            found = self._pending_scores(trainer)
+            if found is not None:
+                self._log_new(pl_module, found, late=True)
                 self.last_scored_step = self._pending.step
                 self._pending.clear()
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
-            scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, scores)
+            self._log_new(pl_module, on_rank_zero(lambda: self._score_now(trainer, step, samples)))
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
-                pl_module.log("step", float(step), on_epoch=True, sync_dist=True, batch_size=1)
+                self._log(pl_module, {"step": float(step)})
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -281,12 +290,11 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         They stay in the state, so a run that resumes from here logs them at its next validation, as
         it would have without the interruption.
         """
-        scores = self._pending_scores(trainer)
-        if scores is None:
-            return
-        row = {**self.logged(scores), f"{self.name}/{SCORED_STEP}": float(self._pending.step)}
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=trainer.global_step)
+        found = self._pending_scores(trainer)
+        if found is not None:
+            row = {**found.metrics, f"{self.name}/{SCORED_STEP}": float(self._pending.step)}
+            for logger in trainer.loggers:
+                logger.log_metrics(row, step=trainer.global_step)
 
     def release(self) -> None:
         """End the background thread and free the scorers' models."""
@@ -295,31 +303,17 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         for scorer in self.scorers:
             scorer.release()
 
-    def _check_timely(self, trainer: Trainer) -> None:
-        for callback in trainer.checkpoint_callbacks:
-            is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
-            key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
-            if key is not None and key in self.specs:
-                raise misconfigured(trainer, late_score_error(callback, key))
-
-    def _log(
-        self, module: LightningModule, scores: Mapping[str, Scores], late: bool = False
-    ) -> None:
-        first, logged = not self.resolutions, self.metrics(scores)
+    def _log_new(self, module: LightningModule, found: HeldOutScores, late: bool = False) -> None:
+        first, logged = not self.resolutions, self.metrics(found)
         if late:
             logged[f"{self.name}/{SCORED_STEP}"] = float(self._pending.step)
-        self._log_values(module, logged)
+        self._log(module, logged)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
         self.has_new_scores, self._last_logged = True, logged
 
-    def _log_values(self, module: LightningModule, values: Mapping[str, float]) -> None:
+    def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
         module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-
-    @property
-    def _repeats(self) -> int:
-        """Completions per prompt; one in a run of `fast_dev_run`."""
-        return 1 if self._trial else self.generations_per_prompt
 
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
@@ -333,38 +327,29 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         on_rank_zero(load)
         self._pending.start(step, samples)
 
-    def _pending_scores(self, trainer: Trainer) -> dict[str, Scores] | None:
+    def _pending_scores(self, trainer: Trainer) -> HeldOutScores | None:
         """Wait for pending scores, log their table and return them; None without any."""
         step, samples = self._pending.step, self._pending.samples
         if samples is None:
             return None
-        return self._pending.result(lambda result: self._log_table(trainer, step, samples, result))
+        return self._pending.result(lambda found: self._log_table(trainer, step, samples, found))
 
-    def _generate(self, trainer: Trainer, module: Generator) -> Samples:
-        """Return all texts on every rank, in the order of the prompts."""
-        prompts = self.prompts[:2] if self._trial else self.prompts
-        # Lightning enables mixed precision in its steps, not in this hook.
-        model = cast(nn.Module, trainer.strategy.model)
-        with trainer.precision_plugin.val_step_context(), whole_weights(model):
-            return generate_across_ranks(module, prompts, self._repeats, self.seed)
-
-    def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
+    def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
         end_if_scoring_hangs()
+        kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
-            kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
-            scores = self._score(step, samples, kind)
-        self._log_table(trainer, step, samples, scores)
-        return scores
+            found = self._score(step, samples, kind)
+        self._log_table(trainer, step, samples, found)
+        return found
 
-    def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
+    def _score(self, step: int, samples: Samples, kind: str = "") -> HeldOutScores:
         """Score samples, and write them to disk at once, in case the run fails later."""
         name = f"{kind}step={step:06d}.jsonl"
         return self.score_samples(samples, self.folder / name if self.folder else None)
 
     def _log_table(
-        self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
+        self, trainer: Trainer, step: int, samples: Samples, found: HeldOutScores
     ) -> None:
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-        shown = without_corpus_parts(scores)
-        reasons = self.reasons(samples)
-        log_sample_table(trainer, key, samples, shown, self.table_rows, steps, reasons)
+        rows, reasons = self.table_rows, found.reasons
+        log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)

@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from ctrlreward.held_out import HeldOutScores
 from ctrlreward.lightning_package import Callback
 from ctrlreward.placement import Worker
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores
 
 log = logging.getLogger(__name__)
-
-ScoreStep = Callable[[int, Samples], dict[str, Scores]]
 
 
 class PendingScores:
@@ -26,12 +24,12 @@ class PendingScores:
     of the samples with them, must not draw any.
     """
 
-    def __init__(self, score: ScoreStep) -> None:
+    def __init__(self, score: Callable[[int, Samples], HeldOutScores]) -> None:
         self._score = score
         self.worker = Worker("ctrlreward-scorer")
         self.step = -1
         self.samples: Samples | None = None
-        self._future: Future[dict[str, Scores]] | None = None
+        self._future: Future[HeldOutScores] | None = None
 
     def start(self, step: int, samples: Samples) -> None:
         """Submit samples for scoring in place of the current ones; call this on every rank."""
@@ -39,14 +37,14 @@ class PendingScores:
         if rank_and_ranks()[0] == 0:
             self._future = self.worker.submit(self._score, step, samples)
 
-    def result(self, finish: Callable[[dict[str, Scores]], None]) -> dict[str, Scores]:
+    def result(self, finish: Callable[[HeldOutScores], None]) -> HeldOutScores:
         """Wait for the scores and return them; call this on every rank.
 
         Rank 0 calls `finish` with them. If that or scoring fails, it raises the exception, and the
         other ranks a RuntimeError with its message.
         """
 
-        def wait() -> dict[str, Scores]:
+        def wait() -> HeldOutScores:
             if self._future is None:
                 raise RuntimeError("no scores are pending. Call start first.")
             future, self._future = self._future, None  # so that close does not log its error again
