@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +16,6 @@ from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
-from ctrlreward.callbacks.overlap import PendingScores, late_score_error
 from ctrlreward.completion import (
     Generator,
     fixed_randomness,
@@ -38,13 +39,15 @@ from ctrlreward.lightning_package import (
     is_instance,
     misconfigured,
 )
-from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_device
+from ctrlreward.placement import Worker, end_if_scoring_hangs, overlap_on_cpu, shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
+
+log = logging.getLogger(__name__)
 
 
 @checked_keywords(
@@ -61,29 +64,25 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Every validation uses the same seed, and the random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
-    and all ranks log the same values. Under FSDP the weights are gathered for the generation, which
-    needs the memory of the whole model on each rank. The sanity check is skipped. `fast_dev_run`
-    scores two samples and writes no file.
+    and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. The
+    sanity check is skipped. `fast_dev_run` scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
-    with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The
-    texts go to `validate-step=000123.jsonl` or `test-step=000123.jsonl`. The module of a test needs
-    a `test_step`, which may do nothing, and a test dataloader.
+    with the `step` of the weights. The texts go to `validate-step=000123.jsonl` or
+    `test-step=000123.jsonl`. The module of a test needs a `test_step`, which may do nothing, and a
+    test dataloader.
 
     With `overlap`, training continues while a background thread scores. Each validation then logs
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
     table use that step as well. The last scores are logged as one more row when training ends.
     `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
-    score are rejected, as the weights have changed by then. Checkpoints contain pending texts, so a
-    resumed run makes the same decisions. Scorers must not draw random numbers except in `load`.
+    score are rejected. Scorers must not draw random numbers except in `load`.
 
-    A scorer may share the device of training if there is only one, at the cost of memory and time.
-    If training has several devices, the scorer needs another one.
+    A scorer may share the device of training if there is only one.
 
     Args:
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
-            a scorer with a single score. A scorer with several of the scores runs once per
-            validation.
+            a scorer with a single score.
         samples: The held-out prompts, as for `generate`; anything that `as_samples` converts.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
         generations_per_prompt: Completions per prompt.
@@ -97,10 +96,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
-        by_prompt: Logged key → last scores of each prompt's completions, by which callbacks compare
-            two validations; see `HeldOutScorer`, also for `resolutions`.
-        validations: Validations during fitting so far, without the sanity check. The same weights
-            are one validation: another one logs the same scores again.
+        by_prompt: See `HeldOutScorer`, also for `resolutions`.
+        validations: Validations during fitting so far; the same weights are one validation.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
@@ -155,7 +152,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.overlap = overlap
         self._trial = False
         self._loaded_step: int | None = None
-        self._pending = PendingScores(self._score)
+        self._worker = Worker("ctrlreward-scorer")
+        # With overlap: step and texts of the last generation, and on rank 0 their scores.
+        self._pending: tuple[int, Samples] | None = None
+        self._future: Future[HeldOutScores] | None = None
 
     @property
     def state_key(self) -> str:
@@ -164,12 +164,17 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the texts whose scores have not been logged."""
+        pending = None
+        if self._pending is not None:
+            step, samples = self._pending
+            columns = {name: list(values) for name, values in samples.columns().items()}
+            pending = {"step": step, "columns": columns}
         return {
             "validations": self.validations,
             "validated_step": self._validated_step,
             "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
-            "pending": self._pending.state_dict(),
+            "pending": pending,
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
         }
 
@@ -179,7 +184,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._validated_step = state_dict.get("validated_step", -1)
         self._last_logged = dict(state_dict.get("last_logged", {}))
         self.last_scored_step = state_dict["last_scored_step"]
-        self._pending.load_state_dict(state_dict.get("pending"))
+        pending = state_dict.get("pending")
+        self._pending = pending and (pending["step"], Samples(**pending["columns"]))
         self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -236,12 +242,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
         define_scores(trainer, self.specs, f"{self.name}/{SCORED_STEP}")
-        if self._pending.samples is None:
+        if self._pending is None:
             return
-        self._start(self._pending.step, self._pending.samples)
+        self._start(*self._pending)
         if not self.overlap:  # saved by a run with overlap; here no validation would log them
-            self._pending_scores(trainer)
-            self._pending.clear()
+            self._late_scores(trainer)
+            self._pending = None
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate, score and log: at every nth validation in training, and at each other one."""
@@ -268,11 +274,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 generator = cast(Generator, pl_module)
                 samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
         if self.overlap and fitting and not self._trial:
-            found = self._pending_scores(trainer)
-            if found is not None:
-                self._log_new(pl_module, found, late=True)
-                self.last_scored_step = self._pending.step
-                self._pending.clear()
+            if self._pending is not None:
+                self._log_new(pl_module, self._late_scores(trainer))
+                self.last_scored_step, self._pending = self._pending[0], None
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
@@ -287,26 +291,25 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the last scores and pass them to the loggers; no callback can act on them.
 
-        They stay in the state, so a run that resumes from here logs them at its next validation, as
-        it would have without the interruption.
+        They stay in the state: a run that resumes from here logs them at its next validation.
         """
-        found = self._pending_scores(trainer)
-        if found is not None:
-            row = {**found.metrics, f"{self.name}/{SCORED_STEP}": float(self._pending.step)}
+        if self._pending is not None:
+            row = self._late_scores(trainer).metrics
             for logger in trainer.loggers:
                 logger.log_metrics(row, step=trainer.global_step)
 
     def release(self) -> None:
         """End the background thread and free the scorers' models."""
-        self._pending.close()
+        self._worker.close()
+        future, self._future = self._future, None
+        if self._pending and future and (error := future.exception()):
+            log.warning("scoring the texts of step %d failed: %r", self._pending[0], error)
         self._limit.close()
         for scorer in self.scorers:
             scorer.release()
 
-    def _log_new(self, module: LightningModule, found: HeldOutScores, late: bool = False) -> None:
+    def _log_new(self, module: LightningModule, found: HeldOutScores) -> None:
         first, logged = not self.resolutions, self.metrics(found)
-        if late:
-            logged[f"{self.name}/{SCORED_STEP}"] = float(self._pending.step)
         self._log(module, logged)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
@@ -318,21 +321,31 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
 
-        def load() -> None:
+        def start() -> None:
             with fixed_randomness(self.seed):
                 for scorer in self.scorers:
                     scorer.load()
+            self._future = self._worker.submit(self._score, step, samples)
 
         end_if_scoring_hangs()
-        on_rank_zero(load)
-        self._pending.start(step, samples)
+        on_rank_zero(start)
+        self._pending = step, samples
 
-    def _pending_scores(self, trainer: Trainer) -> HeldOutScores | None:
-        """Wait for pending scores, log their table and return them; None without any."""
-        step, samples = self._pending.step, self._pending.samples
-        if samples is None:
-            return None
-        return self._pending.result(lambda found: self._log_table(trainer, step, samples, found))
+    def _late_scores(self, trainer: Trainer) -> HeldOutScores:
+        """Wait for the pending scores, log their table and return them with their step."""
+        assert self._pending is not None
+        step, samples = self._pending
+
+        def wait() -> HeldOutScores:
+            assert self._future is not None
+            future, self._future = self._future, None  # `release` does not log its error again
+            found = future.result()
+            self._log_table(trainer, step, samples, found)
+            return found
+
+        found = on_rank_zero(wait)
+        late = {f"{self.name}/{SCORED_STEP}": float(step)}
+        return found._replace(metrics={**found.metrics, **late})
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
         end_if_scoring_hangs()
@@ -353,3 +366,11 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
         rows, reasons = self.table_rows, found.reasons
         log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)
+
+
+def late_score_error(callback: Callback, key: str) -> str:
+    """Return the error message for a checkpoint callback that monitors an overlapped score."""
+    return (
+        f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "
+        "late, after the weights have changed. Use GenerationScorer(overlap=False)."
+    )

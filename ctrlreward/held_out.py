@@ -76,9 +76,8 @@ class HeldOutScores(NamedTuple):
 class HeldOutScorer:
     """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
 
-    For any training loop; `GenerationScorer` is this class as a callback. Every call of
-    `evaluate` completes the same prompts with the same seed, so that two validations are compared
-    prompt by prompt.
+    For any training loop; `GenerationScorer` is this class as a callback. Every `evaluate`
+    completes the same prompts with the same seed.
 
     Args:
         scores: Name → score: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or a
@@ -132,10 +131,10 @@ class HeldOutScorer:
         super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
-        self.prompts = self.samples.as_prompts()
-        self._digest = prompts_digest(self.prompts)
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
+        self.prompts = self.samples.as_prompts()
+        self._digest = prompts_digest(self.prompts)
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = inner_path("name", name)
         self.seed = seed
