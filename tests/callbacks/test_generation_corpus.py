@@ -226,8 +226,3 @@ def test_an_overlapped_run_logs_its_last_corpus_too(fit, rewriter, tmp_path: Pat
     values = [float(row.split(",")[column]) for row in rows if row.split(",")[column]]
     expected = [by_hand(COMPLETIONS[step])["perplexity"] for step in (1, 2, 3)]
     assert values == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_name_below_corpus_is_reserved() -> None:
-    with pytest.raises(ValueError, match="'corpus/gm', which the callback logs itself"):
-        GenerationScorer({"corpus/gm": quality()["gm"]}, ["a"])
