@@ -123,7 +123,7 @@ def held_out() -> Samples:
 
 @pytest.fixture
 def watch(held_out: Samples) -> Callable[..., GenerationScorer]:
-    """Function that builds a `GenerationScorer` of the value and the loss of a curve, `v` and `l`."""
+    """Function that builds a `GenerationScorer` of a curve: its value `v` and its loss `l`."""
 
     def build(values: Sequence[float] | Curve, names: str = "v", **options: Any) -> Any:
         scorer = values if isinstance(values, Curve) else Curve(values)
