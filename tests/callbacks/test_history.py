@@ -60,21 +60,6 @@ def test_a_run_from_step_zero_replaces_all_rows(tmp_path: Path) -> None:
     assert curve(JsonLog(logger.path).read(), "a") == ([0, 1, 2], [0, 1, 2])
 
 
-@pytest.mark.parametrize("half", ['{"step": 2, "a"', '{"step": 2, "a": 2.0}', "{"])
-def test_an_incomplete_line_is_not_a_row(tmp_path: Path, half: str) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0, "a": 0.0}\n{"step": 1, "a": 1.0}\n' + half)
-    assert [row["step"] for row in JsonLog(path).read()] == [0, 1]
-    HistoryLogger(str(tmp_path)).log_metrics({"a": 7.0}, 5)
-    assert path.read_text() == (
-        '{"step": 0, "a": 0.0}\n{"step": 1, "a": 1.0}\n{"step": 5, "a": 7.0}\n'
-    )
-
-
-def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
-    assert JsonLog(tmp_path / "metrics.jsonl").read() == []
-
-
 def run(fit, counter, curve, held_out, folder: Path, stop: int, **options) -> list[dict]:
     """Train with a validation at every second step, and return the rows; logs `loss` each step."""
 

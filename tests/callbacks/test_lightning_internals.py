@@ -153,25 +153,3 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
     assert trained == {updates * (i + 1): float(updates * i) for i in range(6)}
     files = sorted((tmp_path / "samples" / "rollout").iterdir())
     assert [int(path.stem[5:]) for path in files] == list(trained)
-
-
-def test_hooks_run_for_every_checkpoint(fit, counter, tmp_path) -> None:
-    class Watched(RewardCheckpoint):
-        def before_saving(self, trainer: pl.Trainer, path: str) -> None:
-            assert not Path(path).exists() or path.endswith("last.ckpt")
-            saved.append(Path(path).name)
-
-        def after_removal(self, trainer: pl.Trainer, path: str) -> None:
-            assert not Path(path).exists()
-            removed.append(Path(path).name)
-
-    class Logging(counter):
-        def validation_step(self, batch: object, batch_idx: int) -> None:
-            self.log("weight", self.weight)
-
-    saved: list[str] = []
-    removed: list[str] = []
-    fit(Logging(), [Watched("weight", "max", dirpath=str(tmp_path))], max_steps=2)
-    first, second = "step=000001-weight=1.000.ckpt", "step=000002-weight=2.000.ckpt"
-    assert saved == [first, "last.ckpt", second, "last.ckpt"]
-    assert removed == [first]
