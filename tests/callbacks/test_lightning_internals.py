@@ -15,7 +15,6 @@ from lightning_choice import (
     LIGHTNING,
     CSVLogger,
     EarlyStopping,
-    GenerationScorer,
     HistoryLogger,
     Logger,
     ModelCheckpoint,
@@ -103,7 +102,7 @@ def test_lightning_still_has_the_name(name: str) -> None:
 
 @pytest.mark.parametrize("updates", [1, 3])
 def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
-    fit, counter, curve, held_out, tmp_path: Path, updates: int
+    fit, counter, watch, held_out, tmp_path: Path, updates: int
 ) -> None:
     """Under manual optimisation with several updates per batch, too, and across a resume."""
 
@@ -123,7 +122,7 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
             return super().training_step(batch, batch_idx) if updates == 1 else None
 
     def train(batches: int, ckpt_path: str | None) -> None:
-        scorer = GenerationScorer({"v": curve([0.1 * i for i in range(20)])["value"]}, held_out)
+        scorer = watch([0.1 * i for i in range(20)])
         keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=-1)
         fit(
             Manual(),
