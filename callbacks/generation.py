@@ -49,6 +49,9 @@ from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
 
+# Options by which all ranks log the same value of a validation.
+ALIKE: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": 1}
+
 
 @checked_keywords(
     **SAMPLING_NAMES, every_n_epochs="every_n_validations", num_samples="table_rows", prefix="name"
@@ -58,10 +61,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
     `<name>/fail_rate`, the share of samples with a NaN score. Perplexity and the four scores of
-    `TransferQuality` are also logged as papers report them: `<name>/corpus/<score>`, of all texts
-    as one corpus (`Scorer.corpus_folds`). All texts with their scores go to
-    `<log dir>/samples/<name>/step=000123.jsonl`, some to a table of a Weights & Biases logger.
-    Every validation uses the same seed, and the random state of training is restored afterwards.
+    `TransferQuality` are also logged of all texts as one corpus, as `<name>/corpus/<score>`. All
+    texts with their scores go to `<log dir>/samples/<name>/step=000123.jsonl`, some to a table of a
+    Weights & Biases logger. The random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
     and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. The
@@ -78,20 +80,14 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
     score are rejected. Scorers must not draw random numbers except in `load`.
 
-    A scorer may share the device of training if there is only one.
+    A scorer may share the device of training if there is only one. The other arguments are as in
+    `HeldOutScorer`.
 
     Args:
-        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
-            a scorer with a single score.
-        samples: The held-out prompts, as for `generate`; anything that `as_samples` converts.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
-        generations_per_prompt: Completions per prompt.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         table_rows: Rows of the table.
-        seed: Seed of the generation.
         overlap: Score in the background, and log one validation late.
-        decoding_cv: Log `<name>/cv/<score>` as well; see `HeldOutScorer`.
-        timeout: Time limit for scoring, in seconds, after which the run ends; see `HeldOutScorer`.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
@@ -103,9 +99,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
 
     Raises:
-        TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
-            reserved.
+        TypeError: As in `HeldOutScorer`.
+        ValueError: As in `HeldOutScorer`.
         MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
             validation, a scorer shares one of several training devices, a checkpoint callback
             monitors an overlapped score, or averaged weights are saved and others would generate.
@@ -258,7 +253,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if fitting and not self._trial:
             if step == self._validated_step:  # the same weights, of the same texts
                 if self.last_scored_step == step:
-                    self._log(pl_module, self._last_logged)
+                    pl_module.log_dict(self._last_logged, **ALIKE)
                 return
             self._validated_step = step
         if fitting:
@@ -284,7 +279,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
-                self._log(pl_module, {"step": float(step)})
+                pl_module.log("step", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -310,13 +305,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     def _log_new(self, module: LightningModule, found: HeldOutScores) -> None:
         first, logged = not self.resolutions, self.metrics(found)
-        self._log(module, logged)
+        module.log_dict(logged, **ALIKE)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
         self.has_new_scores, self._last_logged = True, logged
-
-    def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
-        module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
 
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
@@ -325,7 +317,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             with fixed_randomness(self.seed):
                 for scorer in self.scorers:
                     scorer.load()
-            self._future = self._worker.submit(self._score, step, samples)
+            path = self.folder and self.folder / f"step={step:06d}.jsonl"
+            self._future = self._worker.submit(self.score_samples, samples, path)
 
         end_if_scoring_hangs()
         on_rank_zero(start)
@@ -350,15 +343,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
         end_if_scoring_hangs()
         kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
+        # Written to disk at once, in case the run fails later.
+        path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
-            found = self._score(step, samples, kind)
+            found = self.score_samples(samples, path)
         self._log_table(trainer, step, samples, found)
         return found
-
-    def _score(self, step: int, samples: Samples, kind: str = "") -> HeldOutScores:
-        """Score samples, and write them to disk at once, in case the run fails later."""
-        name = f"{kind}step={step:06d}.jsonl"
-        return self.score_samples(samples, self.folder / name if self.folder else None)
 
     def _log_table(
         self, trainer: Trainer, step: int, samples: Samples, found: HeldOutScores

@@ -28,7 +28,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
     whole lines on standard error: one when the phase changes, and one every ten seconds or after
     each step if steps take longer.
 
-    - Phases: start (loading), sanity check, training and validation, and those of `BeforeAfter`.
+    - Phases: start (loading), sanity check, training, validation, and two of `BeforeAfter`.
     - Steps are `trainer.global_step`, up to the smallest of `max_steps`, the number of batches, and
       ("about") the steps that `max_time` leaves time for.
     - Metrics are the values logged with `prog_bar=True`, and the scores that checkpoint and early

@@ -108,7 +108,7 @@ class BeforeAfterMixin(CallbackMixin):
         scores: As in `GenerationScorer`. Differences are reported for the first one.
         samples: Prompts that neither training nor selection uses, as for `generate`.
         generations_per_prompt: Completions per prompt.
-        seed: Seed of both generations, so that they differ by the weights alone.
+        seed: Seed of both generations.
         others: Name → other texts to score, one for each of `samples` and in their order: human
             references, or the inputs themselves as a copy baseline.
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
@@ -117,8 +117,7 @@ class BeforeAfterMixin(CallbackMixin):
     Raises:
         TypeError: A value of `scores` or `judges` is not a score.
         ValueError: `scores` is empty, a name is reserved, or `others` has a different number of
-            texts than `samples`. In `setup`: the samples are of one group, or lack a column or
-            label.
+            texts than `samples`. In `setup`: the samples are of one group, or lack a column.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
             rejects module or samples.
 
@@ -419,8 +418,8 @@ def write_comparison(
 ) -> None:
     """Write and print the comparison of `BeforeAfter`.
 
-    `sets` has `"before"`, `"after"` and others → texts and their scores, as `scored_texts`; `facts`
-    are of `run_facts`, `history` the rows of metrics for the curves.
+    `sets` has `"before"`, `"after"` and others → texts and scores; `facts` are of `run_facts`,
+    `history` the rows of metrics for the curves.
     """
     own = {f"score/{name}": component for name, component in components.items()}
     own |= {f"judges/{name}": judged_component(judge) for name, judge in judges.items()}

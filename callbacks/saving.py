@@ -97,10 +97,7 @@ def write_shards_whole(strategy: Any) -> None:
 
 
 class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
-    """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
-
-    Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
-    """
+    """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`."""
 
     _writes_last = False
 
@@ -161,15 +158,13 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
             raise misconfigured(trainer, error)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the checkpoint if it is selected, and always `last.ckpt`.
-
-        The last of these callbacks writes it for all, so that it has the decision of each.
-        """
+        """Save the checkpoint if it is selected, and always `last.ckpt`."""
         self._writes_last = not self.skips_saving(trainer)  # unless `last.ckpt` has these weights
         # Step 0 and fast_dev_run have no checkpoint.
         if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.select(trainer)
         callbacks = _selecting(trainer)
+        # The last callback writes the files of all, so that they have the decision of each.
         for callback in callbacks if self is callbacks[-1] else ():
             if callback._writes_last:
                 callback.save_last_checkpoint(trainer)

@@ -22,8 +22,6 @@ from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_s
 class TextGenerator(Protocol):
     """Interface of a LightningModule that can be scored while it trains: one method.
 
-    A module whose completions depend on more than the prompt is a `SampleGenerator` instead.
-
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> class Writer(BoringModel):
@@ -37,8 +35,7 @@ class TextGenerator(Protocol):
         """Complete each prompt: in order, without the prompt.
 
         Called in eval mode without gradients, with all prompts at once: split them into batches
-        that fit in memory. Prompt and completion are concatenated unchanged, so a space between
-        them belongs to the completion.
+        that fit in memory. A space between prompt and completion belongs to the completion.
         """
         ...
 
@@ -47,7 +44,7 @@ class TextGenerator(Protocol):
 class SampleGenerator(Protocol):
     """Interface of a LightningModule that needs more than prompts, such as a target style.
 
-    One method, which is preferred to `complete` if a module has both.
+    It is preferred to `TextGenerator` if a module has both methods.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -101,7 +98,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         TypeError: The module returns no list.
         ValueError: The module has neither method, or does not return one string per prompt; or a
             `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
-            without prefixes and prompts, so that it is unknown whether the texts are beginnings.
+            without prefixes and prompts.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel

@@ -88,9 +88,9 @@ class HeldOutScorer:
         name: Prefix of each key.
         seed: Seed of the generation.
         decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
-            first, second, … completions of all prompts, so that it takes two or more of each.
-        timeout: Time limit for scoring, in seconds; a scorer that hangs then raises a
-            `ScoringTimeout` with its line. None for no limit.
+            first, second, … completions of all prompts.
+        timeout: Time limit for scoring, in seconds, after which a `ScoringTimeout` is raised with
+            the scorer's line. None for no limit.
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
@@ -219,14 +219,18 @@ class HeldOutScorer:
         if path is not None:
             write_scored_samples(path, samples, shown, reasons=reasons)
         corpus, jackknifed = self._corpus_values(scores)
-        jackknifed = self._jackknifed_groups(samples, shown) | jackknifed
+        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
+        if grouped and len(samples) > self._repeats:
+            jackknifed = self._jackknifed_groups(grouped, samples, shown) | jackknifed
         if path is not None and jackknifed:
             write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
         tables = {key: row.reshape(-1, self._repeats) for key, row in shown.items()}
         failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
         tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
         tables |= {key: row[:, None] for key, row in jackknifed.items()}
-        values = mean_scores(shown) | corpus | counted | self._decoding_cvs(tables)
+        values = mean_scores(shown) | corpus | counted
+        if self.decoding_cv:
+            values |= self._decoding_cvs(tables)
         named = {f"{self.name}/{key}": float(value) for key, value in values.items()}
         by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
         return HeldOutScores(shown, reasons, named, by_prompt)
@@ -289,7 +293,7 @@ class HeldOutScorer:
     def _decoding_cvs(self, tables: Mapping[str, Scores]) -> dict[str, float]:
         """Return CV*; the j-th completions of all prompts are one decoding (Belz et al. 2022)."""
         cvs = {}
-        for key, table in tables.items() if self.decoding_cv else ():
+        for key, table in tables.items():
             if table.shape[1] > 1:
                 means = valid_row_means(table.T).tolist()
                 # It is undefined for means of both signs or means of 0.
@@ -298,13 +302,10 @@ class HeldOutScorer:
         return cvs
 
     def _jackknifed_groups(
-        self, samples: Samples, scores: Mapping[str, Scores]
+        self, grouped: Mapping[str, Component], samples: Samples, scores: Mapping[str, Scores]
     ) -> dict[str, Scores]:
         """Return the jackknife values, (prompts,), of the scores that a group of texts shares."""
-        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
         repeats = self._repeats
-        if not grouped or len(samples) == repeats:
-            return {}
         # Failed samples are not counted, and not warned about again.
         failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
         rows = [

@@ -46,6 +46,7 @@ class WandbReportMixin(CallbackMixin):
     """Reports decisions and results of a training to its Weights & Biases run.
 
     Writes to the run's summary, at each validation and at the end:
+
     - `best/<score>`: best mean of each score of a `GenerationScorer`, with its `step`;
     - `selected/step`, `selected/<monitor>`, `selected/constraints`, `selected/constraints_met`: the
       choice of the first `RewardCheckpoint` or `ParetoCheckpoint`;
@@ -70,7 +71,7 @@ class WandbReportMixin(CallbackMixin):
         run_id: Id of the run, "" before training.
 
     Raises:
-        MisconfigurationException: In `setup`: both this callback and the trainer have a
+        MisconfigurationException: In `setup`: this callback and the trainer both have a
             `WandbLogger`, or neither.
 
     Examples:
