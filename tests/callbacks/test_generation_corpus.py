@@ -130,11 +130,7 @@ def test_the_figures_of_the_corpus_stand_beside_the_means(
 
 
 def test_accuracy_is_logged_over_combinations_of_labels(fit, counter, tmp_path: Path) -> None:
-    """As a table of multi-aspect control has it: mean and deviation, with the one of each prompt.
-
-    Three prompts are of one combination and one is of another, so that no figure is the mean over
-    the texts.
-    """
+    """As a table of multi-aspect control has it: mean and deviation."""
     targets = [("positive", "food")] * 3 + [("negative", "food")]
     written = {
         1: ["good slow", "bad food", "bad food", "bad slow"],
@@ -163,15 +159,12 @@ def test_accuracy_is_logged_over_combinations_of_labels(fit, counter, tmp_path: 
     for step, texts in written.items():
         metrics = logged(fit(Writer(), [callback], max_steps=step))
         assert set(metrics) == set(callback.specs)
-        right = [
-            [text.startswith("good") == (s == "positive"), text.endswith("food") == (t == "food")]
-            for text, (s, t) in zip(texts, targets, strict=True)
-        ]
-        for column, name in ((slice(0, 2), "both"), (slice(1, 2), "topic")):
-            means = [np.mean([row[column] for row in rows]) for rows in (right[:3], right[3:])]
-            assert metrics[f"score/corpus/{name}"] == pytest.approx(np.mean(means))
-            assert metrics[f"score/corpus/{name}_deviation"] == pytest.approx(np.std(means))
-            assert not callback.specs[f"score/corpus/{name}_deviation"].higher_is_better
+        expected = judge.corpus(held_out.replace(texts=texts))
+        for name, score in (("both", "accuracy"), ("topic", "accuracy_topic")):
+            for end in ("", "_deviation"):
+                logged_key = f"score/corpus/{name}{end}"
+                assert metrics[logged_key] == pytest.approx(expected[score + end])
+                assert callback.specs[logged_key].higher_is_better == (end == "")
     assert callback.by_prompt["score/corpus/both_deviation"].shape == (4, 1)
     for most, selected in ((0.1, 1), (0.2, 2)):  # step 2 is better, and less even
         keeper = RewardCheckpoint(

@@ -247,6 +247,8 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
     compare(judges=judges, others={"copies": COPIES})
     assert [len(samples) for samples in noise.scored] == [8, 4, 8]  # before, distinct copies, after
     files = {n: rows(tmp_path / f"{n}.jsonl") for n in ("before", "copies", "after")}
+    groups = [row["prefix"] for row in files["after"]]
+    wanted = [row["label"] == "positive" for row in files["after"]]
     summary = read_summary(tmp_path)
     assert list(summary["before"]) == ["v", "l", "fail_rate", "generations"]
     assert summary["before"]["fail_rate"] == 0  # of the scores
@@ -261,14 +263,18 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
         )
         assert entry["before"] == pytest.approx(values["before"])
         assert entry["after"] == pytest.approx(values["after"])
-        assert entry["difference"] == pytest.approx(values["after"] - values["before"])
-        low, high = entry["difference_ci95"]
-        assert low <= entry["difference"] <= high
         assert entry["failed"] == {"before": 2, "after": 2, "copies": 2}
-        copies = entry["others"]["copies"]
-        assert copies["value"] == pytest.approx(values["copies"])
-        assert copies["difference"] == pytest.approx(values["after"] - values["copies"])
-        assert copies["difference_ci95"][0] <= copies["difference"] <= copies["difference_ci95"][1]
+        assert entry["others"]["copies"]["value"] == pytest.approx(values["copies"])
+        for other, change in {"before": entry, **entry["others"]}.items():
+            sides = [np.array(per_file[n], float) for n in (other, "after")]
+            interval = (
+                paired_auc_bootstrap(*sides, wanted, groups)
+                if name == "ranking"
+                else paired_bootstrap(*sides, groups)
+            )
+            assert change["difference"] == pytest.approx(interval.value)
+            assert change["difference"] == pytest.approx(values["after"] - values[other])
+            assert change["difference_ci95"] == pytest.approx([interval.low, interval.high])
     assert summary["judges"]["ranking"]["after"] == 1.0
     printed = capsys.readouterr().out
     entry = summary["judges"]["ranking"]
@@ -276,21 +282,6 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
     assert f"{'ranking':24}{entry['before']:10.3f}{1:10.3f}{copies:10.3f}\n" in printed
     assert f"ranking, after - before: {entry['difference']:+.3f} (95 % interval" in printed
     assert "level, after - copies: " in printed
-
-
-def test_the_interval_of_a_judge_is_the_paired_bootstrap_over_prompts(compare, tmp_path) -> None:
-    compare(judges={"ranking": AUC(Noise(), "positive"), "level": Noise()})
-    before, after = (rows(tmp_path / f"{phase}.jsonl") for phase in ("before", "after"))
-    groups = [row["prefix"] for row in before]
-    wanted = [row["label"] == "positive" for row in before]
-    judges = read_summary(tmp_path)["judges"]
-    sides = [[row["scores"]["level"] for row in records] for records in (before, after)]
-    for name, interval in {
-        "ranking": paired_auc_bootstrap(*sides, wanted, groups),
-        "level": paired_bootstrap(*sides, groups),
-    }.items():
-        assert judges[name]["difference"] == pytest.approx(interval.value)
-        assert judges[name]["difference_ci95"] == pytest.approx([interval.low, interval.high])
 
 
 def test_a_side_of_an_auc_has_the_interval_of_its_draws(compare, tmp_path) -> None:
