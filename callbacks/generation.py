@@ -195,7 +195,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         for callback in trainer.checkpoint_callbacks if late else ():
             is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
             key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
-            if key in self.specs:
+            if key is not None and key in self.specs:
                 raise misconfigured(trainer, late_score_error(callback, key))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for averaging in averaging_callbacks(trainer):
@@ -220,9 +220,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             rank_zero_warn(f"GenerationScorer: {warning}")
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._repeats = 1 if self._trial else self.generations_per_prompt
-        if not self._trial:
-            log_dir = trainer.log_dir or trainer.default_root_dir
-            self.folder = Path(log_dir) / "samples" / self.name
+        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        self.folder = None if self._trial else log_dir / "samples" / self.name
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -349,7 +349,7 @@ class RunReportMixin(ReadingMixin):
         folder = self._output
         if folder is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        facts = run_facts(trainer) | (changes or {})
+        facts = {**run_facts(trainer), **(changes or {})}
         scores = {key: _course(self.rows, key, mode) for key, mode in facts["directions"].items()}
         logged = [log for log in trainer.loggers if isinstance(log, HistoryLoggerMixin)]
         history = JsonLog(logged[0].path).read() if logged else self.rows

@@ -135,6 +135,7 @@ def test_fast_dev_run_scores_two_samples_at_once_and_writes_nothing(
 ) -> None:
     scorer = curve([0.25])
     callback = watch(scorer, every_n_validations=5, generations_per_prompt=4, overlap=overlap)
+    callback.folder = tmp_path  # of an earlier run
     trainer = fit(counter(), [callback], fast_dev_run=True, max_steps=-1)
     assert [len(samples) for samples in scorer.scored] == [2]
     assert trainer.callback_metrics["score/v"] == 0.25
