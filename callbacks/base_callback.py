@@ -38,9 +38,10 @@ class CallbackMixin(Callback):
         ours, theirs = package_of(self), package_of(trainer)
         if ours is not theirs:
             name = type(self).__name__
-            raise theirs.misconfiguration(
+            raise misconfigured(
+                trainer,
                 f"this {name} is a callback of {ours.name}, but the trainer is one of "
-                f"{theirs.name}. Use `from {theirs.ours} import {name}`."
+                f"{theirs.name}. Use `from {theirs.ours} import {name}`.",
             )
         check_strategy(trainer)
         if stage == "fit" and trainer.global_step == 0:  # a checkpoint is loaded after this hook

@@ -106,20 +106,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             monitors an overlapped score, or averaged weights are saved and others would generate.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward import Samples, Similarity, WordVectors
+        >>> from ctrlreward import LexiconSentiment
         >>> from ctrlreward.callbacks import GenerationScorer
-        >>> class Writer(BoringModel):
-        ...     def complete(self, prompts):
-        ...         return [" broth" for prompt in prompts]
-        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-        >>> held_out = Samples(["A hot", "Some cold"], sources=["soup", "broth"])
-        >>> scorer = GenerationScorer({"content": content}, held_out)
-        >>> trainer = Trainer(max_epochs=1, callbacks=[scorer])
-        >>> trainer.fit(Writer())
-        >>> trainer.callback_metrics["score/content"]  # mean of 0.6 and 1.0
-        tensor(0.8000)
+        >>> scores = {"positive": LexiconSentiment()["polarity"]}
+        >>> scorer = GenerationScorer(scores, ["The soup", "The view"])
+        >>> list(scorer.specs)  # for Trainer(callbacks=[scorer])
+        ['score/positive', 'score/fail_rate']
     """
 
     def __init__(

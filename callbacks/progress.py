@@ -41,11 +41,8 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
     `enable_progress_bar` to false.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import RewardProgressBar
-        >>> bar = RewardProgressBar()
-        >>> Trainer(max_steps=10, callbacks=[bar], enable_progress_bar=True).fit(BoringModel())
+        >>> bar = RewardProgressBar()  # for Trainer(callbacks=[bar])
     """
 
     def __init__(self) -> None:

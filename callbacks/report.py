@@ -122,15 +122,11 @@ class BeforeAfterMixin(CallbackMixin):
             rejects module or samples.
 
     Examples:
-        >>> from ctrlreward import Samples, Similarity, WordVectors
-        >>> from ctrlreward.callbacks import BeforeAfter, GenerationScorer, RewardCheckpoint
-        >>> content = {"content": Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))}
-        >>> held_out, test = (Samples([text], sources=["soup"]) for text in ("A hot", "The best"))
-        >>> callbacks = [
-        ...     GenerationScorer(content, held_out),
-        ...     RewardCheckpoint("score/content"),
-        ...     BeforeAfter(content, test),
-        ... ]
+        >>> from ctrlreward import LexiconSentiment
+        >>> from ctrlreward.callbacks import BeforeAfter, RewardCheckpoint
+        >>> scores = {"positive": LexiconSentiment()["polarity"]}
+        >>> report = BeforeAfter(scores, ["The soup", "The view"])
+        >>> callbacks = [RewardCheckpoint("score/positive"), report]  # and a GenerationScorer
     """
 
     def __init__(
@@ -284,17 +280,8 @@ class RunReportMixin(ReadingMixin):
             same files.
 
     Examples:
-        >>> import json
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward.callbacks import RewardCheckpoint, RunReport
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
-        >>> callbacks = [RewardCheckpoint("score/quality", "max"), RunReport("runs/mine")]
-        >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
-        >>> json.load(open("runs/mine/summary.json"))["scores"]
-        {'score/quality': {'first': 0.5, 'last': 0.625, 'best': 0.75, 'best_step': 128}}
+        >>> from ctrlreward.callbacks import RunReport
+        >>> report = RunReport("runs/mine")  # for Trainer(callbacks=[report])
     """
 
     def __init__(self, folder: str | None = None) -> None:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning import Callback as Callback
@@ -41,11 +41,6 @@ class LightningPackage:
         """Return a public name of the package: `load("callbacks.ModelCheckpoint")`."""
         module, _, attribute = path.rpartition(".")
         return getattr(import_module(f"{self.name}.{module}"), attribute)
-
-    @property
-    def misconfiguration(self) -> type[Any]:
-        """The package's `MisconfigurationException`."""
-        return self.load("utilities.exceptions.MisconfigurationException")
 
 
 PACKAGES = (
@@ -96,7 +91,8 @@ def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
 
 def misconfigured(instance: object, message: str) -> Exception:
     """Return a `MisconfigurationException` of an object's package, to be raised."""
-    return package_of(instance).misconfiguration(message)
+    kind = package_of(instance).load("utilities.exceptions.MisconfigurationException")
+    return cast("Exception", kind(message))
 
 
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")

@@ -75,19 +75,11 @@ class WandbReportMixin(CallbackMixin):
             `WandbLogger`, or neither.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from pytorch_lightning.loggers import WandbLogger
-        >>> from ctrlreward.callbacks import RewardCheckpoint, WandbReport
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
-        >>> logger = WandbLogger(project="quality", offline=True)
-        >>> callbacks = [RewardCheckpoint("score/quality", "max"), WandbReport(logger)]
-        >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
-        Weights & Biases: wandb sync wandb/offline-run-*-...*
-        >>> logger.experiment.summary["selected/step"]
-        128
+        >>> from ctrlreward.callbacks import WandbReport
+        >>> report = WandbReport(WandbLogger(project="quality", offline=True))
+        >>> report.run_id  # for Trainer(callbacks=[report])
+        ''
     """
 
     def __init__(self, logger: AnyWandbLogger | None = None, log_adapter: bool = True) -> None:

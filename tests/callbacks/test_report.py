@@ -480,7 +480,7 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, watch, tmp_pat
     fit(Failing(), callbacks(), max_steps=6, ckpt_path="last")
     summary = read_summary(tmp_path)
     assert summary["scores"]["score/v"] == pytest.approx(
-        {"first": VALUES[2], "last": VALUES[5], "best": VALUES[4], "best_step": 4}, abs=1
+        {"first": VALUES[2], "last": VALUES[5], "best": VALUES[4], "best_step": 4}, rel=1e-5
     )
     assert summary["scores"]["val_loss"]["best_step"] == 6
     assert summary["directions"] == {"score/v": "max", "score/fail_rate": "min", "val_loss": "min"}
