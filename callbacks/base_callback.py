@@ -23,14 +23,11 @@ from ctrlreward.lightning_package import (
 
 
 class CallbackMixin(Callback):
-    """Checks that the callbacks support the package and the strategy of the trainer.
+    """Callback that checks the package and the strategy of the trainer.
 
     A callback that is used for a second run starts again with the state before its first, unless
-    the run resumes from a checkpoint, or the same trainer continues.
-
-    The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
-    validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
-    `trainer.test` are appended to the file of a `HistoryLogger`.
+    the run resumes from a checkpoint, or the same trainer continues. The trainer of a callback logs
+    at `trainer.global_step`: a validation has one number in every log, file name and checkpoint.
     """
 
     _unused: dict[str, Any] | None = None  # the state before the first run
@@ -41,9 +38,10 @@ class CallbackMixin(Callback):
         ours, theirs = package_of(self), package_of(trainer)
         if ours is not theirs:
             name = type(self).__name__
-            raise theirs.misconfiguration(
+            raise misconfigured(
+                trainer,
                 f"this {name} is a callback of {ours.name}, but the trainer is one of "
-                f"{theirs.name}. Use `from {theirs.ours} import {name}`."
+                f"{theirs.name}. Use `from {theirs.ours} import {name}`.",
             )
         check_strategy(trainer)
         if stage == "fit" and trainer.global_step == 0:  # a checkpoint is loaded after this hook
@@ -100,10 +98,7 @@ class CallbackMixin(Callback):
         self.release()
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
-        """Raise if a run of this callback, which acts at validation, has none.
-
-        Warn when it ends if its data or its settings led to none.
-        """
+        """Raise if a run of this callback has no validation; it warns later if none took place."""
         self._awaits_validation = stage == "fit" and trainer.ckpt_path is None
         if stage == "fit" and not trainer.enable_validation:
             raise misconfigured(
@@ -120,10 +115,7 @@ class CallbackMixin(Callback):
             self._awaits_validation = False
 
     def refuse(self, error: str) -> None:
-        """Raise the error of `mismatch` or `unclear_input`, if any.
-
-        Lightning calls `configure_model` after `setup`, so the second is for `on_fit_start`.
-        """
+        """Raise the error of `mismatch`, or in `on_fit_start` of `unclear_input`, if any."""
         if error:
             raise misconfigured(self, f"{type(self).__name__}: {error}")
 

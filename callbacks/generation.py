@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +16,6 @@ from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
-from ctrlreward.callbacks.overlap import PendingScores, late_score_error
 from ctrlreward.completion import (
     Generator,
     fixed_randomness,
@@ -27,7 +28,7 @@ from ctrlreward.held_out import (
     SCORED_STEP,
     TABLE,
     HeldOutScorer,
-    without_corpus_parts,
+    HeldOutScores,
 )
 from ctrlreward.lightning_package import (
     Callback,
@@ -38,13 +39,18 @@ from ctrlreward.lightning_package import (
     is_instance,
     misconfigured,
 )
-from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_device
+from ctrlreward.placement import Worker, end_if_scoring_hangs, overlap_on_cpu, shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
-from ctrlreward.scorers.base import Scores, check_columns
+from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
+
+log = logging.getLogger(__name__)
+
+# Options by which all ranks log the same value of a validation.
+ALIKE: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": 1}
 
 
 @checked_keywords(
@@ -55,79 +61,57 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
     `<name>/fail_rate`, the share of samples with a NaN score. Perplexity and the four scores of
-    `TransferQuality` are also logged as papers report them: `<name>/corpus/<score>`, of all texts
-    as one corpus (`Scorer.corpus_folds`). All texts with their scores go to
-    `<log dir>/samples/<name>/step=000123.jsonl`, some to a table of a Weights & Biases logger.
-    Every validation uses the same seed, and the random state of training is restored afterwards.
+    `TransferQuality` are also logged of all texts as one corpus, as `<name>/corpus/<score>`. All
+    texts with their scores go to `<log dir>/samples/<name>/step=000123.jsonl`, some to a table of a
+    Weights & Biases logger. The random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
-    and all ranks log the same values. Under FSDP the weights are gathered for the generation, which
-    needs the memory of the whole model on each rank. The sanity check is skipped. `fast_dev_run`
-    scores two samples and writes no file.
+    and all ranks log the same values. Under FSDP each rank needs the memory of the whole model. The
+    sanity check is skipped. `fast_dev_run` scores two samples and writes no file.
 
     `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
-    with the `step` of the weights, with `ckpt_path="best"` the step of the checkpoint. The
-    texts go to `validate-step=000123.jsonl` or `test-step=000123.jsonl`. The module of a test needs
-    a `test_step`, which may do nothing, and a test dataloader.
+    with the `step` of the weights. The texts go to `validate-step=000123.jsonl` or
+    `test-step=000123.jsonl`. The module of a test needs a `test_step`, which may do nothing, and a
+    test dataloader.
 
     With `overlap`, training continues while a background thread scores. Each validation then logs
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
     table use that step as well. The last scores are logged as one more row when training ends.
     `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
-    score are rejected, as the weights have changed by then. Checkpoints contain pending texts, so a
-    resumed run makes the same decisions. Scorers must not draw random numbers except in `load`.
+    score are rejected. Scorers must not draw random numbers except in `load`.
 
-    A scorer may share the device of training if there is only one, at the cost of memory and time.
-    If training has several devices, the scorer needs another one.
+    A scorer may share the device of training if there is only one. The other arguments are as in
+    `HeldOutScorer`.
 
     Args:
-        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
-            a scorer with a single score. A scorer with several of the scores runs once per
-            validation.
-        samples: The held-out prompts, as for `generate`; anything that `as_samples` converts.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
-        generations_per_prompt: Completions per prompt.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         table_rows: Rows of the table.
-        seed: Seed of the generation.
         overlap: Score in the background, and log one validation late.
-        decoding_cv: Log `<name>/cv/<score>` as well; see `HeldOutScorer`.
-        timeout: Time limit for scoring, in seconds, after which the run ends; see `HeldOutScorer`.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
-        by_prompt: Logged key → last scores of each prompt's completions, by which callbacks compare
-            two validations; see `HeldOutScorer`, also for `resolutions`.
-        validations: Validations during fitting so far, without the sanity check. The same weights
-            are one validation: another one logs the same scores again.
+        by_prompt: See `HeldOutScorer`, also for `resolutions`.
+        validations: Validations during fitting so far; the same weights are one validation.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
 
     Raises:
-        TypeError: A value of `scores` is not a component or a scorer.
-        ValueError: `scores` or `samples` is empty, a count is not positive, or a name is
-            reserved.
+        TypeError: As in `HeldOutScorer`.
+        ValueError: As in `HeldOutScorer`.
         MisconfigurationException: In `setup`: `generate` rejects module or samples, the run has no
             validation, a scorer shares one of several training devices, a checkpoint callback
             monitors an overlapped score, or averaged weights are saved and others would generate.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward import Samples, Similarity, WordVectors
+        >>> from ctrlreward import LexiconSentiment
         >>> from ctrlreward.callbacks import GenerationScorer
-        >>> class Writer(BoringModel):
-        ...     def complete(self, prompts):
-        ...         return [" broth" for prompt in prompts]
-        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-        >>> held_out = Samples(["A hot", "Some cold"], sources=["soup", "broth"])
-        >>> scorer = GenerationScorer({"content": content}, held_out)
-        >>> trainer = Trainer(max_epochs=1, callbacks=[scorer])
-        >>> trainer.fit(Writer())
-        >>> trainer.callback_metrics["score/content"]  # mean of 0.6 and 1.0
-        tensor(0.8000)
+        >>> scores = {"positive": LexiconSentiment()["polarity"]}
+        >>> scorer = GenerationScorer(scores, ["The soup", "The view"])
+        >>> list(scorer.specs)  # for Trainer(callbacks=[scorer])
+        ['score/positive', 'score/fail_rate']
     """
 
     def __init__(
@@ -155,7 +139,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.overlap = overlap
         self._trial = False
         self._loaded_step: int | None = None
-        self._pending = PendingScores(self._score)
+        self._worker = Worker("ctrlreward-scorer")
+        # With overlap: step and texts of the last generation, and on rank 0 their scores.
+        self._pending: tuple[int, Samples] | None = None
+        self._future: Future[HeldOutScores] | None = None
 
     @property
     def state_key(self) -> str:
@@ -164,12 +151,17 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the texts whose scores have not been logged."""
+        pending = None
+        if self._pending is not None:
+            step, samples = self._pending
+            columns = {name: list(values) for name, values in samples.columns().items()}
+            pending = {"step": step, "columns": columns}
         return {
             "validations": self.validations,
             "validated_step": self._validated_step,
             "last_logged": dict(self._last_logged),
             "last_scored_step": self.last_scored_step,
-            "pending": self._pending.state_dict(),
+            "pending": pending,
             "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
         }
 
@@ -179,7 +171,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._validated_step = state_dict.get("validated_step", -1)
         self._last_logged = dict(state_dict.get("last_logged", {}))
         self.last_scored_step = state_dict["last_scored_step"]
-        self._pending.load_state_dict(state_dict.get("pending"))
+        pending = state_dict.get("pending")
+        self._pending = pending and (pending["step"], Samples(**pending["columns"]))
         self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -190,8 +183,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self._loaded_step = None
         self.refuse(mismatch(pl_module, self.samples))
         self.needs_validation(trainer, stage)
-        if stage == "fit" and self.overlap:
-            self._check_timely(trainer)
+        late = self.overlap and stage == "fit"
+        for callback in trainer.checkpoint_callbacks if late else ():
+            is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
+            key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
+            if key is not None and key in self.specs:
+                raise misconfigured(trainer, late_score_error(callback, key))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for averaging in averaging_callbacks(trainer):
             if callbacks.index(averaging) < callbacks.index(self):
@@ -211,12 +208,12 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         check_columns(self.components, self.prompts)
         used = {device for placed in devices.values() for device in placed}
         warning = overlap_on_cpu(used, kind)
-        if warning and self.overlap and stage == "fit":
+        if warning and late:
             rank_zero_warn(f"GenerationScorer: {warning}")
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        if not self._trial:
-            log_dir = trainer.log_dir or trainer.default_root_dir
-            self.folder = Path(log_dir) / "samples" / self.name
+        self._repeats = 1 if self._trial else self.generations_per_prompt
+        log_dir = Path(trainer.log_dir or trainer.default_root_dir)
+        self.folder = None if self._trial else log_dir / "samples" / self.name
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -231,140 +228,130 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
         define_scores(trainer, self.specs, f"{self.name}/{SCORED_STEP}")
-        if self._pending.samples is None:
+        if self._pending is None:
             return
-        self._start(self._pending.step, self._pending.samples)
+        self._start(*self._pending)
         if not self.overlap:  # saved by a run with overlap; here no validation would log them
-            self._pending_scores(trainer)
-            self._pending.clear()
+            self._late_scores(trainer)
+            self._pending = None
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate, score and log: at every nth validation in training, and at each other one."""
         self.has_new_scores = False
         if trainer.sanity_checking:
             return
-        fitting = trainer.state.fn == "fit"
+        step, fitting = trainer.global_step, trainer.state.fn == "fit"
         if fitting and not self._trial:
-            if trainer.global_step == self._validated_step:  # the same weights, of the same texts
-                if self.last_scored_step == self._validated_step:
-                    self._log_values(pl_module, self._last_logged)
+            if step == self._validated_step:  # the same weights, of the same texts
+                if self.last_scored_step == step:
+                    pl_module.log_dict(self._last_logged, **ALIKE)
                 return
-            self._validated_step = trainer.global_step
+            self._validated_step = step
         if fitting:
             self.validations += 1
-        now = not fitting or self._trial or self.validations % self.every_n_validations == 0
-        step = trainer.global_step
-        if not fitting and self._loaded_step is not None:
+        elif self._loaded_step is not None:
             step = self._loaded_step
-        samples = self._generate(trainer, cast(Generator, pl_module)) if now else None
+        samples = None
+        if not fitting or self._trial or self.validations % self.every_n_validations == 0:
+            prompts = self.prompts[:2] if self._trial else self.prompts
+            # Lightning enables mixed precision in its steps, not in this hook.
+            precision = trainer.precision_plugin.val_step_context()
+            with precision, whole_weights(cast(nn.Module, trainer.strategy.model)):
+                generator = cast(Generator, pl_module)
+                samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
         if self.overlap and fitting and not self._trial:
-            scores = self._pending_scores(trainer)
-            if scores is not None:
-                self._log(pl_module, scores, late=True)
-                self.last_scored_step = self._pending.step
-                self._pending.clear()
+            if self._pending is not None:
+                self._log_new(pl_module, self._late_scores(trainer))
+                self.last_scored_step, self._pending = self._pending[0], None
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
-            scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, scores)
+            self._log_new(pl_module, on_rank_zero(lambda: self._score_now(trainer, step, samples)))
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
-                pl_module.log("step", float(step), on_epoch=True, sync_dist=True, batch_size=1)
+                pl_module.log("step", float(step), **ALIKE)
 
     on_test_epoch_end = on_validation_epoch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the last scores and pass them to the loggers; no callback can act on them.
 
-        They stay in the state, so a run that resumes from here logs them at its next validation, as
-        it would have without the interruption.
+        They stay in the state: a run that resumes from here logs them at its next validation.
         """
-        scores = self._pending_scores(trainer)
-        if scores is None:
-            return
-        row = {**self.logged(scores), f"{self.name}/{SCORED_STEP}": float(self._pending.step)}
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=trainer.global_step)
+        if self._pending is not None:
+            row = self._late_scores(trainer).metrics
+            for logger in trainer.loggers:
+                logger.log_metrics(row, step=trainer.global_step)
 
     def release(self) -> None:
         """End the background thread and free the scorers' models."""
-        self._pending.close()
+        self._worker.close()
+        future, self._future = self._future, None
+        if self._pending and future and (error := future.exception()):
+            log.warning("scoring the texts of step %d failed: %r", self._pending[0], error)
         self._limit.close()
         for scorer in self.scorers:
             scorer.release()
 
-    def _check_timely(self, trainer: Trainer) -> None:
-        for callback in trainer.checkpoint_callbacks:
-            is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
-            key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
-            if key is not None and key in self.specs:
-                raise misconfigured(trainer, late_score_error(callback, key))
-
-    def _log(
-        self, module: LightningModule, scores: Mapping[str, Scores], late: bool = False
-    ) -> None:
-        first, logged = not self.resolutions, self.metrics(scores)
-        if late:
-            logged[f"{self.name}/{SCORED_STEP}"] = float(self._pending.step)
-        self._log_values(module, logged)
+    def _log_new(self, module: LightningModule, found: HeldOutScores) -> None:
+        first, logged = not self.resolutions, self.metrics(found)
+        module.log_dict(logged, **ALIKE)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
         self.has_new_scores, self._last_logged = True, logged
 
-    def _log_values(self, module: LightningModule, values: Mapping[str, float]) -> None:
-        module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-
-    @property
-    def _repeats(self) -> int:
-        """Completions per prompt; one in a run of `fast_dev_run`."""
-        return 1 if self._trial else self.generations_per_prompt
-
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
 
-        def load() -> None:
+        def start() -> None:
             with fixed_randomness(self.seed):
                 for scorer in self.scorers:
                     scorer.load()
+            path = self.folder and self.folder / f"step={step:06d}.jsonl"
+            self._future = self._worker.submit(self.score_samples, samples, path)
 
         end_if_scoring_hangs()
-        on_rank_zero(load)
-        self._pending.start(step, samples)
+        on_rank_zero(start)
+        self._pending = step, samples
 
-    def _pending_scores(self, trainer: Trainer) -> dict[str, Scores] | None:
-        """Wait for pending scores, log their table and return them; None without any."""
-        step, samples = self._pending.step, self._pending.samples
-        if samples is None:
-            return None
-        return self._pending.result(lambda result: self._log_table(trainer, step, samples, result))
+    def _late_scores(self, trainer: Trainer) -> HeldOutScores:
+        """Wait for the pending scores, log their table and return them with their step."""
+        assert self._pending is not None
+        step, samples = self._pending
 
-    def _generate(self, trainer: Trainer, module: Generator) -> Samples:
-        """Return all texts on every rank, in the order of the prompts."""
-        prompts = self.prompts[:2] if self._trial else self.prompts
-        # Lightning enables mixed precision in its steps, not in this hook.
-        model = cast(nn.Module, trainer.strategy.model)
-        with trainer.precision_plugin.val_step_context(), whole_weights(model):
-            return generate_across_ranks(module, prompts, self._repeats, self.seed)
+        def wait() -> HeldOutScores:
+            assert self._future is not None
+            future, self._future = self._future, None  # `release` does not log its error again
+            found = future.result()
+            self._log_table(trainer, step, samples, found)
+            return found
 
-    def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
+        found = on_rank_zero(wait)
+        late = {f"{self.name}/{SCORED_STEP}": float(step)}
+        return found._replace(metrics={**found.metrics, **late})
+
+    def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> HeldOutScores:
         end_if_scoring_hangs()
+        kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
+        # Written to disk at once, in case the run fails later.
+        path = self.folder and self.folder / f"{kind}step={step:06d}.jsonl"
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
-            kind = {"fit": "", "test": "test-"}.get(trainer.state.fn or "", "validate-")
-            scores = self._score(step, samples, kind)
-        self._log_table(trainer, step, samples, scores)
-        return scores
-
-    def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
-        """Score samples, and write them to disk at once, in case the run fails later."""
-        name = f"{kind}step={step:06d}.jsonl"
-        return self.score_samples(samples, self.folder / name if self.folder else None)
+            found = self.score_samples(samples, path)
+        self._log_table(trainer, step, samples, found)
+        return found
 
     def _log_table(
-        self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
+        self, trainer: Trainer, step: int, samples: Samples, found: HeldOutScores
     ) -> None:
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-        shown = without_corpus_parts(scores)
-        reasons = self.reasons(samples)
-        log_sample_table(trainer, key, samples, shown, self.table_rows, steps, reasons)
+        rows, reasons = self.table_rows, found.reasons
+        log_sample_table(trainer, key, samples, found.scores, rows, steps, reasons)
+
+
+def late_score_error(callback: Callback, key: str) -> str:
+    """Return the error message for a checkpoint callback that monitors an overlapped score."""
+    return (
+        f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "
+        "late, after the weights have changed. Use GenerationScorer(overlap=False)."
+    )

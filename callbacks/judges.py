@@ -24,13 +24,11 @@ class AUC:
     """Judge by the area under the ROC curve of a score, for samples of two labels.
 
     It is the probability that a text generated for the label `positive` scores above one generated
-    for another label, over all pairs of texts, a tie counts half: 0 to 1, 0.5 if the texts do
-    not follow their labels, higher is better. No threshold is involved, so the score may be biased
-    or uncalibrated.
+    for another label, a tie counts half: 0 to 1, 0.5 if the texts do not follow their labels,
+    higher is better.
 
     Args:
-        component: One score of a scorer, such as `LexiconSentiment()["polarity"]`, or a scorer with
-            a single one.
+        component: The score that ranks the texts, such as `LexiconSentiment()["polarity"]`.
         positive: Label of the texts that should score higher.
         attribute: Attribute of this label, for samples with labels of several attributes.
 
@@ -130,8 +128,7 @@ def comparison(
 ) -> dict[str, Any]:
     """Return the entries of `summary.json` that compare the sets of texts by the first of `scores`.
 
-    `sets` maps `"before"`, `"after"` and other texts for the same prompts to scores and judges, and
-    these to the score of each text, shape (n,), NaN if it failed.
+    `sets` maps `"before"`, `"after"` and others to the scores, (n,), of texts for the same prompts.
     """
     first = next(iter(scores))
     others = [name for name in sets if name not in ("before", "after")]

@@ -1,11 +1,10 @@
 """All private names of Lightning that this project uses, behind public ones.
 
-Checked with pytorch-lightning 2.6.6. No other module of this project may use a private name of
-Lightning: tests/callbacks/test_lightning_internals.py fails if one does, or if Lightning no longer
-has one of these names.
+Checked with pytorch-lightning 2.6.6. tests/callbacks/test_lightning_internals.py fails if another
+module uses a private name of Lightning, or if Lightning no longer has one of these:
 
-- `ModelCheckpoint._save_checkpoint` and `_remove_checkpoint` write and delete every checkpoint,
-  including `last.ckpt`, and have no public hook. Adapters are exported and removed with them.
+- `ModelCheckpoint._save_checkpoint` and `_remove_checkpoint` write and delete every checkpoint, and
+  have no public hook. Adapters are exported and removed with them.
 - `ModelCheckpoint._save_last_checkpoint`: Lightning writes `last.ckpt` only if the set of best
   checkpoints changed. We write it at every validation.
 - `ModelCheckpoint._should_skip_saving_checkpoint`, `_monitor_candidates`,
@@ -13,13 +12,11 @@ has one of these names.
   choice of checkpoints, which Lightning makes in one private method.
 - `ModelCheckpoint._last_global_step_saved` and `_last_checkpoint_saved`: the last file, which
   Lightning does not forget when the callback is used for another run.
-- `Callback._generate_state_key` names a callback's state in a checkpoint. Lightning's documentation
-  recommends it.
+- `Callback._generate_state_key`, which Lightning's documentation recommends.
 - `Trainer._logger_connector`, its `log_metrics` and `_TrainingEpochLoop._batches_that_stepped`: the
-  trainer logs under a number of batches, counted from 0, and has no option for another step.
-- `WandbLogger._wandb_init` and `_id` contain the id of the run to start or continue, which is known
-  only when a checkpoint has been read; `_offline` is True for a run that stays on this machine, and
-  `_prefix` is put before each logged key.
+  trainer logs under a number of batches, and has no option for another step.
+- `WandbLogger._wandb_init` and `_id` contain the id of the run, which is known only when a
+  checkpoint has been read; `_offline` and `_prefix` have no public name.
 """
 
 from __future__ import annotations
@@ -41,10 +38,8 @@ def state_key(callback: Callback, **identity: Any) -> str:
 def log_at_global_step(trainer: Trainer) -> None:
     """Make a trainer log at `trainer.global_step`; a second call changes nothing.
 
-    Lightning logs at the number of batches before this one: after the fourth optimizer step its
-    step is 3 while `global_step`, file names and checkpoints say 4, and with several updates per
-    batch they have little in common. A step that a module logs itself (`self.log("step", …)`) has
-    priority.
+    Lightning logs at the number of batches before this one: 3 after the fourth optimizer step. A
+    step that a module logs itself (`self.log("step", …)`) has priority.
     """
     connector = trainer._logger_connector
     log_metrics = type(connector).log_metrics
@@ -68,9 +63,8 @@ def wandb_key(logger: WandbLogger, key: str) -> str:
 def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
     """Set the arguments that a logger passes to `wandb.init` when its run starts.
 
-    An offline run prints only warnings and errors, and is on disk within a second, in
-    case the process is killed, unless the logger has settings. The logger continues the run
-    `run_id`, unless it has an id; "" starts a new one.
+    The logger continues the run `run_id`, unless it has an id; "" starts a new one. An offline run
+    prints only warnings and errors, and is on disk within a second, unless the logger has settings.
     """
     arguments = logger._wandb_init
     # Lightning always passes it, it has no effect, and wandb warns of it.

@@ -12,8 +12,7 @@ import torch
 
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.generation import GenerationScorerMixin
-from ctrlreward.callbacks.overlap import late_score_error
+from ctrlreward.callbacks.generation import GenerationScorerMixin, late_score_error
 from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (

@@ -28,26 +28,21 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
     whole lines on standard error: one when the phase changes, and one every ten seconds or after
     each step if steps take longer.
 
-    - Phases: start (loading), sanity check, training and validation; before and after it the
-      phases of `BeforeAfter`.
-    - Steps are `trainer.global_step`. They are counted up to the smallest of `max_steps`,
-      the number of batches, and ("about") the steps that `max_time` leaves time for.
+    - Phases: start (loading), sanity check, training, validation, and two of `BeforeAfter`.
+    - Steps are `trainer.global_step`, up to the smallest of `max_steps`, the number of batches, and
+      ("about") the steps that `max_time` leaves time for.
     - Metrics are the values logged with `prog_bar=True`, and the scores that checkpoint and early
       stopping callbacks monitor.
     - The time left follows from the seconds per step so far, validations included, and includes the
-      phase after training, which takes as long as the one before. Early stopping may end the run
-      sooner.
+      phase after training, which takes as long as the one before.
 
-    Replaces Lightning's bar, and becomes the first of the trainer's callbacks. `ctrlreward train`
-    uses it unless the configuration has another one or sets `enable_progress_bar` to false. Only
-    rank 0 shows the bar.
+    Replaces Lightning's bar, on rank 0, and becomes the first of the trainer's callbacks.
+    `ctrlreward train` uses it unless the configuration has another one or sets
+    `enable_progress_bar` to false.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import RewardProgressBar
-        >>> bar = RewardProgressBar()
-        >>> Trainer(max_steps=10, callbacks=[bar], enable_progress_bar=True).fit(BoringModel())
+        >>> bar = RewardProgressBar()  # for Trainer(callbacks=[bar])
     """
 
     def __init__(self) -> None:
@@ -55,6 +50,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self.title = ""
         self._enabled = True
         self._fits = False
+        self._first: tuple[float, int] | None = None  # time and step at which training started
         self._ended: float | None = None  # time at which training ended
         self._shown = ExitStack()
         self._display: Log | None = None  # while a run is shown
@@ -73,14 +69,13 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         super().setup(trainer, pl_module, stage)  # disables this bar on other ranks
         self._close()
         # Before other callbacks, some of which work long in the hooks that start a phase.
-        others = [callback for callback in _callbacks(trainer) if callback is not self]
+        others = [each for each in trainer.callbacks if each is not self]  # type: ignore[attr-defined]
         trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
         reports = callbacks_of(trainer, BeforeAfterMixin)
         self._report = reports[0] if reports and not trainer.fast_dev_run else None  # type: ignore[attr-defined]
         self._fits = stage == "fit"
         self._created = self._measured = time.monotonic()
-        self._first: tuple[float, int] | None = None  # time and step at which training started
-        self._ended = None
+        self._first = self._ended = None
         self._seconds_per_step = 0.0  # 0 before the first
         self._total = math.inf
         self._bound = "" if math.isinf(_seconds_allowed(trainer)) else "at most "
@@ -208,15 +203,10 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         return f"{duration(max(0.0, left) + after)} left"
 
 
-def _callbacks(trainer: Trainer) -> list[Any]:
-    return trainer.callbacks  # type: ignore[attr-defined]
-
-
 def _planned_steps(trainer: Trainer) -> float:
     """Return the smaller of `max_steps` and the steps of all batches; infinity without a limit."""
-    batches = float(trainer.num_training_batches)
     epochs = trainer.max_epochs
-    batches *= math.inf if epochs in (None, -1) else epochs
+    batches = trainer.num_training_batches * (math.inf if epochs in (None, -1) else epochs)
     finished = trainer.fit_loop.epoch_loop.total_batch_idx + 1
     per_batch = 1 / trainer.accumulate_grad_batches
     if trainer.global_step and finished > 0:
@@ -227,6 +217,8 @@ def _planned_steps(trainer: Trainer) -> float:
 
 def _seconds_allowed(trainer: Trainer) -> float:
     """Return the seconds until `max_time`; infinity without it."""
-    timers = [c for c in _callbacks(trainer) if is_instance(c, "callbacks.Timer")]
-    remaining = timers[0].time_remaining() if timers else None
-    return math.inf if remaining is None else remaining
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if is_instance(callback, "callbacks.Timer"):
+            remaining = callback.time_remaining()
+            return math.inf if remaining is None else remaining
+    return math.inf

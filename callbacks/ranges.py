@@ -29,10 +29,9 @@ class UsefulRange:
         high: Largest useful mean, None for no bound.
         component: The score of each text. None: the component of the reward that has the name of
             the range; with weight 0 it is bounded, not rewarded.
-        monitor: Logged key that has to stay in the range, with the bounds of a `RewardCheckpoint`:
-            `"score/distinct_2"`. The multiplier then follows validations, and `component`
-            determines which texts move the metric, such as `Uniqueness` for Distinct-2. None: the
-            mean of the component over the completions of a step.
+        monitor: Logged key that has to stay in the range, `"score/distinct_2"`. The multiplier then
+            follows validations, and `component` determines which texts move the metric, such as
+            `Uniqueness`. None: the mean of the component over the completions of a step.
         from_start: Bounds are differences from the first mean: `low=0.0` is the mean at the start.
 
     Raises:
@@ -57,18 +56,11 @@ class UsefulRange:
 
 
 class RangeMultipliers:
-    """Multipliers of the bounds of some ranges, learned from the violations.
+    """Multipliers of the bounds of some ranges, `<range>_low` and `<range>_high`.
 
-    A bound is named `<range>_low` or `<range>_high`. The excess of a mean over its bound, and the
-    distance of a text from it, count in standard deviations of the score over all texts so far, and
-    these as many deviations of the reward: a multiplier means the same for every score.
-
-    Args:
-        ranges: Name → range.
-        rate: Step size of the multipliers.
-
-    Raises:
-        ValueError: `rate` is not positive, or `ranges` is empty.
+    The excess of a mean over its bound, and the distance of a text from it, count in standard
+    deviations of the score over all texts so far, and these as many deviations of the reward: a
+    multiplier means the same for every score.
     """
 
     def __init__(self, ranges: Mapping[str, UsefulRange], rate: float) -> None:
@@ -82,44 +74,41 @@ class RangeMultipliers:
         self.multipliers = {name: 0.0 for name, *_ in self._sides()}
         self.integrals = dict(self.multipliers)
         self.moments = {name: Moments() for name in (_REWARD, *ranges)}
-        self._components: dict[str, Component | None] = {
-            name: None if each.component is None else as_component(name, each.component)
+        self.components: dict[str, Component] = {
+            name: as_component(name, each.component)
             for name, each in ranges.items()
+            if each.component is not None
         }
         self._means: dict[str, float] = {}  # of the last step
 
     def to_dict(self) -> dict[str, Any]:
         """Return the learned state, as plain data."""
-        moments = {name: asdict(each) for name, each in self.moments.items()}
         return {
             "multipliers": dict(self.multipliers),
             "integrals": dict(self.integrals),
             "starts": dict(self.starts),
-            "moments": moments,
+            "moments": {name: asdict(each) for name, each in self.moments.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `to_dict` returned; missing bounds start anew."""
-        for own, found in (
-            (self.multipliers, state["multipliers"]),
-            (self.integrals, state["integrals"]),
-        ):
-            own.update({name: value for name, value in found.items() if name in own})
+        for side in self.multipliers.keys() & state["multipliers"].keys():
+            self.multipliers[side] = state["multipliers"][side]
+            self.integrals[side] = state["integrals"][side]
         self.starts = {n: v for n, v in state["starts"].items() if n in self.ranges}
-        for name, each in state["moments"].items():
-            if name in self.moments:
-                self.moments[name] = Moments(**each)
+        known = {n: Moments(**each) for n, each in state["moments"].items() if n in self.moments}
+        self.moments |= known
 
     def check(self, reward: Reward) -> None:
         """Raise a ValueError for a range whose score the reward lacks, or that no text moves."""
-        for name, component in self._components.items():
-            if component is None and name not in reward.components:
+        for name in self.ranges:
+            component = self.components.get(name) or reward.components.get(name)
+            if component is None:
                 raise ValueError(
                     f"ranges[{name!r}] has no component, and the reward has only "
                     f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}. Pass "
                     "a component, or use one of these names."
                 )
-            component = component or reward.components[name]
             if component.scorer.of_groups:
                 raise ValueError(
                     f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
@@ -130,7 +119,7 @@ class RangeMultipliers:
 
     def values(self, samples: Samples, scored: RewardBatch) -> dict[str, Scores]:
         """Return the bounded scores of n samples by range, each of shape (n,)."""
-        own = {name: c for name, c in self._components.items() if c is not None}
+        own = self.components
         scores = fail_together(lambda: score(own, samples)) if own else {}
         return {n: scores[n] if n in own else scored.components[n] for n in self.ranges}
 
@@ -182,12 +171,6 @@ class RangeMultipliers:
                 means[name] = metrics[each.monitor]
                 self.starts.setdefault(name, means[name])
         self._adapt(means)
-
-    def release(self) -> None:
-        """Free the models of the ranges' components."""
-        for component in self._components.values():
-            if component is not None:
-                component.scorer.release()
 
     def _adapt(self, means: Mapping[str, float]) -> None:
         for side, name, sign, bound in self._sides():

@@ -76,14 +76,13 @@ class BeforeAfterMixin(CallbackMixin):
 
     Generates and scores texts before the first step, and again with the selected weights when
     training has ended; the module keeps these weights. The trainer needs a `RewardCheckpoint`.
-    Each rank generates from its share of the prompts, and rank 0 scores.
     Prints a table, and six pairs of an untuned and a selected text, evenly spaced over all.
 
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
     of each entry of `others` (texts with the scores and, by its name, the score of each judge),
     `summary.json`, and `curves.png` if a `HistoryLogger` writes to the same folder. A resumed run
-    reads `before.jsonl` back, and computes missing scores and judges of its texts. Eight texts
-    of each file, evenly spaced, have the explanation of each scorer with `explain`, for `report`.
+    reads `before.jsonl` back, and computes missing scores and judges of its texts. Eight texts of
+    each file have explanations, for `ctrlreward report`.
 
     Keys of `summary.json`:
     - `score`: the name of the first score;
@@ -93,16 +92,15 @@ class BeforeAfterMixin(CallbackMixin):
     - `others`: by name, the same keys as `before`, and `difference` and `difference_ci95` of
       after - other;
     - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
-      `difference_ci95` as above; `failed`, the number of texts of each file that were left out, as
-      they could not be scored; `others`: by name, `value`, `difference` and `difference_ci95`;
+      `difference_ci95` as above; `failed`, the number of unscored texts of each file; `others`: by
+      name, `value`, `difference` and `difference_ci95`;
     - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
     - `steps`, `stopped_by`;
     - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
-    - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
-      the last checkpoint was used instead of the best;
+    - `constraints_met`: false if the last checkpoint was used, as no validation met the constraints
+      of `RewardCheckpoint`;
     - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
-      key → "max" if higher is better, "min" if lower is better; `ranges`: logged key → smallest
-      and largest possible value;
+      key → "max" or "min"; `ranges`: logged key → smallest and largest possible value;
     - `seconds`: of `start` (up to the first generation), `before`, `train` (with validations),
       `after`, and `total`.
 
@@ -110,30 +108,25 @@ class BeforeAfterMixin(CallbackMixin):
         scores: As in `GenerationScorer`. Differences are reported for the first one.
         samples: Prompts that neither training nor selection uses, as for `generate`.
         generations_per_prompt: Completions per prompt.
-        seed: Seed of both generations, so that they differ by the weights alone.
-        others: Name → texts to score together with the generations, one for each of `samples` and
-            in their order: human references, or the inputs themselves as a copy baseline.
+        seed: Seed of both generations.
+        others: Name → other texts to score, one for each of `samples` and in their order: human
+            references, or the inputs themselves as a copy baseline.
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
             or an `AUC`.
 
     Raises:
         TypeError: A value of `scores` or `judges` is not a score.
         ValueError: `scores` is empty, a name is reserved, or `others` has a different number of
-            texts than `samples`. In `setup`: the samples are of one group, or lack a
-            column or label of a judge.
+            texts than `samples`. In `setup`: the samples are of one group, or lack a column.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
             rejects module or samples.
 
     Examples:
-        >>> from ctrlreward import Samples, Similarity, WordVectors
-        >>> from ctrlreward.callbacks import BeforeAfter, GenerationScorer, RewardCheckpoint
-        >>> content = {"content": Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))}
-        >>> held_out, test = (Samples([text], sources=["soup"]) for text in ("A hot", "The best"))
-        >>> callbacks = [
-        ...     GenerationScorer(content, held_out),
-        ...     RewardCheckpoint("score/content"),
-        ...     BeforeAfter(content, test),
-        ... ]
+        >>> from ctrlreward import LexiconSentiment
+        >>> from ctrlreward.callbacks import BeforeAfter, RewardCheckpoint
+        >>> scores = {"positive": LexiconSentiment()["polarity"]}
+        >>> report = BeforeAfter(scores, ["The soup", "The view"])
+        >>> callbacks = [RewardCheckpoint("score/positive"), report]  # and a GenerationScorer
     """
 
     def __init__(
@@ -225,7 +218,10 @@ class BeforeAfterMixin(CallbackMixin):
             pl_module.load_state_dict(state["state_dict"], strict=False)
         self._measure(trainer, pl_module, "after")
         if trainer.is_global_zero:
-            self._write_summary(trainer)
+            folder = Path(trainer.default_root_dir)
+            sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
+            rows, facts = JsonLog(folder / "metrics.jsonl").read() or None, run_facts(trainer)
+            write_comparison(folder, self.components, self.judges, sets, facts, self.seconds, rows)
 
     def release(self) -> None:
         """Free the scorers' models."""
@@ -243,39 +239,31 @@ class BeforeAfterMixin(CallbackMixin):
         with eval_mode(module), trainer.precision_plugin.val_step_context(), torch.no_grad(), whole:
             generator = cast(Generator, module)
             texts = generate_across_ranks(generator, self.prompts, repeats, self.seed)
+        sets = {name: texts}
+        if name == "before":
+            rows = np.repeat(np.arange(len(self.samples)), repeats).tolist()
+            sets |= {other: given[rows] for other, given in self.others.items()}
 
-        def work() -> None:
-            sets = {name: texts}
-            if name == "before":
-                rows = np.repeat(np.arange(len(self.samples)), repeats).tolist()
-                sets |= {other: given[rows] for other, given in self.others.items()}
-            # Texts first, so that a failing scorer does not lose any.
+        def score_all() -> None:
             for each, written in sets.items():
+                # Texts first, so that a failing scorer does not lose any.
                 write_scored_samples(folder / f"{each}.jsonl", written, {})
                 self._scored(folder, each)
 
-        on_rank_zero(work)
+        on_rank_zero(score_all)
         self.seconds[name] = time.perf_counter() - started
 
     def _scored(self, folder: Path, name: str) -> tuple[Samples, dict[str, Scores]]:
         path = folder / f"{name}.jsonl"
         return scored_texts(path, self._components, self.seed, "default_root_dir")
 
-    def _write_summary(self, trainer: Trainer) -> None:
-        folder = Path(trainer.default_root_dir)
-        sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
-        history = JsonLog(folder / "metrics.jsonl").read() or None
-        facts = run_facts(trainer)
-        write_comparison(folder, self.components, self.judges, sets, facts, self.seconds, history)
-
 
 class RunReportMixin(ReadingMixin):
     """Writes `summary.json` and `curves.png` of a run when it ends, also by an error.
 
-    For any module and logger, without further texts; `BeforeAfter` writes a larger report. The
-    figure has the scores of each `GenerationScorer`, the keys that checkpoint and early stopping
-    callbacks monitor, the kept step and the constraints of `RewardCheckpoint`. A resumed run
-    continues it. It needs `pip install 'ctrlreward[plots]'`.
+    For any module and logger, without further texts. The figure has the scores of each
+    `GenerationScorer`, the keys that checkpoint and early stopping callbacks monitor, the kept step
+    and the constraints of `RewardCheckpoint`. It needs `pip install 'ctrlreward[plots]'`.
 
     Keys of `summary.json`:
     - `scores`: logged key → its `first`, `last` and `best` value at validation, and `best_step`;
@@ -292,17 +280,8 @@ class RunReportMixin(ReadingMixin):
             same files.
 
     Examples:
-        >>> import json
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward.callbacks import RewardCheckpoint, RunReport
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
-        >>> callbacks = [RewardCheckpoint("score/quality", "max"), RunReport("runs/mine")]
-        >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
-        >>> json.load(open("runs/mine/summary.json"))["scores"]
-        {'score/quality': {'first': 0.5, 'last': 0.625, 'best': 0.75, 'best_step': 128}}
+        >>> from ctrlreward.callbacks import RunReport
+        >>> report = RunReport("runs/mine")  # for Trainer(callbacks=[report])
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -314,8 +293,8 @@ class RunReportMixin(ReadingMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics and the seconds so far."""
-        own = {"rows": list(self.rows), "decided": self._reader.step}
-        return {**own, "seconds": self._seconds()}
+        seconds = self._seconds_before + time.perf_counter() - self._started
+        return {"rows": list(self.rows), "decided": self._reader.step, "seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
@@ -343,30 +322,25 @@ class RunReportMixin(ReadingMixin):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files."""
-        assert self._output is not None
-        self._write(trainer, self._output)
+        self._write(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Write both files, unless the run failed before it began."""
-        if is_fitting(trainer) and self._output is not None:
-            self._write(trainer, self._output, type(exception).__name__)
+        if is_fitting(trainer):
+            self._write(trainer, {"stopped_by": type(exception).__name__})
         super().on_exception(trainer, pl_module, exception)
 
-    def _seconds(self) -> float:
-        return self._seconds_before + time.perf_counter() - self._started
-
-    def _write(self, trainer: Trainer, folder: Path, error: str = "") -> None:
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+    def _write(self, trainer: Trainer, changes: Mapping[str, str] | None = None) -> None:
+        folder = self._output
+        if folder is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        facts = run_facts(trainer)
-        if error:
-            facts["stopped_by"] = error
+        facts = {**run_facts(trainer), **(changes or {})}
         scores = {key: _course(self.rows, key, mode) for key, mode in facts["directions"].items()}
         logged = [log for log in trainer.loggers if isinstance(log, HistoryLoggerMixin)]
         history = JsonLog(logged[0].path).read() if logged else self.rows
-        summary = {"scores": scores, **facts, "seconds": {"total": self._seconds()}}
+        summary = {"scores": scores, **facts, "seconds": {"total": self.state_dict()["seconds"]}}
         write_report(folder, summary, history)
 
 
@@ -431,8 +405,8 @@ def write_comparison(
 ) -> None:
     """Write and print the comparison of `BeforeAfter`.
 
-    `sets` has `"before"`, `"after"` and others → texts and their scores, as `scored_texts`; `facts`
-    are of `run_facts`, `history` the rows of metrics for the curves.
+    `sets` has `"before"`, `"after"` and others → texts and scores; `facts` are of `run_facts`,
+    `history` the rows of metrics for the curves.
     """
     own = {f"score/{name}": component for name, component in components.items()}
     own |= {f"judges/{name}": judged_component(judge) for name, judge in judges.items()}

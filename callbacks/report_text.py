@@ -44,24 +44,16 @@ def console_table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def text_pairs(
-    score: str,
-    before: tuple[Samples, Scores],
-    after: tuple[Samples, Scores],
-    width: int | None = None,
-) -> str:
+def text_pairs(score: str, before: tuple[Samples, Scores], after: tuple[Samples, Scores]) -> str:
     """Return six pairs of texts to read: untuned and selected policy for the same prompt.
 
-    The pairs are evenly spaced over the samples, whatever their scores. `before` and `after` are n
-    samples of the two policies and their score `score`, shape (n,). `width` defaults to the
-    terminal's, within 80 to 100 columns.
+    The pairs are evenly spaced over the samples, and as wide as the terminal, within bounds.
+    `before` and `after` are n samples of the two policies and their score `score`, shape (n,).
     """
     (header, untuned), (_, selected) = (
         sample_table(samples, {score: scores}, _PAIRS) for samples, scores in (before, after)
     )
-    if width is None:
-        width = shutil.get_terminal_size((_WIDEST, 24)).columns
-        width = min(max(width, _NARROWEST), _WIDEST)
+    width = min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
     n = len(after[0])
     lines = [f"{len(selected)} of {n} pairs of texts, evenly spaced, with their {score}"]
     for pair in zip(untuned, selected, strict=True):

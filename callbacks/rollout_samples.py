@@ -27,8 +27,7 @@ class RolloutSamplesMixin(CallbackMixin):
 
     All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each reward
     component and `total`, some to a Weights & Biases table (`rollout/samples`). The step is the one
-    after the update, as in the log of the rewards. With several ranks, only the rollouts of rank 0
-    are written; with `fast_dev_run`, none.
+    after the update. Only rank 0 writes, and nothing with `fast_dev_run`.
 
     Args:
         every_n_batches: Interval in training batches.

@@ -54,8 +54,8 @@ def adapter_folder(checkpoint: str) -> str:
 class WholeCheckpointIOMixin(TorchCheckpointIO):
     """Checkpoint IO that writes next to the target and then renames.
 
-    Lightning's default moves a file from the system's temporary folder. If that is another file
-    system, a run killed meanwhile leaves a truncated `last.ckpt`.
+    Lightning's default moves a file from the system's temporary folder, which is not atomic between
+    file systems.
     """
 
     def save_checkpoint(
@@ -78,10 +78,9 @@ class WholeCheckpointIOMixin(TorchCheckpointIO):
 
 
 def write_shards_whole(strategy: Any) -> None:
-    """Make a strategy under FSDP write checkpoints next to the target and then rename.
+    """Make a strategy under FSDP, which has no checkpoint IO, write next to the target and rename.
 
-    Each rank writes its shard into one folder, without the checkpoint IO. A second call changes
-    nothing.
+    A second call changes nothing.
     """
     save = type(strategy).save_checkpoint
 
@@ -98,10 +97,7 @@ def write_shards_whole(strategy: Any) -> None:
 
 
 class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
-    """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
-
-    Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
-    """
+    """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`."""
 
     _writes_last = False
 
@@ -141,40 +137,37 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
             trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()
         if is_sharded(trainer):
             write_shards_whole(trainer.strategy)
-            if isinstance(pl_module, AdapterExporter):
-                raise misconfigured(
-                    trainer,
-                    "export_adapter is called on rank 0, which under "
-                    f"{type(trainer.strategy).__name__} has a shard of the adapter. Use "
-                    "Trainer(strategy='ddp'), or leave out export_adapter.",
-                )
-        if isinstance(pl_module, AdapterExporter) and averaging_callbacks(trainer):
-            raise misconfigured(
-                trainer,
+        if not isinstance(pl_module, AdapterExporter):
+            return
+        averaging = averaging_callbacks(trainer)
+        error = ""
+        if is_sharded(trainer):
+            strategy = type(trainer.strategy).__name__
+            error = (
+                f"export_adapter is called on rank 0, which under {strategy} has a shard of the "
+                "adapter. Use Trainer(strategy='ddp'), or leave out export_adapter."
+            )
+        elif averaging:
+            error = (
                 "a checkpoint would have the averaged weights, and the adapter next to it the "
-                f"others. Leave out {type(averaging_callbacks(trainer)[0]).__name__}.",
+                f"others. Leave out {type(averaging[0]).__name__}."
             )
-        if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
-            raise misconfigured(
-                trainer,
-                f"dirpath must be a local folder, to which adapters are written, got "
-                f"{str(self.dirpath)!r}",
-            )
+        elif "://" in (folder := str(self.dirpath)):
+            error = f"dirpath must be a local folder, to which adapters are written, got {folder!r}"
+        if error:
+            raise misconfigured(trainer, error)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the checkpoint if it is selected, and always `last.ckpt`.
-
-        The last of these callbacks writes it for all, so that it has the decision of each.
-        """
+        """Save the checkpoint if it is selected, and always `last.ckpt`."""
         self._writes_last = not self.skips_saving(trainer)  # unless `last.ckpt` has these weights
         # Step 0 and fast_dev_run have no checkpoint.
         if self.is_undecided(trainer) and trainer.global_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.select(trainer)
         callbacks = _selecting(trainer)
-        if self is callbacks[-1]:
-            for callback in callbacks:
-                if callback._writes_last:
-                    callback.save_last_checkpoint(trainer)
+        # The last callback writes the files of all, so that they have the decision of each.
+        for callback in callbacks if self is callbacks[-1] else ():
+            if callback._writes_last:
+                callback.save_last_checkpoint(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write `last.ckpt` if no validation has, but not under `fast_dev_run`."""
@@ -184,13 +177,14 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
     def before_saving(self, trainer: Trainer, path: str) -> None:
         """Export the adapter first, so that an existing checkpoint always has its adapter."""
         module = trainer.lightning_module
-        if isinstance(module, AdapterExporter):
+        if not isinstance(module, AdapterExporter):
+            return
 
-            def export() -> None:
-                with whole_folder(Path(adapter_folder(path))) as folder:
-                    module.export_adapter(str(folder))
+        def export() -> None:
+            with whole_folder(Path(adapter_folder(path))) as folder:
+                module.export_adapter(str(folder))
 
-            on_rank_zero(export)
+        on_rank_zero(export)
 
     def after_removal(self, trainer: Trainer, path: str) -> None:
         """Remove the adapter."""

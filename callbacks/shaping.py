@@ -60,8 +60,7 @@ class RewardShapingMixin(ReadingMixin):
     8. `normalise`: the running mean is subtracted, and the result divided by the running standard
        deviation of all rewards so far. Last, so that advantages always have the same scale.
 
-    An algorithm that divides by a deviation itself (GRPO by its group's) undoes the last. A sample
-    without a reward remains without one. All ranks share the running statistics.
+    A sample without a reward remains without one. All ranks share the running statistics.
 
     Logs at each step, for the active transformations: `shaping/weight/<component>`;
     `shaping/after_weights`, `after_reference`, `after_potential`, `after_clip`,
@@ -78,29 +77,28 @@ class RewardShapingMixin(ReadingMixin):
         weights: Schedules that replace weights of the `Reward`: component → pairs of step and
             weight, `{"similarity": [(0, 0.2), (100, 1.0)]}`. Linear between the points over
             optimizer steps, constant before the first and after the last.
-        potential: Potential-based shaping term.
+        potential: See `Potential`.
         clip: Lower and upper bound of the total; None for no bound.
-        window: Penalty per token outside a window of lengths.
-        overlong: DAPO's soft penalty of completions near the length limit.
-        normalise: Whether to normalise by the running mean and standard deviation.
+        window: See `LengthWindow`.
+        overlong: See `SoftOverlong`.
+        normalise: Whether to normalise by the running mean and standard deviation, which an
+            algorithm undoes that divides by a deviation itself, as GRPO does.
         kl_target: Target of `policy/kl`, in nats per token, > 0. The module's `beta` is adapted
             after each batch (Ziegler et al. 2019); None keeps it constant.
         kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
-        reference: Bounded reward relative to the reward of references.
+        reference: See `ReferenceReward`.
         length_alpha: α of the length factor, > 0: the larger, the more a long completion loses.
         ranges: Name → range that the mean of a score has to stay in, `{"similarity":
             UsefulRange(high=0.9)}`. A multiplier of each bound rises while it is violated and falls
-            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). Their
-            multiplier is squashed into (0, 1) and never 0; a bound that was never violated changes
-            nothing here.
+            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373; their
+            multiplier is squashed into (0, 1) and never 0).
         range_rate: Step size of the multipliers, per standard deviation of the score.
 
     Raises:
         ValueError: No transformation, steps that do not increase, or a number out of range. In
-            `setup`: a scheduled component that the reward does not have or does not weight, a
-            weight that rewards the worse direction, or a range of a score that the reward lacks or
-            that is one number for a group. In training: a reward below 0 with `length_alpha`.
+            `setup`: weights or ranges that do not fit the reward. In training: a reward below 0
+            with `length_alpha`.
         MisconfigurationException: In `setup`: the module cannot be shaped, is shaped already, has
             no KL term for the target, or no reference policy. In training: the key that a range
             monitors is not logged.
@@ -237,9 +235,7 @@ class RewardShapingMixin(ReadingMixin):
             return
         if self._weighted is not None and self.kl_target is not None:
             metrics["beta"] = self._weighted.beta
-            self.beta = self._weighted.beta = self._adapted(
-                trainer, metrics["beta"], self.kl_target
-            )
+            self._adapt_beta(trainer, self._weighted, self.kl_target)
         if self.ranges is not None:
             metrics |= {f"multiplier/{n}": value for n, value in self.ranges.multipliers.items()}
             self.ranges.end_step()
@@ -265,8 +261,8 @@ class RewardShapingMixin(ReadingMixin):
             self._module.shape_rewards = None
             if self.potential is not None:
                 self.potential.phi.scorer.release()
-            if self.ranges is not None:
-                self.ranges.release()
+            for component in self.ranges.components.values() if self.ranges else ():
+                component.scorer.release()
         self._module = self._weighted = None
 
     def _shape(
@@ -336,10 +332,7 @@ class RewardShapingMixin(ReadingMixin):
     def _length_factor(
         self, samples: Samples, rewards: Scores, tokens: Scores, baseline: bool
     ) -> Scores:
-        """Return the factor of each length, by the valid completions of the same prompt.
-
-        A baseline uses the mean of the completions that are compared with it.
-        """
+        """Return the factor of each length, by the mean of the completions to learn from."""
         assert self.length_alpha is not None
         if (rewards < 0).any():
             i = int((rewards < 0).argmax())
@@ -363,16 +356,15 @@ class RewardShapingMixin(ReadingMixin):
         if not any(moments.count for moments, _ in by_rank):
             raise RuntimeError(
                 f"all {sum(count for _, count in by_rank)} samples of this step failed to get a "
-                "shaped reward. See the warnings of the "
-                "potential's scorer for the reason."
+                "shaped reward. See the warnings of the potential's scorer for the reason."
             )
         if self.normalise:
             for moments, _ in by_rank:
                 self.moments = self.moments.merged(moments)
             self._metrics |= {"running_mean": self.moments.mean, "running_std": self.moments.std}
 
-    def _adapted(self, trainer: Trainer, beta: float, target: float) -> float:
-        """Return the weight of the KL term for the next step, by the KL of all ranks."""
+    def _adapt_beta(self, trainer: Trainer, module: KLWeighted, target: float) -> None:
+        """Set the weight of the KL term for the next step, by the KL of all ranks."""
         metrics = trainer.callback_metrics
         if KL not in metrics:
             raise misconfigured(
@@ -382,7 +374,9 @@ class RewardShapingMixin(ReadingMixin):
             )
         by_rank = on_every_rank(lambda: metrics[KL].item())
         kl = sum(by_rank) / len(by_rank)
-        return adaptive_kl_coef(beta, kl, target, self.kl_horizon) if math.isfinite(kl) else beta
+        if math.isfinite(kl):
+            module.beta = adaptive_kl_coef(module.beta, kl, target, self.kl_horizon)
+        self.beta = module.beta
 
 
 def _total(reward: Reward, scored: RewardBatch, weights: Mapping[str, float]) -> Scores:

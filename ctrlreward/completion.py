@@ -22,8 +22,6 @@ from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_s
 class TextGenerator(Protocol):
     """Interface of a LightningModule that can be scored while it trains: one method.
 
-    A module whose completions depend on more than the prompt is a `SampleGenerator` instead.
-
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> class Writer(BoringModel):
@@ -37,8 +35,7 @@ class TextGenerator(Protocol):
         """Complete each prompt: in order, without the prompt.
 
         Called in eval mode without gradients, with all prompts at once: split them into batches
-        that fit in memory. Prompt and completion are concatenated unchanged, so a space between
-        them belongs to the completion.
+        that fit in memory. A space between prompt and completion belongs to the completion.
         """
         ...
 
@@ -47,7 +44,7 @@ class TextGenerator(Protocol):
 class SampleGenerator(Protocol):
     """Interface of a LightningModule that needs more than prompts, such as a target style.
 
-    One method, which is preferred to `complete` if a module has both.
+    It is preferred to `TextGenerator` if a module has both methods.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -78,19 +75,17 @@ Generator: TypeAlias = TextGenerator | SampleGenerator | Callable[[Sequence[str]
 def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: int = 0) -> Samples:
     """Complete each prompt, by `complete_samples` or `complete` of the module, or a function.
 
-    A prompt is a sample whose text is only a beginning. `Samples(texts=["The food"])` requests
-    texts that begin with "The food". `Samples(texts=["The food"], prompts=["Praise: The food"],
-    labels=["positive"])` requests the same from a model that reads an instruction. In tasks whose
-    text does not continue the prompt (dialog, summaries, transfer), the beginning is "". For a data
-    set with independent texts, `as_samples(data, prefixes="")` says so.
+    A prompt is a sample whose text is only a beginning: `Samples(texts=["The food"])` requests
+    texts that begin with "The food". With `prompts=["Praise: The food"]` the model reads that
+    instead. In tasks whose text does not continue the prompt (dialog, summaries, transfer), the
+    beginning is "": `as_samples(data, prefixes="")`.
 
     Args:
         module: A `TextGenerator` or a function, which gets the prompts, or a `SampleGenerator`,
             which gets all columns and is preferred; the caller puts a model in eval mode.
         prompts: n samples, or anything that `as_samples` converts. The beginning of each text is
-            `prefixes` if given, else `texts`. With prefixes, the rest of each text is ignored, so
-            earlier generations can be passed again. The model reads `prompts` if given, else the
-            beginnings. Labels, sources and other columns are kept.
+            `prefixes` if given, else `texts`; the rest of a text is ignored. The model reads
+            `prompts` if given, else the beginnings. Other columns are kept.
         repeats: Completions per prompt.
         seed: Seeds the global generators during the call. Their previous state is restored.
 
@@ -103,7 +98,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         TypeError: The module returns no list.
         ValueError: The module has neither method, or does not return one string per prompt; or a
             `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
-            without prefixes and prompts, so that it is unknown whether the texts are beginnings.
+            without prefixes and prompts.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -163,7 +158,9 @@ def mismatch(module: object, prompts: Samples) -> str:
                 'Use as_samples(samples, prefixes="") if the module rewrites the sources, or '
                 "as_samples(samples, prefixes=samples.texts) if it continues the texts"
             )
-    elif not isinstance(module, TextGenerator) and not _is_function(module):
+    elif not isinstance(module, TextGenerator) and (
+        not callable(module) or isinstance(module, nn.Module)  # its call is not a completion
+    ):
         return (
             f"the module has to define complete or complete_samples, and {name} has neither. "
             "Define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
@@ -173,15 +170,10 @@ def mismatch(module: object, prompts: Samples) -> str:
     return ""
 
 
-def _is_function(module: object) -> bool:
-    return callable(module) and not isinstance(module, nn.Module)  # whose call is not a completion
-
-
 def unclear_input(module: object, samples: Samples) -> str:
-    """Return why the input of an encoder-decoder is ambiguous, "" if it is clear.
+    """Return why a text alone may be input or output of an encoder-decoder, "" if it is clear.
 
-    An encoder-decoder reads one text and writes another, so a text alone is its input or the
-    beginning of its output. A module is one if all of its language models of transformers are.
+    A module is an encoder-decoder if all of its language models of transformers are.
     """
     if samples.prefixes is not None or samples.prompts is not None:
         return ""
@@ -204,8 +196,7 @@ def unclear_input(module: object, samples: Samples) -> str:
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
     """Share `generate` over the ranks, and return all samples, in its order, on every rank.
 
-    A collective. Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r. A
-    rank that fails raises its exception, and the others a RuntimeError with its message.
+    A collective. Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r.
     """
     rank, ranks = rank_and_ranks()
     share = prompts.as_prompts()[rank::ranks]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,8 +44,6 @@ TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 CV = "cv"
-WITHOUT = "without"
-_COUNTED = "counted"
 
 # Names in other libraries of the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
@@ -58,12 +57,27 @@ SAMPLING_NAMES = {
 }
 
 
+class HeldOutScores(NamedTuple):
+    """Scores of the completions of all prompts.
+
+    Attributes:
+        scores: Name → score of each of n samples, shape (n,).
+        reasons: Name → reasons of these scores, only of scores that have some.
+        metrics: Key → value to log.
+        by_prompt: Key → values of each prompt, see `HeldOutScorer`.
+    """
+
+    scores: dict[str, Scores]
+    reasons: dict[str, list[str]]
+    metrics: dict[str, float]
+    by_prompt: dict[str, Scores]
+
+
 class HeldOutScorer:
     """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
 
-    For any training loop; `GenerationScorer` is this class as a callback. Every call of
-    `evaluate` completes the same prompts with the same seed, so that two validations are compared
-    prompt by prompt.
+    For any training loop; `GenerationScorer` is this class as a callback. Every `evaluate`
+    completes the same prompts with the same seed.
 
     Args:
         scores: Name → score: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or a
@@ -74,9 +88,9 @@ class HeldOutScorer:
         name: Prefix of each key.
         seed: Seed of the generation.
         decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
-            first, second, … completions of all prompts, so that it takes two or more of each.
-        timeout: Time limit for scoring, in seconds; a scorer that hangs then raises a
-            `ScoringTimeout` with its line. None for no limit.
+            first, second, … completions of all prompts.
+        timeout: Time limit for scoring, in seconds, after which a `ScoringTimeout` is raised with
+            the scorer's line. None for no limit.
 
     Attributes:
         by_prompt: Key → last scores of each prompt's completions, shape (prompts,
@@ -117,10 +131,10 @@ class HeldOutScorer:
         super().__init__()  # a callback also inherits from another class
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
-        self.prompts = self.samples.as_prompts()
-        self._digest = prompts_digest(self.prompts)
         if len(self.samples) == 0:
             raise ValueError("samples is empty, must have at least one held-out prompt")
+        self.prompts = self.samples.as_prompts()
+        self._digest = prompts_digest(self.prompts)
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = inner_path("name", name)
         self.seed = seed
@@ -130,6 +144,7 @@ class HeldOutScorer:
                 "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
                 f"completions of a prompt, got {generations_per_prompt}"
             )
+        self._repeats = generations_per_prompt  # 1 in a trial run of a callback
         self._limit = TimeLimit(timeout)
         self.by_prompt: dict[str, Scores] = {}
         self.resolutions: dict[str, Resolution] = {}
@@ -154,9 +169,9 @@ class HeldOutScorer:
 
     @property
     def scored(self) -> dict[str, Component]:
-        """The components, and under separate keys those that scores of the corpus are made of."""
+        """The components, and under separate keys the parts of scores of the corpus."""
         return self.components | {
-            _part_key(key, name): Component(self.components[key].scorer, name)
+            f"{CORPUS}/{key}/{name}": Component(self.components[key].scorer, name)
             for key, _, fold in self._folds()
             for name in fold.parts
         }
@@ -186,8 +201,8 @@ class HeldOutScorer:
         samples: Samples,
         path: Path | None = None,
         scores: Mapping[str, Scores] | None = None,
-    ) -> dict[str, Scores]:
-        """Return the scores of completions, and values for the metrics of a corpus.
+    ) -> HeldOutScores:
+        """Return the scores of completions, their metrics and the values of each prompt.
 
         Args:
             samples: Completions of the prompts; the completions of a prompt follow each other.
@@ -195,82 +210,63 @@ class HeldOutScorer:
                 again with the values of the prompts that do not follow from these scores.
             scores: Values of `scored`, if they are known.
         """
+        counted: dict[str, float] = {}
         if scores is None:
             what = partial(describe_batch, self.components, samples)
             scores, counted = self._limit.run(what, partial(counted_score, self.scored, samples))
-            scores |= {_part_key(_COUNTED, key): np.array([n]) for key, n in counted.items()}
-        scores = dict(scores)
-        shown, reasons = without_corpus_parts(scores), self.reasons(samples)
+        shown = {key: scores[key] for key in self.components}
+        reasons = reasons_of(self.components, samples)
         if path is not None:
             write_scored_samples(path, samples, shown, reasons=reasons)
-        scores |= self._without_each_prompt(samples, scores)
-        if path is not None:
-            jackknifed = {
-                key: table[:, 0]
-                for key, table in self._tables(scores).items()
-                if key.startswith(f"{CORPUS}/") or _part_key(key, WITHOUT) in scores
-            }
-            if jackknifed:
-                write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
-        return scores
+        corpus, jackknifed = self._corpus_values(scores)
+        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
+        if grouped and len(samples) > self._repeats:
+            jackknifed = self._jackknifed_groups(grouped, samples, shown) | jackknifed
+        if path is not None and jackknifed:
+            write_scored_samples(path, samples, shown, jackknifed, reasons=reasons)
+        tables = {key: row.reshape(-1, self._repeats) for key, row in shown.items()}
+        failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
+        tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
+        tables |= {key: row[:, None] for key, row in jackknifed.items()}
+        values = mean_scores(shown) | corpus | counted
+        if self.decoding_cv:
+            values |= self._decoding_cvs(tables)
+        named = {f"{self.name}/{key}": float(value) for key, value in values.items()}
+        by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
+        return HeldOutScores(shown, reasons, named, by_prompt)
 
-    def reasons(self, samples: Samples) -> dict[str, list[str]]:
-        """Return the reasons of samples that were just scored, by score; only those with any."""
-        return reasons_of(self.components, samples)
+    def metrics(self, found: HeldOutScores) -> dict[str, float]:
+        """Return the metrics of `score_samples`, and keep the scores by prompt.
 
-    def logged(self, scores: Mapping[str, Scores]) -> dict[str, float]:
-        """Return mean scores, fail rate and scores of the corpus, by `<name>/<score>`.
-
-        With a judge on a server also its requests, tokens and cost, `<name>/judge/cost`.
+        They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`;
+        with a judge on a server also its requests, tokens and cost, `<name>/judge/cost`.
         """
-        values = mean_scores({key: scores[key] for key in self.components})
-        for key, end, fold in self._folds():
-            parts = (scores[_part_key(key, name)] for name in fold.parts)
-            values[f"{CORPUS}/{key}{end}"] = fold.fold(*parts)
-        start = _part_key(_COUNTED, "")
-        counted = {key.removeprefix(start): n for key, n in scores.items() if key.startswith(start)}
-        values |= {key: float(n[0]) for key, n in counted.items()}
-        return {f"{self.name}/{key}": value for key, value in values.items()}
-
-    def metrics(self, scores: Mapping[str, Scores]) -> dict[str, float]:
-        """Return the metrics of `score_samples`, and keep the scores by prompt."""
-        tables, values = self._tables(scores), self.logged(scores)
-        for key, table in tables.items():
-            if self.decoding_cv and table.shape[1] > 1:
-                # The j-th completions of all prompts are one decoding (Belz et al. 2022). CV* is
-                # undefined for means of both signs or means of 0.
-                means = valid_row_means(table.T).tolist()
-                defined = min(means) > 0 or max(means) < 0
-                values[f"{self.name}/{CV}/{key}"] = cv_star(means) if defined else math.nan
-        before = self.by_prompt
-        self.by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
+        before, self.by_prompt = self.by_prompt, found.by_prompt
         if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
             self.resolutions = {
-                f"{self.name}/{key}": resolution(before[f"{self.name}/{key}"], tables[key])
-                for key in self.components
+                key: resolution(before[key], self.by_prompt[key])
+                for key in (f"{self.name}/{name}" for name in self.components)
             }
-        return values
+        return found.metrics
 
     def describe_resolutions(self) -> str:
         """Return `resolutions` in words, one line per score."""
-        several = self.generations_per_prompt > 1
         lines = [
-            f"  {key}: {r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "
-            f"(standard deviation {r.between_prompts:.3g} between prompts"
-            + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
-            if r.prompts > 1
-            else f"  {key}: not known, as fewer than two prompts have a score at both validations"
-            for key, r in self.resolutions.items()
-        ]
-        what = (
             f"Smallest difference between two validations that {len(self.samples)} prompts show in "
             "four of five cases:"
-        )
-        return "\n".join([what, *lines])
-
-    @property
-    def _repeats(self) -> int:
-        return self.generations_per_prompt
+        ]
+        for key, r in self.resolutions.items():
+            shown = "not known, as fewer than two prompts have a score at both validations"
+            if r.prompts > 1:
+                spread = f"{r.between_prompts:.3g} between prompts"
+                if self.generations_per_prompt > 1:
+                    spread += f", {r.between_decodings:.3g} between completions of a prompt"
+                shown = (
+                    f"{r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "
+                    f"(standard deviation {spread})"
+                )
+            lines.append(f"  {key}: {shown}")
+        return "\n".join(lines)
 
     def _folds(self) -> Iterator[tuple[str, str, CorpusFold]]:
         """Yield key of the component, end of the name, and fold of each score of the corpus."""
@@ -278,47 +274,47 @@ class HeldOutScorer:
             for end, fold in component.corpus_folds.items():
                 yield key, end, fold
 
-    def _tables(self, scores: Mapping[str, Scores]) -> dict[str, Scores]:
-        """Return the values of each prompt by key without the name, shape (prompts, repeats).
-
-        The shape is (prompts, 1) for the fail rate, and for scores of the corpus and of groups, of
-        which these are jackknife values.
-        """
-        repeats = self._repeats
-        tables = {key: scores[key].reshape(-1, repeats) for key in self.components}
-        failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
-        for key in self.components:
-            if _part_key(key, WITHOUT) in scores:
-                without = scores[_part_key(key, WITHOUT)]
-                tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
-        tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
+    def _corpus_values(
+        self, scores: Mapping[str, Scores]
+    ) -> tuple[dict[str, float], dict[str, Scores]]:
+        """Return the scores of the corpus, and the jackknife values of each, (prompts,)."""
+        values, jackknifed, repeats = {}, {}, self._repeats
         for key, end, fold in self._folds():
-            parts = [scores[_part_key(key, name)] for name in fold.parts]
+            parts = [scores[f"{CORPUS}/{key}/{name}"] for name in fold.parts]
+            name = f"{CORPUS}/{key}{end}"
+            values[name] = fold.fold(*parts)
             left_out = [
                 fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
                 for start in range(0, len(parts[0]), repeats)
             ]
-            values = jackknife_values(fold.fold(*parts), left_out)
-            tables[f"{CORPUS}/{key}{end}"] = values[:, None]
-        return tables
+            jackknifed[name] = jackknife_values(values[name], left_out)
+        return values, jackknifed
 
-    def _without_each_prompt(
-        self, samples: Samples, scores: Mapping[str, Scores]
+    def _decoding_cvs(self, tables: Mapping[str, Scores]) -> dict[str, float]:
+        """Return CV*; the j-th completions of all prompts are one decoding (Belz et al. 2022)."""
+        cvs = {}
+        for key, table in tables.items():
+            if table.shape[1] > 1:
+                means = valid_row_means(table.T).tolist()
+                # It is undefined for means of both signs or means of 0.
+                defined = min(means) > 0 or max(means) < 0
+                cvs[f"{CV}/{key}"] = cv_star(means) if defined else math.nan
+        return cvs
+
+    def _jackknifed_groups(
+        self, grouped: Mapping[str, Component], samples: Samples, scores: Mapping[str, Scores]
     ) -> dict[str, Scores]:
-        """Return the means of scores of groups without each prompt, (prompts,), for `_tables`."""
-        grouped = {key: c for key, c in self.components.items() if c.scorer.of_groups}
+        """Return the jackknife values, (prompts,), of the scores that a group of texts shares."""
         repeats = self._repeats
-        if not grouped or len(samples) == repeats:
-            return {}
         # Failed samples are not counted, and not warned about again.
         failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
         rows = [
             [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
             for prompt in range(len(samples) // repeats)
         ]
-        parts = [score(grouped, samples[kept]) for kept in rows]
+        without = [score(grouped, samples[kept]) for kept in rows]
         return {
-            _part_key(key, WITHOUT): np.array([valid_mean(part[key]) for part in parts])
+            key: jackknife_values(valid_mean(scores[key]), [valid_mean(w[key]) for w in without])
             for key in grouped
         }
 
@@ -362,12 +358,3 @@ def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     means = {key: valid_mean(values) for key, values in scores.items()}
     failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
     return {**means, FAIL_RATE: float(failed.mean())}
-
-
-def without_corpus_parts(scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Return the scores that a user asked for."""
-    return {key: values for key, values in scores.items() if not key.startswith(f"{CORPUS}/")}
-
-
-def _part_key(key: str, part: str) -> str:
-    return f"{CORPUS}/{key}/{part}"

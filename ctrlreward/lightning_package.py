@@ -1,9 +1,8 @@
 """The two packages of Lightning: `pytorch_lightning` and `lightning.pytorch`.
 
-They have the same classes under the same names, but without a common base: a callback for one is
-not one for the other. So the callbacks of this project and `PolicyTuner` are mixins that import
-neither, and `ctrlreward.pytorch_lightning` and `ctrlreward.lightning` mix them into the classes of
-each. A mixin finds names of its package with `package_of`.
+They have the same classes under the same names, but without a common base. So the callbacks of this
+project and `PolicyTuner` are mixins that import neither, and modules for each package mix them into
+its classes. A mixin finds names of its package with `package_of`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:  # the types of one package represent both
     from pytorch_lightning import Callback as Callback
@@ -42,11 +41,6 @@ class LightningPackage:
         """Return a public name of the package: `load("callbacks.ModelCheckpoint")`."""
         module, _, attribute = path.rpartition(".")
         return getattr(import_module(f"{self.name}.{module}"), attribute)
-
-    @property
-    def misconfiguration(self) -> type[Any]:
-        """The package's `MisconfigurationException`."""
-        return self.load("utilities.exceptions.MisconfigurationException")
 
 
 PACKAGES = (
@@ -83,10 +77,9 @@ def is_instance(instance: object, path: str) -> bool:
 
 def averaging_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the `WeightAveraging` callbacks of the trainer, by name: they are new in 2.6."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [
         each
-        for each in callbacks
+        for each in trainer.callbacks  # type: ignore[attr-defined]
         if any(base.__name__ == "WeightAveraging" for base in type(each).__mro__)
     ]
 
@@ -98,7 +91,8 @@ def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
 
 def misconfigured(instance: object, message: str) -> Exception:
     """Return a `MisconfigurationException` of an object's package, to be raised."""
-    return package_of(instance).misconfiguration(message)
+    kind = package_of(instance).load("utilities.exceptions.MisconfigurationException")
+    return cast("Exception", kind(message))
 
 
 SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
@@ -110,11 +104,7 @@ def is_sharded(trainer: Trainer) -> bool:
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Check that callbacks can gather the model of a strategy that splits it.
-
-    They gather the weights under FSDP. Under tensor parallelism several ranks would have to
-    complete the same texts, and DeepSpeed of Lightning was not tried.
-    """
+    """Raise if callbacks cannot gather the model of the strategy, as they can under FSDP."""
     strategy: Any = trainer.strategy
     if is_instance(strategy, "strategies.DeepSpeedStrategy"):
         raise misconfigured(
@@ -136,10 +126,7 @@ def check_strategy(trainer: Trainer) -> None:
 
 
 def check_whole_model(trainer: Trainer) -> None:
-    """Check that every rank has the whole model, for a `PolicyTuner`.
-
-    In its updates the ranks run the model differently often, and rank 0 alone writes adapters.
-    """
+    """Raise unless every rank has the whole model, as a `PolicyTuner` needs."""
     if is_sharded(trainer):
         raise misconfigured(
             trainer,

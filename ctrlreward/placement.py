@@ -35,12 +35,9 @@ def shared_device(
 ) -> str | None:
     """Return an error message if a scorer shares one of several training devices, else None.
 
-    Sharing a single training device is allowed: it costs memory and time. Among several devices,
-    the shared one would run out of memory and stall all others. The CPU is always shared.
-
-    `scorers` maps a name to the devices of its models; `"cuda"` without an index is the first one
-    of training. Training has the devices `ids` of a `kind` (`"cuda"`, `"cpu"`, `"mps"`) on this
-    machine, and `ranks` processes on all machines.
+    A shared one would stall the others. `scorers` maps a name to the devices of its models, of
+    which `"cuda"` is the first one of training. Training has the devices `ids` of a `kind`
+    (`"cuda"`, `"cpu"`, `"mps"`) on this machine, and `ranks` processes on all machines.
     """
     if kind == "cpu" or max(len(ids), ranks) == 1:
         return None
@@ -98,13 +95,9 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return the settings without the thread: a copy starts its own."""
-        return {"name": self.name}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the settings."""
-        self.__init__(state["name"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Callable[..., Worker], tuple[str]]:
+        """Leave the thread out of a copy, which starts its own."""
+        return Worker, (self.name,)
 
     def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
         """Queue a call; the future holds its result or exception."""
@@ -206,12 +199,11 @@ class TimeLimit:
 # Descriptions of the scoring in progress, by the id of the thread that started it.
 _running: dict[int, Callable[[], str]] = {}
 
-
 _LIBRARY = os.path.dirname(threading.__file__)
 
 
 def _place(thread: int | None) -> str:
-    """Return the line that a thread is at, outside of Python's library and of other packages."""
+    """Return the line that a thread is at, outside of Python's library."""
     frame = sys._current_frames().get(thread or 0)
     lines = traceback.extract_stack(frame) if frame else []
     own = [line for line in lines if not line.filename.startswith(_LIBRARY)]
@@ -226,9 +218,8 @@ GRACE = 10.0
 def end_if_scoring_hangs() -> None:
     """End the process after a SIGTERM if scoring then makes no progress for `GRACE` seconds.
 
-    Lightning's handler of SIGTERM only sets a flag, which it reads after the batch: a scorer that
-    hangs would keep the run alive. All files are whole or absent, as after a SIGKILL. Call it while
-    a run is under way: at its end, Lightning restores the previous handler.
+    Lightning's handler only sets a flag, which it reads after the batch. Call this while a run is
+    under way: at its end, Lightning restores the previous handler.
     """
     previous = signal.getsignal(signal.SIGTERM)
     if (

@@ -17,11 +17,10 @@ from ctrlreward.lightning_package import Logger
 class HistoryLoggerMixin(Logger):
     """Lightning logger that appends metrics to `<folder>/metrics.jsonl`.
 
-    Each call writes one JSON object with `step` and the logged values; NaN and infinite values
-    become null. `JsonLog(logger.path).read()` returns the rows. A resumed run continues the file,
-    where Lightning's `CSVLogger` deletes it: the first row that the run logs replaces all earlier
-    rows of the same and later steps, unless a callback of this package sets `replaces_rows` to
-    false, as for `trainer.validate` and `trainer.test`.
+    Each call writes one JSON object with `step` and the logged values, null for NaN and infinity.
+    `JsonLog(logger.path).read()` returns the rows. A resumed run continues the file: the first row
+    that it logs replaces all earlier rows of the same and later steps, unless a callback of this
+    package sets `replaces_rows` to false, as for `trainer.validate` and `trainer.test`.
 
     Args:
         folder: Folder of the run; created by the first row.
@@ -63,9 +62,8 @@ class HistoryLoggerMixin(Logger):
         if self.replaces_rows and not self._started:
             self._rows.replace(row for row in self._rows.read() if row["step"] < step)
             self._started = True
-        self._rows.append(
-            {"step": step, **{name: finite_or_none(value) for name, value in metrics.items()}}
-        )
+        row = {name: finite_or_none(value) for name, value in metrics.items()}
+        self._rows.append({"step": step, **row})
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
         """Do nothing: `ctrlreward train` saves the configuration in the same folder."""

@@ -40,14 +40,13 @@ if TYPE_CHECKING:  # users pass the logger of their package
 else:
     AnyWandbLogger = object
 
-Summary: TypeAlias = dict[str, Any]
-
 
 @checked_keywords(project="logger=WandbLogger(project=...)", name="logger=WandbLogger(name=...)")
 class WandbReportMixin(CallbackMixin):
     """Reports decisions and results of a training to its Weights & Biases run.
 
     Writes to the run's summary, at each validation and at the end:
+
     - `best/<score>`: best mean of each score of a `GenerationScorer`, with its `step`;
     - `selected/step`, `selected/<monitor>`, `selected/constraints`, `selected/constraints_met`: the
       choice of the first `RewardCheckpoint` or `ParetoCheckpoint`;
@@ -58,15 +57,10 @@ class WandbReportMixin(CallbackMixin):
     When training ends, the adapter of the selected checkpoint becomes the artifact
     `adapter-<run id>` of type `model`, with the aliases `best` and `step-<step>`, once.
 
-    Pass the `WandbLogger` to this callback instead of the trainer, which would start its run
-    before Lightning reads the checkpoint, so that a resumed training would be a new run. This
-    callback adds it to the trainer afterwards: training that resumes from a checkpoint
-    (`ckpt_path`) continues the run of that checkpoint, and other training starts a new one. An id
-    of the logger has priority.
-
-    An offline run prints one line when training ends, the command that uploads it. `fast_dev_run`
-    does not start a run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves
-    and alerts to the same run, and to the run of any other `WandbLogger`.
+    Pass the `WandbLogger` to this callback instead of the trainer: training that resumes from a
+    checkpoint (`ckpt_path`) then continues the run of that checkpoint, and other training starts a
+    new one. An id of the logger has priority. An offline run prints the command that uploads it.
+    `fast_dev_run` does not start a run.
 
     Args:
         logger: A `WandbLogger` that the trainer does not have. None to use the trainer's, whose
@@ -77,23 +71,15 @@ class WandbReportMixin(CallbackMixin):
         run_id: Id of the run, "" before training.
 
     Raises:
-        MisconfigurationException: In `setup`: both this callback and the trainer have a
+        MisconfigurationException: In `setup`: this callback and the trainer both have a
             `WandbLogger`, or neither.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from pytorch_lightning.loggers import WandbLogger
-        >>> from ctrlreward.callbacks import RewardCheckpoint, WandbReport
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
-        >>> logger = WandbLogger(project="quality", offline=True)
-        >>> callbacks = [RewardCheckpoint("score/quality", "max"), WandbReport(logger)]
-        >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
-        Weights & Biases: wandb sync wandb/offline-run-*-...*
-        >>> logger.experiment.summary["selected/step"]
-        128
+        >>> from ctrlreward.callbacks import WandbReport
+        >>> report = WandbReport(WandbLogger(project="quality", offline=True))
+        >>> report.run_id  # for Trainer(callbacks=[report])
+        ''
     """
 
     def __init__(self, logger: AnyWandbLogger | None = None, log_adapter: bool = True) -> None:
@@ -125,18 +111,19 @@ class WandbReportMixin(CallbackMixin):
         if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         others = [logger for logger in wandb_loggers(trainer) if logger is not self.logger]
+        error = ""
         if self.logger is not None and others:
-            raise misconfigured(
-                trainer,
+            error = (
                 "WandbReport and the trainer have a WandbLogger each, for two runs of Weights & "
-                "Biases. Pass a WandbLogger to WandbReport alone.",
+                "Biases. Pass a WandbLogger to WandbReport alone."
             )
-        if self.logger is None and not others:
-            raise misconfigured(
-                trainer,
+        elif self.logger is None and not others:
+            error = (
                 "neither WandbReport nor the trainer has a WandbLogger. Use "
-                "WandbReport(WandbLogger(project=...)).",
+                "WandbReport(WandbLogger(project=...))."
             )
+        if error:
+            raise misconfigured(trainer, error)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start or continue the run, now that the checkpoint to resume from has been read."""
@@ -184,21 +171,19 @@ class WandbReportMixin(CallbackMixin):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the summary and log the adapter, after all other callbacks have finished."""
-        if stage == "fit" and self._wandb_run is not None:
-            self._finish(trainer, self._wandb_run)
+        run = self._wandb_run
+        if stage == "fit" and run is not None:
+            self._write_summary(trainer)
+            path = Path(trainer.default_root_dir) / "summary.json"
+            if callbacks_of(trainer, BeforeAfterMixin) and path.is_file():
+                # Only now: before, the file is of an earlier run.
+                run.summary.update({"report": json.loads(path.read_text(encoding="utf-8"))})
+            if self.log_adapter:
+                self._log_adapter(trainer, run)
+            if self.logger is not None and run.offline:
+                folders = Path(run.dir).parents[1] / f"offline-run-*-{run.id}*"
+                print(f"Weights & Biases: wandb sync {os.path.relpath(folders)}")
         super().teardown(trainer, pl_module, stage)
-
-    def _finish(self, trainer: Trainer, run: Any) -> None:
-        self._write_summary(trainer)
-        path = Path(trainer.default_root_dir) / "summary.json"
-        if callbacks_of(trainer, BeforeAfterMixin) and path.is_file():
-            # Only now: before, the file is of an earlier run.
-            run.summary.update({"report": json.loads(path.read_text(encoding="utf-8"))})
-        if self.log_adapter:
-            self._log_adapter(trainer, run)
-        if self.logger is not None and run.offline:
-            folders = Path(run.dir).parents[1] / f"offline-run-*-{run.id}*"
-            print(f"Weights & Biases: wandb sync {os.path.relpath(folders)}")
 
     def _write_summary(self, trainer: Trainer) -> None:
         if self._wandb_run is None:
@@ -229,13 +214,13 @@ class WandbReportMixin(CallbackMixin):
             self._logged_adapter = artifact.digest
 
 
-def _selected(trainer: Trainer) -> Summary:
+def _selected(trainer: Trainer) -> dict[str, Any]:
     """Return step and score of the selected checkpoint, and its constraints."""
     checkpoint = selecting_checkpoint(trainer)
     if checkpoint is None:
         return {}
     score = checkpoint.best_model_score
-    selected: Summary = {
+    selected: dict[str, Any] = {
         "selected/step": checkpoint.selected_step,
         f"selected/{checkpoint.monitor}": None if score is None else score.item(),
     }
@@ -247,9 +232,9 @@ def _selected(trainer: Trainer) -> Summary:
     return selected
 
 
-def _stopped(trainer: Trainer) -> Summary:
+def _stopped(trainer: Trainer) -> dict[str, Any]:
     """Return why training was stopped early, and the first alarm of each `ProxyGuard`."""
-    stopped: Summary = {}
+    stopped: dict[str, Any] = {}
     for guard in callbacks_of(trainer, ProxyGuardMixin):
         if guard.alarm_step >= 0:
             stopped[f"{guard.name}/alarm_step"] = guard.alarm_step

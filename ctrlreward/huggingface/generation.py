@@ -35,14 +35,14 @@ from ctrlreward.held_out import (
     SAMPLING_NAMES,
     TABLE,
     HeldOutScorer,
+    HeldOutScores,
     prompts_digest,
-    without_corpus_parts,
 )
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, table_of
-from ctrlreward.scorers.base import Scores, check_columns
+from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
 from ctrlreward.sharded_weights import whole_weights
@@ -214,18 +214,17 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             log.info(self.describe_resolutions())
         return logged
 
-    def _score(self, step: int, samples: Samples) -> dict[str, Scores]:
+    def _score(self, step: int, samples: Samples) -> HeldOutScores:
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
             kind = "" if self._training else "evaluate-"  # the texts of training stay
-            scores = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
+            found = self.score_samples(samples, self.folder / f"{kind}step={step:06d}.jsonl")
         runs = tracked_runs(self.trainer.args)
         if runs:
-            shown, reasons = without_corpus_parts(scores), self.reasons(samples)
-            columns, rows = sample_table(samples, shown, self.table_rows, reasons)
+            columns, rows = sample_table(samples, found.scores, self.table_rows, found.reasons)
             for module, run in runs:
                 table = module.Table(columns=columns, data=rows)
                 run.log({f"{self.name}/{TABLE}": table, "train/global_step": step})
-        return scores
+        return found
 
 
 def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:

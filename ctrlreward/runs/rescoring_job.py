@@ -329,10 +329,10 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
     with fixed_randomness(scorer.seed):
         parts = scored_in_parts(scorer.scored, texts, progress)
         path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
-        scores = scorer.score_samples(samples, path, parts)
-    metrics = scorer.metrics(scores)
+        found = scorer.score_samples(samples, path, parts)
+    metrics = scorer.metrics(found)
     evidence = dict(scorer.evidence)
-    totals = total_of(reward, {name: scores[name] for name in reward.components})
+    totals = total_of(reward, found.scores)
     if totals is not None:
         metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
         evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))

@@ -122,6 +122,18 @@ def held_out() -> Samples:
 
 
 @pytest.fixture
+def watch(held_out: Samples) -> Callable[..., GenerationScorer]:
+    """Function that builds a `GenerationScorer` of a curve: its value `v` and its loss `l`."""
+
+    def build(values: Sequence[float] | Curve, names: str = "v", **options: Any) -> Any:
+        scorer = values if isinstance(values, Curve) else Curve(values)
+        scores = {name: scorer[{"v": "value", "l": "loss"}[name]] for name in names}
+        return GenerationScorer(scores, options.pop("samples", held_out), **options)
+
+    return build
+
+
+@pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
     """Function that trains for eight steps with a validation after each, by default."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting_module import Counting
 from lightning_choice import (
     GenerationScorer,
     ModelCheckpoint,
@@ -16,6 +17,7 @@ from lightning_choice import (
     RewardCheckpoint,
     RewardEarlyStopping,
     pl,
+    quiet_trainer,
 )
 from thinned import thinned
 
@@ -30,17 +32,13 @@ LOSSES = [0.9, 0.5, 0.6, 0.7, 0.8, 0.65]
 QUALITY = [0.1, 0.2, 0.3, 0.2, 0.1, 0.0]  # best at the third validation
 
 
-class Writer(pl.LightningModule):
-    """Its weight is the number of optimizer steps; its loss at validation is scripted."""
+class Writer(Counting):
+    """Its loss at validation is scripted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
         self.rates: list[float] = []
         self.scored: list[float] = []
-
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        return -self.weight.sum()
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
@@ -82,15 +80,11 @@ def run(
     module, others = Writer(), theirs(folder)
     added = [] if place == "without" else ours(folder, [])
     callbacks = [*added, *others] if place == "before" else [*others, *added]
-    trainer = pl.Trainer(
+    trainer = quiet_trainer(
         max_epochs=6,
         **limits,
         callbacks=callbacks,
-        logger=False,
-        accelerator="cpu",
         enable_checkpointing=True,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
         default_root_dir=folder,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from counting_module import Counting
 from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
-    HistoryLogger,
     MisconfigurationException,
     ParetoCheckpoint,
     ProxyGuard,
@@ -27,7 +25,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 
 from ctrlreward import Samples, as_samples
 from ctrlreward.completion import SampleGenerator, TextGenerator
-from ctrlreward.files import JsonLog
 
 PROXY = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
 HELD_OUT = [0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]  # best at step 1
@@ -118,26 +115,6 @@ def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
 
 
 @pytest.mark.lightning
-def test_pending_transfers_survive_a_resume(fit, curve, tmp_path: Path) -> None:
-    def run(steps: int, folder: str, **options: Any) -> list[dict[str, Any]]:
-        watch = GenerationScorer({"v": curve(PROXY)["value"]}, PROMPTS, overlap=True)
-        logger = HistoryLogger(str(tmp_path / folder))
-        trainer = fit(Restyler(), [watch], max_steps=steps, logger=logger, **options)
-        trainer.save_checkpoint(tmp_path / f"at{steps}.ckpt")
-        return [row for row in JsonLog(logger.path).read() if "score/v" in row]
-
-    whole = run(6, "whole")
-    assert [row["score/scored_step"] for row in whole] == [1, 2, 3, 4, 5, 6]
-    assert [row["score/v"] for row in whole] == pytest.approx(PROXY[1:7])
-    run(3, "cut")
-    state = torch.load(tmp_path / "at3.ckpt", weights_only=True)["callbacks"]
-    (pending,) = [entry["pending"] for entry in state.values()]
-    columns = {name: list(column) for name, column in PROMPTS.as_prompts().columns().items()}
-    assert pending["columns"] == columns | {"texts": transfers_at(3)}
-    resumed = run(6, "cut", ckpt_path=tmp_path / "at3.ckpt")
-    assert [row["score/v"] for row in resumed[-3:]] == pytest.approx(PROXY[4:7])
-
-
 @pytest.mark.parametrize("kind", [GenerationScorer, BeforeAfter])
 def test_what_cannot_generate_is_refused_before_training(
     fit, counter, curve, held_out, kind: type

@@ -140,10 +140,9 @@ def test_two_ranks_share_the_texts_before_and_after_and_write_the_same_as_one(
 
 
 def test_a_failing_generator_ends_all_ranks(seen) -> None:
-    assert seen[1]["generator"]["error"] == "RuntimeError: no words"
-    assert seen[0]["generator"]["error"] == (
-        "RuntimeError: rank 1 failed with RuntimeError: no words"
-    )
+    error = "RuntimeError: no words"
+    assert seen[1]["generator"]["error"] == error
+    assert seen[0]["generator"]["error"] == f"RuntimeError: rank 1 failed with {error}"
 
 
 def test_an_alarm_on_one_rank_stops_all_ranks(seen) -> None:
@@ -152,15 +151,8 @@ def test_an_alarm_on_one_rank_stops_all_ranks(seen) -> None:
 
 def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:
     rewards = [value for i in range(3) for value in (0.0, 1.0, 2.0 + i, 50.0 + i)]
-    squares = np.var(rewards) * len(rewards)
-    expected = {
-        "count": 12,
-        "mean": np.mean(rewards),
-        "squares": squares,
-        "beta": 1.0,
-        "decided": -1,
-    }
-    assert seen[0]["shaped"] == pytest.approx(expected)
+    moments = {"count": 12, "mean": np.mean(rewards), "squares": np.var(rewards) * 12}
+    assert seen[0]["shaped"] == pytest.approx({**moments, "beta": 1.0, "decided": -1})
     assert seen[1]["shaped"] == seen[0]["shaped"]
 
 
@@ -172,7 +164,7 @@ def test_all_ranks_share_the_multipliers_of_ranges(seen) -> None:
         excess = (np.mean(step) - 5.0) / np.std(values)
         integral += 0.5 * excess
     expected = {"v_high": pytest.approx(integral + excess)}
-    assert seen[0]["ranged"]["multipliers"] == expected
+    assert seen[0]["ranged"]["ranges"]["multipliers"] == expected
     assert seen[1]["ranged"] == seen[0]["ranged"]
 
 

@@ -8,47 +8,47 @@ import re
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import wandb
-from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, WandbLogger
+from lightning_choice import HistoryLogger, RewardCheckpoint, WandbLogger
 from warm_python import WarmProcess
 
 SCRIPT = Path(__file__).with_name("fault_runs.py")
 
 
 @pytest.fixture
-def kept(fit, counter, curve, held_out, tmp_path: Path) -> Path:
-    """The folder of checkpoints of a run of two steps."""
-    fit(counter(), callbacks(curve, held_out, tmp_path), max_steps=2)
-    return tmp_path / "kept"
+def callbacks(watch) -> Callable[[Path], list[Any]]:
+    """Function that builds a scorer and a checkpoint callback."""
 
+    def build(folder: Path) -> list[Any]:
+        keeper = RewardCheckpoint("score/v", "max", dirpath=str(folder / "kept"))
+        return [watch([0.125 * i for i in range(9)]), keeper]
 
-def callbacks(curve, held_out, tmp_path: Path) -> list[Any]:
-    scorer = GenerationScorer({"value": curve([0.125 * i for i in range(9)])["value"]}, held_out)
-    return [scorer, RewardCheckpoint("score/value", "max", dirpath=str(tmp_path / "kept"))]
+    return build
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.99, 0.0])
 def test_a_checkpoint_that_was_cut_off_is_named(
-    keep: float, kept: Path, fit, counter, curve, held_out, tmp_path: Path
+    keep: float, fit, counter, callbacks, tmp_path: Path
 ) -> None:
-    last = kept / "last.ckpt"
+    fit(counter(), callbacks(tmp_path), max_steps=2)
+    last, best = tmp_path / "kept" / "last.ckpt", tmp_path / "kept" / "step=000002-v=0.250.ckpt"
     content = last.read_bytes()
     last.write_bytes(content[: int(keep * len(content))])
     with pytest.raises(Exception) as raised:  # noqa: PT011 — EOFError, OSError or RuntimeError
-        fit(counter(), callbacks(curve, held_out, tmp_path), ckpt_path="last", max_steps=4)
+        fit(counter(), callbacks(tmp_path), ckpt_path="last", max_steps=4)
     size = last.stat().st_size
     (note,) = raised.value.__notes__
     assert note == (
-        f"{last} is damaged or was cut off at {size} bytes. Resume from one of "
-        "step=000002-value=0.250.ckpt (ckpt_path), or start again without it."
+        f"{last} is damaged or was cut off at {size} bytes. Resume from one of {best.name} "
+        "(ckpt_path), or start again without it."
     )
-    best = kept / "step=000002-value=0.250.ckpt"
-    trainer = fit(counter(), callbacks(curve, held_out, tmp_path), ckpt_path=best, max_steps=4)
+    trainer = fit(counter(), callbacks(tmp_path), ckpt_path=best, max_steps=4)
     assert trainer.global_step == 4
 
 
@@ -116,16 +116,15 @@ def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_pa
     ("size", "file", "kept"),
     [
         (100, "samples/score/step=000002.jsonl", []),
-        (1000, "kept/step=000002-value=0.250.ckpt", ["metrics.jsonl"]),
+        (1000, "kept/step=000002-v=0.250.ckpt", ["metrics.jsonl"]),
     ],
 )
 def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
-    size: int, file: str, kept: list[str], fit, counter, curve, held_out, tmp_path: Path
+    size: int, file: str, kept: list[str], fit, counter, callbacks, tmp_path: Path
 ) -> None:
-    def run(**options: Any) -> None:
-        made = callbacks(curve, held_out, tmp_path)
-        logger = HistoryLogger(str(tmp_path))
-        fit(counter(), made, logger=logger, val_check_interval=2, max_steps=4, **options)
+    def run() -> None:
+        options = {"val_check_interval": 2, "max_steps": 4}
+        fit(counter(), callbacks(tmp_path), logger=HistoryLogger(str(tmp_path)), **options)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -147,7 +146,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
 
 
 def test_weights_and_biases_without_a_key(
-    fit, counter, curve, held_out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit, counter, callbacks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -155,18 +154,18 @@ def test_weights_and_biases_without_a_key(
     module = counter()
     logger = WandbLogger(save_dir=str(tmp_path), project="faults")
     with pytest.raises(wandb.errors.UsageError, match="No API key configured") as raised:
-        fit(module, callbacks(curve, held_out, tmp_path), logger=logger)
+        fit(module, callbacks(tmp_path), logger=logger)
     assert "Set WANDB_MODE=offline to write it to disk" in raised.value.__notes__[0]
     wandb.teardown()  # its settings, made of this environment, would be those of later tests
     assert module.calls == []  # before anything is computed
 
 
 def test_a_clock_that_is_set_back_changes_nothing(
-    fit, counter, curve, held_out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit, counter, callbacks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(folder: Path) -> dict[str, bytes]:
-        made = callbacks(curve, held_out, folder)
-        fit(counter(), made, logger=HistoryLogger(str(folder)), default_root_dir=folder)
+        logger = HistoryLogger(str(folder))
+        fit(counter(), callbacks(folder), logger=logger, default_root_dir=folder)
         files = [f for f in folder.rglob("*") if f.suffix in (".jsonl", ".ckpt")]
         weights = {".ckpt": lambda f: str(torch.load(f, weights_only=True)["state_dict"]).encode()}
         return {

@@ -13,8 +13,8 @@ from lightning_choice import (
     MisconfigurationException,
     ParetoCheckpoint,
     RewardCheckpoint,
-    TextGenerator,
     pl,
+    quiet_trainer,
 )
 
 from ctrlreward import Samples
@@ -24,7 +24,7 @@ from ctrlreward.files import JsonLog
 
 
 @pytest.mark.lightning
-def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
+def test_logs_means_over_valid_samples(fit, counter, curve, watch) -> None:
     scorer = curve([0.0, 0.25])
     score = scorer.score_samples
 
@@ -35,8 +35,7 @@ def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
         return values
 
     scorer.score_samples = failing_first
-    callback = GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out)
-    trainer = fit(counter(), [callback], max_steps=1)
+    trainer = fit(counter(), [watch(scorer, "vl")], max_steps=1)
     assert trainer.callback_metrics["score/v"] == pytest.approx(0.25)
     assert trainer.callback_metrics["score/l"] == pytest.approx((0.75 + 0.0 + 0.75) / 3)
     assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
@@ -57,9 +56,8 @@ def test_an_infinite_score_is_a_failed_sample(fit, counter, held_out, tmp_path) 
     assert scores == [{"spread": None}, {"spread": 0.5}, {"spread": 0.25}]
 
 
-def test_without_a_valid_score_the_mean_is_nan(fit, counter, curve, held_out) -> None:
-    scorer = curve([float("nan")])
-    trainer = fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)], max_steps=1)
+def test_without_a_valid_score_the_mean_is_nan(fit, counter, watch) -> None:
+    trainer = fit(counter(), [watch([float("nan")])], max_steps=1)
     assert torch.isnan(trainer.callback_metrics["score/v"])
     assert trainer.callback_metrics["score/fail_rate"] == 1.0
 
@@ -75,28 +73,19 @@ def test_a_scorer_is_called_once_and_equal_scorers_stay_separate(
     assert trainer.callback_metrics["score/other"] == 0.5
 
 
-def test_scorers_get_texts_and_columns(fit, counter, curve, held_out) -> None:
+def test_scorers_get_texts_and_columns(fit, counter, curve, watch, held_out) -> None:
     scorer, module = curve([0.0]), counter()
-    callback = GenerationScorer({"v": scorer["value"]}, held_out, generations_per_prompt=2)
-    fit(module, [callback], max_steps=1)
+    fit(module, [watch(scorer, generations_per_prompt=2)], max_steps=1)
     (scored,) = scorer.scored
     assert len(scored) == 6
     assert scored.labels == ("positive",) * 4 + ("negative",) * 2
     assert all(text.startswith("The food at 1 ") for text in scored.texts[:2])
-    assert module.calls == [
-        {
-            "prompts": [p for p in held_out.prompts for _ in range(2)],
-            "training": False,
-            "gradients": False,
-        }
-    ]
+    prompts = [p for p in held_out.prompts for _ in range(2)]
+    assert module.calls == [{"prompts": prompts, "training": False, "gradients": False}]
 
 
-def test_two_callbacks_log_under_their_names(fit, counter, curve, held_out, tmp_path) -> None:
-    callbacks = [
-        GenerationScorer({"v": curve([0.0, 0.25])["value"]}, held_out),
-        GenerationScorer({"v": curve([0.0, 0.5])["value"]}, held_out, name="other"),
-    ]
+def test_two_callbacks_log_under_their_names(fit, counter, watch, tmp_path) -> None:
+    callbacks = [watch([0.0, 0.25]), watch([0.0, 0.5], name="other")]
     trainer = fit(counter(), callbacks, max_steps=1)
     assert trainer.callback_metrics["score/v"] == 0.25
     assert trainer.callback_metrics["other/v"] == 0.5
@@ -104,9 +93,9 @@ def test_two_callbacks_log_under_their_names(fit, counter, curve, held_out, tmp_
         assert (tmp_path / "samples" / name / "step=000001.jsonl").exists()
 
 
-def test_samples_on_disk_can_be_read_back(fit, counter, curve, held_out, tmp_path) -> None:
+def test_samples_on_disk_can_be_read_back(fit, counter, curve, watch, tmp_path) -> None:
     scorer = curve([0.0, 0.25, float("nan")])
-    callback = GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out)
+    callback = watch(scorer, "vl")
     logger = CSVLogger(tmp_path, name="run", version=0)
     fit(counter(), [callback], max_steps=2, logger=logger, log_every_n_steps=1)
     folder = tmp_path / "run" / "version_0" / "samples" / "score"
@@ -122,9 +111,9 @@ def test_samples_on_disk_can_be_read_back(fit, counter, curve, held_out, tmp_pat
 # Schedule and side effects
 
 
-def test_every_nth_validation(fit, counter, curve, held_out) -> None:
+def test_every_nth_validation(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
-    callback = GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=3)
+    callback = watch(scorer, every_n_validations=3)
     fit(counter(), [callback], max_steps=8)
     assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
     assert (callback.validations, callback.last_scored_step) == (8, 6)
@@ -132,38 +121,31 @@ def test_every_nth_validation(fit, counter, curve, held_out) -> None:
 
 
 @pytest.mark.lightning
-def test_sanity_check_is_skipped(fit, counter, curve, held_out) -> None:
+def test_sanity_check_is_skipped(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
-    callback = GenerationScorer({"v": scorer["value"]}, held_out)
+    callback = watch(scorer)
     fit(counter(), [callback], max_steps=2, num_sanity_val_steps=1)
     assert len(scorer.scored) == 2
     assert callback.validations == 2
 
 
-def test_fast_dev_run_scores_two_samples_and_writes_nothing(
-    fit, counter, curve, held_out, tmp_path
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fast_dev_run_scores_two_samples_at_once_and_writes_nothing(
+    fit, counter, curve, watch, tmp_path, overlap: bool
 ) -> None:
-    scorer = curve([0.0])
-    callback = GenerationScorer(
-        {"v": scorer["value"]}, held_out, every_n_validations=5, generations_per_prompt=4
-    )
-    fit(counter(), [callback], fast_dev_run=True, max_steps=-1)
+    scorer = curve([0.25])
+    callback = watch(scorer, every_n_validations=5, generations_per_prompt=4, overlap=overlap)
+    callback.folder = tmp_path  # of an earlier run
+    trainer = fit(counter(), [callback], fast_dev_run=True, max_steps=-1)
     assert [len(samples) for samples in scorer.scored] == [2]
+    assert trainer.callback_metrics["score/v"] == 0.25
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.lightning
-def test_validate_scores_without_counting(counter, curve, held_out, tmp_path) -> None:
-    scorer = curve([0.25])
-    callback = GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=5)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        default_root_dir=tmp_path,
-    )
+def test_validate_scores_without_counting(counter, watch, tmp_path) -> None:
+    callback = watch([0.25], every_n_validations=5)
+    trainer = quiet_trainer(callbacks=[callback], default_root_dir=tmp_path)
     (logged,) = trainer.validate(counter(), verbose=False)
     assert logged["score/v"] == 0.25
     assert (callback.validations, callback.last_scored_step) == (0, -1)
@@ -171,7 +153,7 @@ def test_validate_scores_without_counting(counter, curve, held_out, tmp_path) ->
 
 @pytest.mark.lightning
 @pytest.mark.parametrize("kind", ["reward", "pareto"])
-def test_test_scores_the_best_weights(fit, counter, curve, held_out, tmp_path, kind: str) -> None:
+def test_test_scores_the_best_weights(fit, counter, watch, tmp_path, kind: str) -> None:
     class Tested(counter):
         test_dataloader = counter.val_dataloader
 
@@ -179,14 +161,13 @@ def test_test_scores_the_best_weights(fit, counter, curve, held_out, tmp_path, k
             pass
 
     def callbacks() -> list[pl.Callback]:
-        scorer = curve([0.0, 0.25, 0.75, 0.5, 0.25])
         folder = str(tmp_path / "kept")
         keeper = (
             RewardCheckpoint("score/v", dirpath=folder)
             if kind == "reward"
             else ParetoCheckpoint({"score/v": "max", "score/l": "min"}, dirpath=folder)
         )
-        return [GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out), keeper]
+        return [watch([0.0, 0.25, 0.75, 0.5, 0.25], "vl"), keeper]
 
     options = {"logger": HistoryLogger(str(tmp_path)), "max_steps": 4}
     trainer = fit(Tested(), callbacks(), **options)
@@ -200,21 +181,16 @@ def test_test_scores_the_best_weights(fit, counter, curve, held_out, tmp_path, k
     rows = [{"step": 2, "score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0}]
     before = JsonLog(tmp_path / "metrics.jsonl").read()
     assert [row["step"] for row in before] == [1, 2, 3, 4, 2, 2]
-    again = pl.Trainer(
-        accelerator="cpu",
-        callbacks=callbacks(),
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        logger=HistoryLogger(str(tmp_path)),
-    )
+    logger = HistoryLogger(str(tmp_path))
+    again = quiet_trainer(callbacks=callbacks(), logger=logger, enable_checkpointing=True)
     kept = trainer.checkpoint_callback.best_model_path
     assert again.test(Tested(), ckpt_path=kept, verbose=False) == [logged]
     assert JsonLog(tmp_path / "metrics.jsonl").read() == before + rows
 
 
-def test_training_draws_the_same_with_and_without_scoring(fit, counter, curve, held_out) -> None:
+def test_training_draws_the_same_with_and_without_scoring(fit, counter, watch) -> None:
     draws = []
-    for callbacks in ([], [GenerationScorer({"v": curve([0.0])["value"]}, held_out)]):
+    for callbacks in ([], [watch([0.0])]):
         module = counter()
         pl.seed_everything(3, verbose=False)
         fit(module, callbacks)
@@ -223,107 +199,74 @@ def test_training_draws_the_same_with_and_without_scoring(fit, counter, curve, h
     assert draws[0] == draws[1]
 
 
-def test_each_validation_generates_with_the_same_seed(fit, counter, curve, held_out) -> None:
+def test_each_validation_generates_with_the_same_seed(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
-    fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out, seed=4)], max_steps=3)
+    fit(counter(), [watch(scorer, seed=4)], max_steps=3)
     noise = [[text.split()[-1] for text in samples.texts] for samples in scorer.scored]
     assert noise[0] == noise[1] == noise[2]
     assert len(set(noise[0])) == 3
 
 
 @pytest.mark.lightning
-def test_counters_survive_a_resume(fit, counter, curve, held_out, tmp_path) -> None:
-    def callback() -> GenerationScorer:
-        return GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=3)
-
+def test_counters_survive_a_resume(fit, counter, curve, watch, tmp_path) -> None:
     scorer = curve([0.0])
-    trainer = fit(counter(), [callback()], max_steps=4)
+    trainer = fit(counter(), [watch(scorer, every_n_validations=3)], max_steps=4)
     trainer.save_checkpoint(tmp_path / "at4.ckpt")
-    resumed = callback()
+    resumed = watch(scorer, every_n_validations=3)
     fit(counter(), [resumed], max_steps=8, ckpt_path=tmp_path / "at4.ckpt")
     assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
     assert (resumed.validations, resumed.last_scored_step) == (8, 6)
 
 
-def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve, held_out) -> None:
+@pytest.mark.lightning
+def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve, watch) -> None:
     scorer = curve([0.0])
-    scores = {"v": scorer["value"], "l": scorer["loss"]}
-    fit(counter(), [GenerationScorer(scores, held_out)], max_steps=1)
+    fit(counter(), [watch(scorer, "vl")], max_steps=1)
     assert scorer.releases == 1
     failing = curve([])  # no value for any step
     with pytest.raises(IndexError):
-        fit(counter(), [GenerationScorer({"v": failing["value"]}, held_out)], max_steps=1)
+        fit(counter(), [watch(failing)], max_steps=1)
     assert failing.releases == 1
 
 
 # Errors
 
 
-@pytest.mark.lightning
-def test_an_error_in_the_scorer_ends_the_run(fit, counter, curve, held_out) -> None:
-    scorer = curve([0.0])
-    scorer.score_samples = lambda samples: (_ for _ in ()).throw(RuntimeError("the model is gone"))
-    with pytest.raises(RuntimeError, match="the model is gone"):
-        fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
-
-
-@pytest.mark.lightning
-def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) -> None:
-    class Silent(pl.LightningModule):
-        training_step = counter.training_step
-        validation_step = counter.validation_step
-        configure_optimizers = counter.configure_optimizers
-        train_dataloader = counter.train_dataloader
-        val_dataloader = counter.val_dataloader
-
-    assert isinstance(counter(), TextGenerator)
-    with pytest.raises(MisconfigurationException, match=r"Silent has neither. Define complete"):
-        fit(Silent(), [GenerationScorer({"v": curve([0.0])["value"]}, held_out)])
-
-
-def test_a_run_without_validation_is_rejected(fit, counter, curve, held_out) -> None:
+def test_a_run_without_validation_is_rejected(fit, counter, watch) -> None:
     with pytest.raises(MisconfigurationException, match="acts at validation, but this run has"):
-        fit(
-            counter(),
-            [GenerationScorer({"v": curve([0.0])["value"]}, held_out)],
-            limit_val_batches=0,
-        )
+        fit(counter(), [watch([0.0])], limit_val_batches=0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"scores": {}}, ValueError, "scores is empty"),
-        ({"scores": {"v": "value"}}, TypeError, r"scores\['v'\] is a str"),
-        ({"samples": Samples(texts=[])}, ValueError, "samples is empty"),
-        ({"every_n_validations": 0}, ValueError, "every_n_validations must be positive, got 0"),
-        (
-            {"generations_per_prompt": 0},
-            ValueError,
-            "generations_per_prompt must be positive, got 0",
+        ({"scores": {}}, "scores is empty"),
+        ({"scores": {"v": "value"}}, r"scores\['v'\] is a str"),
+        *(
+            ({"scores": {name: len}}, f"the key '{name}', which the callback logs itself")
+            for name in ("fail_rate", "corpus/gm", "cv/x")
         ),
-        ({"table_rows": 0}, ValueError, "table_rows must be positive, got 0"),
+        ({"samples": Samples(texts=[])}, "samples is empty"),
+        *(
+            ({name: 0}, f"{name} must be positive, got 0")
+            for name in ("every_n_validations", "generations_per_prompt", "table_rows")
+        ),
+        ({"decoding_cv": True}, "generations_per_prompt must be 2 or more for decoding_cv"),
     ],
 )
-def test_bad_arguments(changes, error, message, curve, held_out) -> None:
-    arguments = {"scores": {"v": curve([0.0])["value"]}, "samples": held_out, **changes}
-    with pytest.raises(error, match=message):
-        GenerationScorer(**arguments)
+def test_bad_arguments(changes, message, held_out) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        GenerationScorer(**{"scores": {"v": len}, "samples": held_out, **changes})
 
 
-def test_a_reserved_name_is_rejected(curve, held_out) -> None:
-    with pytest.raises(ValueError, match="'fail_rate', which the callback logs itself"):
-        GenerationScorer({"fail_rate": curve([0.0])["value"]}, held_out)
-
-
-def test_generates_in_the_precision_of_the_run(fit, counter, curve, held_out) -> None:
+def test_generates_in_the_precision_of_the_run(fit, counter, watch) -> None:
     class Watching(counter):
         def complete(self, prompts: Sequence[str]) -> list[str]:
             autocast.append(torch.is_autocast_enabled("cpu"))
             return super().complete(prompts)
 
     autocast: list[bool] = []
-    callback = GenerationScorer({"v": curve([0.0])["value"]}, held_out)
+    callback = watch([0.0])
     for precision in ("32-true", "bf16-mixed"):
         fit(Watching(), [callback], max_steps=1, precision=precision)
     assert autocast == [False, True]

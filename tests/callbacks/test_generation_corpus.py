@@ -105,7 +105,9 @@ def logged(trainer: pl.Trainer) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_the_figures_of_the_corpus_stand_beside_the_means(fit, rewriter, step: int) -> None:
+def test_the_figures_of_the_corpus_stand_beside_the_means(
+    fit, rewriter, tmp_path: Path, step: int
+) -> None:
     names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
     callback = watcher(names)
     metrics = logged(fit(rewriter, [callback], max_steps=step))
@@ -120,17 +122,15 @@ def test_the_figures_of_the_corpus_stand_beside_the_means(fit, rewriter, step: i
         "score/fail_rate",
     }
     assert metrics["score/fail_rate"] == pytest.approx(COMPLETIONS[step].count("") / 3)
+    (line, *_) = (tmp_path / "samples/score/step=000001.jsonl").read_text().splitlines()
+    assert set(json.loads(line)["scores"]) == set(names)  # not the parts of the corpus
     texts = [text for text in COMPLETIONS[step] if text]
     mean = np.mean([math.prod(chances(text)) ** (-1 / len(text.split())) for text in texts])
     assert metrics["score/perplexity"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_accuracy_is_logged_over_combinations_of_labels(fit, counter, tmp_path: Path) -> None:
-    """As a table of multi-aspect control has it: mean and deviation, with the one of each prompt.
-
-    Three prompts are of one combination and one is of another, so that no figure is the mean over
-    the texts.
-    """
+    """As a table of multi-aspect control has it: mean and deviation."""
     targets = [("positive", "food")] * 3 + [("negative", "food")]
     written = {
         1: ["good slow", "bad food", "bad food", "bad slow"],
@@ -159,15 +159,12 @@ def test_accuracy_is_logged_over_combinations_of_labels(fit, counter, tmp_path: 
     for step, texts in written.items():
         metrics = logged(fit(Writer(), [callback], max_steps=step))
         assert set(metrics) == set(callback.specs)
-        right = [
-            [text.startswith("good") == (s == "positive"), text.endswith("food") == (t == "food")]
-            for text, (s, t) in zip(texts, targets, strict=True)
-        ]
-        for column, name in ((slice(0, 2), "both"), (slice(1, 2), "topic")):
-            means = [np.mean([row[column] for row in rows]) for rows in (right[:3], right[3:])]
-            assert metrics[f"score/corpus/{name}"] == pytest.approx(np.mean(means))
-            assert metrics[f"score/corpus/{name}_deviation"] == pytest.approx(np.std(means))
-            assert not callback.specs[f"score/corpus/{name}_deviation"].higher_is_better
+        expected = judge.corpus(held_out.replace(texts=texts))
+        for name, score in (("both", "accuracy"), ("topic", "accuracy_topic")):
+            for end in ("", "_deviation"):
+                logged_key = f"score/corpus/{name}{end}"
+                assert metrics[logged_key] == pytest.approx(expected[score + end])
+                assert callback.specs[logged_key].higher_is_better == (end == "")
     assert callback.by_prompt["score/corpus/both_deviation"].shape == (4, 1)
     for most, selected in ((0.1, 1), (0.2, 2)):  # step 2 is better, and less even
         keeper = RewardCheckpoint(
@@ -177,18 +174,6 @@ def test_accuracy_is_logged_over_combinations_of_labels(fit, counter, tmp_path: 
         )
         fit(Writer(), [GenerationScorer(scores, held_out), keeper], max_steps=2)
         assert keeper.selected_step == selected
-
-
-def test_one_odd_sentence_outweighs_a_mean_of_perplexities(fit, rewriter) -> None:
-    metrics = logged(fit(rewriter, [watcher()], max_steps=2))
-    assert metrics["score/perplexity"] > 200 > metrics["score/corpus/perplexity"]
-
-
-def test_corpus_figures_are_those_of_the_scorer(fit, rewriter) -> None:
-    """`TransferQuality.corpus` and the callback agree on the same texts."""
-    metrics = logged(fit(rewriter, [watcher(("gm",))], max_steps=3))
-    samples = Samples(COMPLETIONS[3], labels=["positive"] * 3, sources=SOURCES)
-    assert metrics["score/corpus/gm"] == pytest.approx(quality().corpus(samples)["gm"], rel=1e-5)
 
 
 def test_decisions_follow_the_corpus(fit, rewriter, tmp_path: Path) -> None:
@@ -210,24 +195,3 @@ def test_decisions_follow_the_corpus(fit, rewriter, tmp_path: Path) -> None:
     assert trainer.global_step == 3  # no improvement after step 2
     with pytest.raises(MisconfigurationException, match="better when lower"):
         fit(rewriter, [watcher(), RewardCheckpoint("score/corpus/perplexity", "max")])
-
-
-def test_samples_on_disk_have_the_scores_that_were_asked_for(fit, rewriter, tmp_path: Path) -> None:
-    fit(rewriter, [watcher()], max_steps=1)
-    (line, *_) = (tmp_path / "samples/score/step=000001.jsonl").read_text().splitlines()
-    assert set(json.loads(line)["scores"]) == {"gm", "perplexity"}
-
-
-def test_an_overlapped_run_logs_its_last_corpus_too(fit, rewriter, tmp_path: Path) -> None:
-    logger = pl.loggers.CSVLogger(tmp_path, name="run", version=0)
-    fit(rewriter, [watcher(overlap=True)], max_steps=3, logger=logger, log_every_n_steps=1)
-    header, *rows = (tmp_path / "run/version_0/metrics.csv").read_text().splitlines()
-    column = header.split(",").index("score/corpus/perplexity")
-    values = [float(row.split(",")[column]) for row in rows if row.split(",")[column]]
-    expected = [by_hand(COMPLETIONS[step])["perplexity"] for step in (1, 2, 3)]
-    assert values == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_name_below_corpus_is_reserved() -> None:
-    with pytest.raises(ValueError, match="'corpus/gm', which the callback logs itself"):
-        GenerationScorer({"corpus/gm": quality()["gm"]}, ["a"])

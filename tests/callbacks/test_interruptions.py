@@ -1,29 +1,70 @@
-"""Interrupted and resumed runs in real processes, started once for all tests."""
+"""Runs that are interrupted in real processes, and resumed, once for all tests."""
 
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from module_files import load
+from warm_python import WarmProcess
 
 from ctrlreward.files import JsonLog
 
+SCRIPT = Path(__file__).with_name("interrupted_runs.py")
+interrupted_runs = load(SCRIPT)
 RUNS = [f"{how}-{overlap}" for how in ("raise", "sigterm", "sigkill") for overlap in (False, True)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, run_script) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("interrupted")
-    run_script(Path(__file__).with_name("interrupted_runs.py"), folder, timeout=240)
+    for overlap in (False, True):
+        interrupted_runs.fit(folder / f"whole-{overlap}", overlap)
     return folder
 
 
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> dict[str, dict[str, Any]]:
-    return json.loads((folder / "ended.json").read_text())
+    """What each run has left when it ended; then it is resumed."""
+    found = {}
+    for run in RUNS:
+        how, overlap = run.split("-")
+        place = folder / run
+        place.mkdir()
+        errors = place / "errors"
+        process = WarmProcess([SCRIPT, how, place, overlap], place / "output", errors)
+        if how == "sigterm":
+            while not (place / "ready").exists():
+                assert process.wait(0.02) is None, errors.read_text()
+            process.end(signal.SIGTERM)
+        started = time.monotonic()
+        code = process.wait(interrupted_runs.LIMIT)
+        seconds = time.monotonic() - started
+        process.end(signal.SIGKILL)
+        kept = place / "kept"
+        found[run] = {
+            "code": code,
+            "seconds": seconds,
+            "files": [path.name for path in kept.iterdir()],
+            "whole": [weight_of(path) for path in sorted(kept.glob("*.ckpt"))],
+            "rows": (place / "metrics.jsonl").read_text().splitlines(),
+            "texts": sorted(path.name for path in (place / "samples" / "score").iterdir()),
+        }
+        interrupted_runs.fit(place, overlap == "True", ckpt_path="last")
+    return found
+
+
+def weight_of(path: Path) -> float:
+    """Return the weight in a checkpoint, and compare it with the exported adapter."""
+    weight = torch.load(path, weights_only=True)["state_dict"]["weight"].item()
+    adapter = path.with_name(f"{path.stem}-adapter") / "weight"
+    assert path.name == "last.ckpt" or float(adapter.read_text()) == weight
+    return float(weight)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -66,7 +107,7 @@ def test_texts_being_scored_are_written_before_the_process_ends(run: str, ended)
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_resumed_run_neither_loses_nor_repeats_a_row(run: str, folder: Path) -> None:
+def test_a_resumed_run_neither_loses_nor_repeats_a_row(run: str, folder: Path, ended) -> None:
     whole = folder / f"whole-{run.split('-')[1]}"
     assert JsonLog(folder / run / "metrics.jsonl").read() == JsonLog(whole / "metrics.jsonl").read()
     assert len(JsonLog(whole / "metrics.jsonl").read()) > 8

@@ -15,7 +15,6 @@ from lightning_choice import (
     LIGHTNING,
     CSVLogger,
     EarlyStopping,
-    GenerationScorer,
     HistoryLogger,
     Logger,
     ModelCheckpoint,
@@ -103,7 +102,7 @@ def test_lightning_still_has_the_name(name: str) -> None:
 
 @pytest.mark.parametrize("updates", [1, 3])
 def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
-    fit, counter, curve, held_out, tmp_path: Path, updates: int
+    fit, counter, watch, held_out, tmp_path: Path, updates: int
 ) -> None:
     """Under manual optimisation with several updates per batch, too, and across a resume."""
 
@@ -123,7 +122,7 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
             return super().training_step(batch, batch_idx) if updates == 1 else None
 
     def train(batches: int, ckpt_path: str | None) -> None:
-        scorer = GenerationScorer({"v": curve([0.1 * i for i in range(20)])["value"]}, held_out)
+        scorer = watch([0.1 * i for i in range(20)])
         keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=-1)
         fit(
             Manual(),
@@ -153,25 +152,3 @@ def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
     assert trained == {updates * (i + 1): float(updates * i) for i in range(6)}
     files = sorted((tmp_path / "samples" / "rollout").iterdir())
     assert [int(path.stem[5:]) for path in files] == list(trained)
-
-
-def test_hooks_run_for_every_checkpoint(fit, counter, tmp_path) -> None:
-    class Watched(RewardCheckpoint):
-        def before_saving(self, trainer: pl.Trainer, path: str) -> None:
-            assert not Path(path).exists() or path.endswith("last.ckpt")
-            saved.append(Path(path).name)
-
-        def after_removal(self, trainer: pl.Trainer, path: str) -> None:
-            assert not Path(path).exists()
-            removed.append(Path(path).name)
-
-    class Logging(counter):
-        def validation_step(self, batch: object, batch_idx: int) -> None:
-            self.log("weight", self.weight)
-
-    saved: list[str] = []
-    removed: list[str] = []
-    fit(Logging(), [Watched("weight", "max", dirpath=str(tmp_path))], max_steps=2)
-    first, second = "step=000001-weight=1.000.ckpt", "step=000002-weight=2.000.ckpt"
-    assert saved == [first, "last.ckpt", second, "last.ckpt"]
-    assert removed == [first]

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning_choice import (
@@ -36,38 +35,36 @@ class Seen(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         value = trainer.callback_metrics.get("score/v")
-        self.rows.append(
-            (
-                trainer.global_step,
-                self.scorer.has_new_scores,
-                self.scorer.last_scored_step,
-                None if value is None else round(value.item(), 3),
-            )
-        )
+        shown = None if value is None else round(value.item(), 3)
+        state = self.scorer.has_new_scores, self.scorer.last_scored_step
+        self.rows.append((trainer.global_step, *state, shown))
 
 
-def late(scorer: Any, held_out: Samples, **arguments: Any) -> GenerationScorer:
-    scorer.draws = False
-    return GenerationScorer({"v": scorer["value"]}, held_out, overlap=True, **arguments)
+@pytest.fixture
+def late(curve, watch) -> Callable[..., GenerationScorer]:
+    """Function that builds a scorer that runs in the background."""
+
+    def build(scorer: Any = None, **options: Any) -> GenerationScorer:
+        scorer = scorer or curve(CURVE)
+        scorer.draws = False
+        return watch(scorer, overlap=True, **options)
+
+    return build
 
 
-@pytest.fixture(autouse=True)
-def others() -> Iterator[None]:
-    """Threads before a test: of scorers that hang in other tests of this process."""
-    OTHERS.update(threading.enumerate())
-    yield
-    OTHERS.clear()
+@pytest.fixture
+def threads() -> Callable[[], list[str]]:
+    """Function that returns our new threads; scorers of other tests may hang in this process."""
+    others = set(threading.enumerate())
+
+    def names() -> list[str]:
+        new = set(threading.enumerate()) - others
+        return [t.name for t in new if t.name.startswith("ctrlreward")]
+
+    return names
 
 
-OTHERS: set[threading.Thread] = set()
-
-
-def threads() -> list[str]:
-    new = set(threading.enumerate()) - OTHERS
-    return [t.name for t in new if t.name.startswith("ctrlreward")]
-
-
-def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out) -> None:
+def test_training_continues_while_texts_are_scored(fit, counter, curve, late, threads) -> None:
     trained = threading.Event()
 
     class Module(counter):
@@ -83,16 +80,16 @@ def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out
             return super().score_samples(samples)
 
     scorer = Waiting([0.25])
-    fit(Module(), [late(scorer, held_out)], max_steps=2)
+    fit(Module(), [late(scorer)], max_steps=2)
     assert len(scorer.scored) == 2
     assert threads() == []
 
 
 @pytest.mark.lightning
 def test_scores_are_logged_one_validation_late_under_their_own_step(
-    fit, counter, curve, held_out, tmp_path
+    fit, counter, late, tmp_path
 ) -> None:
-    callback = late(curve(CURVE), held_out)
+    callback = late()
     seen = Seen(callback)
     logger = HistoryLogger(str(tmp_path))
     fit(counter(), [callback, seen], max_steps=4, logger=logger)
@@ -112,15 +109,15 @@ def test_scores_are_logged_one_validation_late_under_their_own_step(
         assert all(f" at {step} " in record["text"] for record in records)
 
 
-def test_every_nth_is_logged_at_the_next_validation(fit, counter, curve, held_out) -> None:
-    callback = late(curve(CURVE), held_out, every_n_validations=3)
+def test_every_nth_is_logged_at_the_next_validation(fit, counter, late) -> None:
+    callback = late(every_n_validations=3)
     seen = Seen(callback)
     fit(counter(), [callback, seen], max_steps=8)
     assert [row for row in seen.rows if row[1]] == [(4, True, 3, 0.5), (7, True, 6, 0.2)]
 
 
 def test_a_scorer_that_draws_while_loading_does_not_change_training(
-    fit, counter, curve, held_out
+    fit, counter, curve, late
 ) -> None:
     class DrawsInLoad(curve):
         loads = 0
@@ -131,12 +128,10 @@ def test_a_scorer_that_draws_while_loading_does_not_change_training(
 
         def score_samples(self, samples: Samples) -> Any:
             assert self.loads > 0
-            steps = [int(text.split(" at ")[1].split()[0]) for text in samples.texts]
-            values = np.array([self.curve[step] for step in steps])
-            return {"value": values, "loss": 1.0 - values}
+            return super().score_samples(samples)
 
     draws = []
-    for callbacks in ([], [late(DrawsInLoad(CURVE), held_out)]):
+    for callbacks in ([], [late(DrawsInLoad(CURVE))]):
         module = counter()
         pl.seed_everything(3, verbose=False)
         fit(module, callbacks)
@@ -154,20 +149,18 @@ def test_a_scorer_that_draws_while_loading_does_not_change_training(
         ModelCheckpoint(monitor="score/v", mode="max"),
     ],
 )
-def test_checkpoint_callbacks_cannot_monitor_a_late_score(
-    fit, counter, curve, held_out, keeper
-) -> None:
+def test_checkpoint_callbacks_cannot_monitor_a_late_score(fit, counter, late, keeper) -> None:
     with pytest.raises(MisconfigurationException, match=r"logged one validation late.*overlap=Fal"):
-        fit(counter(), [late(curve(CURVE), held_out), keeper])
+        fit(counter(), [late(), keeper])
 
 
 @pytest.mark.lightning
 @pytest.mark.parametrize("cut", [3, 5])
 def test_a_resumed_run_makes_the_same_decisions(
-    fit, counter, curve, held_out, tmp_path: Path, cut: int
+    fit, counter, late, tmp_path: Path, cut: int
 ) -> None:
     def run(folder: Path, steps: int, **options: Any) -> tuple[Any, ...]:
-        callback = late(curve(CURVE), held_out)
+        callback = late()
         stopper = RewardEarlyStopping("score/v", patience=3)
         guard = ProxyGuard("score/v", "score/fail_rate", held_out_mode="min")
         seen = Seen(callback)
@@ -192,14 +185,12 @@ def test_a_resumed_run_makes_the_same_decisions(
     assert written.read_bytes() == before
 
 
-def test_a_run_without_overlap_writes_pending_texts(
-    fit, counter, curve, held_out, tmp_path
-) -> None:
-    trainer = fit(counter(), [late(curve(CURVE), held_out)], max_steps=2)
+def test_a_run_without_overlap_writes_pending_texts(fit, counter, watch, late, tmp_path) -> None:
+    trainer = fit(counter(), [late()], max_steps=2)
     trainer.save_checkpoint(tmp_path / "at2.ckpt")
     written = tmp_path / "samples" / "score" / "step=000002.jsonl"
     written.unlink()
-    callback = GenerationScorer({"v": curve(CURVE)["value"]}, held_out)
+    callback = watch(CURVE)
     seen = Seen(callback)
     fit(counter(), [callback, seen], max_steps=4, ckpt_path=tmp_path / "at2.ckpt")
     assert written.exists()
@@ -207,21 +198,13 @@ def test_a_run_without_overlap_writes_pending_texts(
 
 
 @pytest.mark.parametrize("fails_at", [2, 4])
-def test_an_error_on_the_thread_ends_the_run(fit, counter, curve, held_out, fails_at) -> None:
+def test_an_error_on_the_thread_ends_the_run(fit, counter, curve, late, threads, fails_at) -> None:
     """Raised at the next validation, or at the end of training after the last one."""
     scorer = curve(CURVE[:1])
     scorer.curve = {step: 0.5 for step in range(9) if step != fails_at}
-    callback = late(scorer, held_out)
     module = counter()
     with pytest.raises(KeyError):
-        fit(module, [callback], max_steps=4)
+        fit(module, [late(scorer)], max_steps=4)
     assert round(module.weight.item()) == min(fails_at + 1, 4)
     assert threads() == []
     assert scorer.releases == 1
-
-
-def test_fast_dev_run_scores_at_once(fit, counter, curve, held_out, tmp_path) -> None:
-    scorer = curve([0.25])
-    trainer = fit(counter(), [late(scorer, held_out)], fast_dev_run=True, max_steps=-1)
-    assert trainer.callback_metrics["score/v"] == 0.25
-    assert list(tmp_path.iterdir()) == []

@@ -77,17 +77,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     return read
 
 
-def trained(
-    fit: Callable[..., Any], module: pl.LightningModule, *others: Any, **options: Any
-) -> Any:
+def trained(fit, module: pl.LightningModule, *others: Any, **options: Any) -> Any:
     options = {"val_check_interval": 2, "enable_progress_bar": True, **options}
     return fit(module, [RewardProgressBar(), *others], **options)
 
 
 @pytest.mark.lightning
-def test_phase_step_metrics_and_time_left(
-    fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_phase_step_metrics_and_time_left(fit, slow, lines) -> None:
     trained(fit, slow(), max_steps=4)
     first, second, third = "reward/total 0", "reward/total 0.125", "reward/total 0.25"
     assert lines() == [
@@ -120,22 +116,14 @@ def test_phase_step_metrics_and_time_left(
         ({"max_steps": -1, "max_epochs": -1, "max_time": {"seconds": 41}}, "about 3"),
     ],
 )
-def test_steps_are_counted_up_to_the_first_limit(
-    limits: dict[str, Any],
-    steps: str,
-    fit: Callable[..., Any],
-    slow: type[Any],
-    lines: Callable[[], list[str]],
-) -> None:
+def test_steps_are_counted_up_to_the_first_limit(limits, steps: str, fit, slow, lines) -> None:
     trainer = trained(fit, slow(), limit_val_batches=0, **limits)
     said = [line for line in lines() if line.startswith("training: step 1 ")]
     assert said[0].startswith(f"training: step 1 of {steps}, ")
     assert trainer.global_step == int(steps.split()[-1])
 
 
-def test_the_time_left_is_not_more_than_max_time_leaves(
-    fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_the_time_left_is_not_more_than_max_time_leaves(fit, slow, lines) -> None:
     trained(fit, slow(), limit_val_batches=0, max_steps=9, max_time={"seconds": 70})
     said = [line for line in lines() if line.startswith("training")]
     assert [line.rsplit(", ", 1)[1] for line in said] == [
@@ -145,9 +133,7 @@ def test_the_time_left_is_not_more_than_max_time_leaves(
     assert said[-1].startswith("training: step 4 of about 4, ")
 
 
-def test_a_module_that_optimises_by_itself(
-    fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_a_module_that_optimises_by_itself(fit, slow, lines) -> None:
     class TwoUpdates(slow):  # type: ignore[misc, valid-type]
         automatic_optimization = False
 
@@ -176,12 +162,7 @@ def report(curve: type[Any]) -> list[Any]:
 
 
 def test_the_phase_after_training_takes_as_long_as_the_one_before(
-    report: list[Any],
-    fit: Callable[..., Any],
-    slow: type[Any],
-    clock: SimpleNamespace,
-    lines: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    report, fit, slow, clock, lines, monkeypatch
 ) -> None:
     stand_in = SimpleNamespace(perf_counter=lambda: clock.now)
     monkeypatch.setattr(sys.modules[BeforeAfter.__mro__[1].__module__], "time", stand_in)
@@ -207,13 +188,7 @@ def test_the_phase_after_training_takes_as_long_as_the_one_before(
 
 
 @pytest.mark.lightning
-def test_a_resumed_run_goes_on_counting(
-    report: list[Any],
-    fit: Callable[..., Any],
-    slow: type[Any],
-    lines: Callable[[], list[str]],
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_run_goes_on_counting(report, fit, slow, lines, tmp_path: Path) -> None:
     trained(fit, slow(), *report, max_steps=2)
     lines()
     (last,) = tmp_path.rglob("last.ckpt")
@@ -225,9 +200,7 @@ def test_a_resumed_run_goes_on_counting(
     assert said[-1].startswith("stopped at step 4 after ")
 
 
-def test_the_last_line_says_why_a_run_stopped_early(
-    report: list[Any], fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_the_last_line_says_why_a_run_stopped_early(report, fit, slow, lines) -> None:
     stopper = RewardEarlyStopping("score/value", patience=2)
     trained(fit, slow(), stopper, *report, val_check_interval=1)
     *_, last = lines()
@@ -235,9 +208,7 @@ def test_the_last_line_says_why_a_run_stopped_early(
     assert ": RewardEarlyStopping: score/value has not improved" in last
 
 
-def test_the_last_line_names_an_exception(
-    fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_the_last_line_names_an_exception(fit, slow, lines) -> None:
     class Failing(slow):  # type: ignore[misc, valid-type]
         def validation_step(self, *args: Any) -> None:
             raise RuntimeError("out of memory")
@@ -249,21 +220,14 @@ def test_the_last_line_names_an_exception(
     assert lines()[-1].startswith("stopped at step 1")
 
 
-def test_fast_validations_are_announced_once(
-    fit: Callable[..., Any],
-    counter: type[Any],
-    clock: SimpleNamespace,
-    lines: Callable[[], list[str]],
-) -> None:
+def test_fast_validations_are_announced_once(fit, counter, clock, lines) -> None:
     trained(fit, counter(), val_check_interval=1)
     assert [line.split(":")[0] for line in lines()] == [
         "start", "training", "validation", "end", "stopped at step 8 after 0 s",
     ]  # fmt: skip
 
 
-def test_a_validation_of_its_own_and_a_sanity_check(
-    fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_a_validation_of_its_own_and_a_sanity_check(fit, slow, lines) -> None:
     trainer = trained(fit, slow(), max_steps=1, num_sanity_val_steps=1)
     assert "sanity check: step 0 of 1, time left unknown" in lines()[:3]
     trainer.validate(slow(), verbose=False)
@@ -271,7 +235,7 @@ def test_a_validation_of_its_own_and_a_sanity_check(
 
 
 @pytest.mark.lightning
-def test_it_replaces_the_bar_of_lightning(fit: Callable[..., Any], slow: type[Any]) -> None:
+def test_it_replaces_the_bar_of_lightning(fit, slow) -> None:
     trainer = trained(fit, slow(), max_steps=1)
     bars = [c for c in trainer.callbacks if isinstance(c, pl.callbacks.ProgressBar)]
     assert [type(bar) for bar in bars] == [RewardProgressBar]
@@ -279,9 +243,7 @@ def test_it_replaces_the_bar_of_lightning(fit: Callable[..., Any], slow: type[An
         trained(fit, slow(), enable_progress_bar=False)
 
 
-def test_a_bar_that_was_disabled_shows_nothing(
-    fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
-) -> None:
+def test_a_bar_that_was_disabled_shows_nothing(fit, slow, lines) -> None:
     bar = RewardProgressBar()
     bar.disable()
     fit(slow(), [bar], enable_progress_bar=True)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import struct
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,8 @@ from lightning_choice import (
     RunReport,
     pl,
 )
+from matplotlib.axes import Axes
+from matplotlib.image import imread
 
 from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
 from ctrlreward.callbacks.report_text import console_table, text_pairs
@@ -48,9 +49,8 @@ def noisy(curve) -> type:
 
         def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
             noise = np.array([float(text.split()[-1]) for text in samples.texts])
-            return {
-                name: value * (1 + noise) for name, value in super().score_samples(samples).items()
-            }
+            scores = super().score_samples(samples)
+            return {name: value * (1 + noise) for name, value in scores.items()}
 
     return Noisy
 
@@ -64,10 +64,10 @@ def compare(fit, counter, noisy, held_out, tmp_path):
         scores = {"v": scorer["value"], "l": scorer["loss"]}
         report = BeforeAfter(scores, TEST, 2, others=others, judges=judges)
         keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-        watch = GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out)
         module = module or counter()
-        trainer = fit(module, [watch, *more, keeper, report], **{"max_steps": 5, **options})
-        return trainer, module, report
+        callbacks = [GenerationScorer(scores, held_out), *more, keeper, report]
+        fit(module, callbacks, **{"max_steps": 5, **options})
+        return module, report
 
     return run
 
@@ -82,28 +82,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.lightning
 def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path, capsys) -> None:
-    _, module, _ = compare()
+    module, callback = compare()
     report = read_summary(tmp_path)
-    assert set(report) == {
-        "score",
-        "before",
-        "after",
-        "difference",
-        "difference_ci95",
-        "others",
-        "judges",
-        "intervals",
-        "ranges",
-        "selection",
-        "directions",
-        "steps",
-        "stopped_by",
-        "best_checkpoint",
-        "constraints_met",
-        "resolution",
-        "seconds",
-    }
+    assert set(report) == set(
+        "score before after difference difference_ci95 others judges intervals ranges selection "
+        "directions steps stopped_by best_checkpoint constraints_met resolution seconds".split()
+    )
+    assert callback.components["v"].scorer.releases > 0
     before, after = rows(tmp_path / "before.jsonl"), rows(tmp_path / "after.jsonl")
+    noise = [[row["text"].split()[-1] for row in records] for records in (before, after)]
+    assert noise[0] == noise[1]  # of the same seed
+    assert len(set(noise[0])) == 8
     for records, step, phase in ((before, 0, "before"), (after, 3, "after")):
         assert len(records) == 8
         assert all(f" at {step} " in record["text"] for record in records)
@@ -131,19 +120,9 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     assert f"v, after - before: {report['difference']:+.3f} (95 % interval" in printed
 
 
-def test_both_generations_use_the_same_seed(compare, tmp_path) -> None:
-    compare()
-    noise = [
-        [row["text"].split()[-1] for row in rows(tmp_path / f"{phase}.jsonl")]
-        for phase in ("before", "after")
-    ]
-    assert noise[0] == noise[1]
-    assert len(set(noise[0])) == 8
-
-
 def test_training_draws_the_same_random_numbers_without_it(fit, counter, compare) -> None:
     pl.seed_everything(3, verbose=False)
-    _, compared, _ = compare()
+    compared, _ = compare()
     pl.seed_everything(3, verbose=False)
     alone = counter()
     fit(alone, [], max_steps=5)
@@ -156,7 +135,7 @@ def test_a_resumed_run_keeps_the_before_phase_and_adds_its_seconds(compare, tmp_
     before = (tmp_path / "before.jsonl").stat()
     first = read_summary(tmp_path)
     assert "step=000002-" in first["best_checkpoint"]
-    _, module, _ = compare(ckpt_path="last")
+    module, _ = compare(ckpt_path="last")
     after = (tmp_path / "before.jsonl").stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
     assert len(module.draws) == 3
@@ -222,23 +201,6 @@ def test_fast_dev_run_writes_nothing(compare, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_needs_a_reward_checkpoint(fit, counter, noisy, held_out) -> None:
-    scores = {"v": noisy(VALUES)["value"]}
-    with pytest.raises(MisconfigurationException, match="Add RewardCheckpoint to its callbacks"):
-        fit(counter(), [GenerationScorer(scores, held_out), BeforeAfter(scores, TEST)])
-
-
-def test_models_are_released(compare) -> None:
-    *_, report = compare(max_steps=1)
-    assert report.components["v"].scorer.releases > 0
-
-
-@pytest.mark.parametrize("scores", [{}, {"v": "value"}])
-def test_bad_scores_are_rejected(scores) -> None:
-    with pytest.raises((ValueError, TypeError), match="scores"):
-        BeforeAfter(scores, TEST)
-
-
 # Judges
 
 
@@ -266,25 +228,16 @@ class Noise(Scorer):
 
     def value(self, text: str, label: str) -> float:
         step, noise = text.split()[-2:]
-        return (
-            np.nan
-            if text.startswith(self.failing)
-            else float(noise) + int(step) * (label == "positive")
-        )
+        failed = text.startswith(self.failing)
+        return np.nan if failed else float(noise) + int(step) * (label == "positive")
 
 
 COPIES = TEST.replace(texts=[f"{text} at 1 0.5" for text in TEST.texts])
 
 
 def counted_auc(records: list[dict[str, Any]], name: str) -> float:
-    wanted, others = (
-        [
-            r["scores"][name]
-            for r in records
-            if r["label"] == label and r["scores"][name] is not None
-        ]
-        for label in ("positive", "negative")
-    )
+    scored = [(r["label"], r["scores"][name]) for r in records if r["scores"][name] is not None]
+    wanted, others = ([v for each, v in scored if each == label] for label in TEST.labels[:2])
     return float(np.mean([(a > b) + (a == b) / 2 for a in wanted for b in others] or [np.nan]))
 
 
@@ -294,6 +247,8 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
     compare(judges=judges, others={"copies": COPIES})
     assert [len(samples) for samples in noise.scored] == [8, 4, 8]  # before, distinct copies, after
     files = {n: rows(tmp_path / f"{n}.jsonl") for n in ("before", "copies", "after")}
+    groups = [row["prefix"] for row in files["after"]]
+    wanted = [row["label"] == "positive" for row in files["after"]]
     summary = read_summary(tmp_path)
     assert list(summary["before"]) == ["v", "l", "fail_rate", "generations"]
     assert summary["before"]["fail_rate"] == 0  # of the scores
@@ -308,14 +263,18 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
         )
         assert entry["before"] == pytest.approx(values["before"])
         assert entry["after"] == pytest.approx(values["after"])
-        assert entry["difference"] == pytest.approx(values["after"] - values["before"])
-        low, high = entry["difference_ci95"]
-        assert low <= entry["difference"] <= high
         assert entry["failed"] == {"before": 2, "after": 2, "copies": 2}
-        copies = entry["others"]["copies"]
-        assert copies["value"] == pytest.approx(values["copies"])
-        assert copies["difference"] == pytest.approx(values["after"] - values["copies"])
-        assert copies["difference_ci95"][0] <= copies["difference"] <= copies["difference_ci95"][1]
+        assert entry["others"]["copies"]["value"] == pytest.approx(values["copies"])
+        for other, change in {"before": entry, **entry["others"]}.items():
+            sides = [np.array(per_file[n], float) for n in (other, "after")]
+            interval = (
+                paired_auc_bootstrap(*sides, wanted, groups)
+                if name == "ranking"
+                else paired_bootstrap(*sides, groups)
+            )
+            assert change["difference"] == pytest.approx(interval.value)
+            assert change["difference"] == pytest.approx(values["after"] - values[other])
+            assert change["difference_ci95"] == pytest.approx([interval.low, interval.high])
     assert summary["judges"]["ranking"]["after"] == 1.0
     printed = capsys.readouterr().out
     entry = summary["judges"]["ranking"]
@@ -323,21 +282,6 @@ def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> 
     assert f"{'ranking':24}{entry['before']:10.3f}{1:10.3f}{copies:10.3f}\n" in printed
     assert f"ranking, after - before: {entry['difference']:+.3f} (95 % interval" in printed
     assert "level, after - copies: " in printed
-
-
-def test_the_interval_of_a_judge_is_the_paired_bootstrap_over_prompts(compare, tmp_path) -> None:
-    compare(judges={"ranking": AUC(Noise(), "positive"), "level": Noise()})
-    before, after = (rows(tmp_path / f"{phase}.jsonl") for phase in ("before", "after"))
-    groups = [row["prefix"] for row in before]
-    wanted = [row["label"] == "positive" for row in before]
-    judges = read_summary(tmp_path)["judges"]
-    sides = [[row["scores"]["level"] for row in records] for records in (before, after)]
-    for name, interval in {
-        "ranking": paired_auc_bootstrap(*sides, wanted, groups),
-        "level": paired_bootstrap(*sides, groups),
-    }.items():
-        assert judges[name]["difference"] == pytest.approx(interval.value)
-        assert judges[name]["difference_ci95"] == pytest.approx([interval.low, interval.high])
 
 
 def test_a_side_of_an_auc_has_the_interval_of_its_draws(compare, tmp_path) -> None:
@@ -405,54 +349,26 @@ def test_a_resumed_run_without_its_texts_fails_before_training(compare, counter,
 
 
 @pytest.mark.parametrize(
-    ("judges", "error", "message"),
+    ("changes", "message"),
     [
-        ([Noise()], TypeError, "judges must be a mapping, .*, got a list"),
-        ({"level": "noise"}, TypeError, r"judges\['level'\] is a str, must be one score"),
-        ({"v": Noise()}, ValueError, "judges has the key 'v', which is also the name of a score"),
-        ({"fail_rate": Noise()}, ValueError, "judges has the key 'fail_rate'"),
+        ({"scores": {}}, "scores is empty"),
+        ({"scores": {"v": "value"}}, r"scores\['v'\] is a str"),
+        ({"judges": [Noise()]}, "judges must be a mapping, .*, got a list"),
+        ({"judges": {"level": "noise"}}, r"judges\['level'\] is a str, must be one score"),
+        ({"judges": {"v": Noise()}}, "judges has the key 'v', which is also the name of a score"),
+        ({"judges": {"fail_rate": Noise()}}, "judges has the key 'fail_rate'"),
         (
-            {"level": LexiconSentiment()},
-            ValueError,
+            {"judges": {"level": LexiconSentiment()}},
             r"judges\['level'\] is a LexiconSentiment with 2",
         ),
+        ({"others": {"before": TEST}}, "others has the key 'before'"),
+        ({"others": {"after": TEST}}, "others has the key 'after'"),
+        ({"others": {"copy": ["a"]}}, r"others\['copy'\] has 1 texts, but there are 4 samples"),
     ],
 )
-def test_bad_judges_are_rejected(curve, judges, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        BeforeAfter({"v": curve(VALUES)["value"]}, TEST, judges=judges)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (None, "Noise needs the column 'labels'"),
-        (["positive"] * 4, r"samples have the labels positive\. Use samples of both"),
-        (
-            ["good", "bad"] * 2,
-            "of the label 'positive' above texts of another label, but all",
-        ),
-    ],
-)
-def test_labels_are_checked_before_training(
-    fit, counter, curve, held_out, labels, message: str
-) -> None:
-    scores = {"v": curve(VALUES)["value"]}
-    samples = TEST.replace(labels=labels)
-    report = BeforeAfter(scores, samples, judges={"ranking": AUC(Noise(), "positive")})
-    module = counter()
-    with pytest.raises(ValueError, match=message):
-        fit(module, [GenerationScorer(scores, held_out), RewardCheckpoint("score/v"), report])
-    assert module.calls == []
-
-
-def test_one_group_is_refused_before_training(fit, counter, curve, held_out) -> None:
-    scores = {"v": curve(VALUES)["value"]}
-    report = BeforeAfter(scores, TEST.replace(groups=["a"] * 4))
-    module = counter()
-    with pytest.raises(ValueError, match=r"draws whole groups .* are of 1 group"):
-        fit(module, [GenerationScorer(scores, held_out), RewardCheckpoint("score/v"), report])
-    assert module.calls == []
+def test_bad_arguments_are_named(changes, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        BeforeAfter(**{"scores": {"v": Noise()}, "samples": TEST, **changes})
 
 
 def test_an_auc_needs_one_score() -> None:
@@ -460,10 +376,28 @@ def test_an_auc_needs_one_score() -> None:
         AUC(LexiconSentiment(), "positive")
 
 
-@pytest.mark.parametrize("name", ["before", "after"])
-def test_other_texts_have_a_file_of_their_own(curve, name: str) -> None:
-    with pytest.raises(ValueError, match=f"others has the key '{name}'"):
-        BeforeAfter({"v": curve(VALUES)["value"]}, TEST, others={name: TEST})
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"labels": None}, "Noise needs the column 'labels'"),
+        ({"labels": ["positive"] * 4}, r"samples have the labels positive\. Use samples of both"),
+        (
+            {"labels": ["good", "bad"] * 2},
+            "of the label 'positive' above texts of another label, but all",
+        ),
+        ({"groups": ["a"] * 4}, r"draws whole groups .* are of 1 group"),
+        ({}, "Add RewardCheckpoint to its callbacks"),
+    ],
+)
+def test_a_run_that_cannot_be_compared_is_refused_before_training(
+    fit, counter, curve, watch, columns, message: str
+) -> None:
+    judges = {"ranking": AUC(Noise(), "positive")}
+    report = BeforeAfter({"v": curve(VALUES)["value"]}, TEST.replace(**columns), judges=judges)
+    module, keeper = counter(), [RewardCheckpoint("score/v")] * bool(columns)
+    with pytest.raises((MisconfigurationException, ValueError), match=message):
+        fit(module, [watch(VALUES), *keeper, report])
+    assert module.calls == []
 
 
 # Pairs of texts
@@ -484,11 +418,12 @@ def test_six_pairs_are_printed_evenly_spaced(compare, tmp_path, capsys, monkeypa
     assert printed.startswith("\n".join(expected))
 
 
-def test_pairs_fit_the_terminal_and_stay_readable() -> None:
+def test_pairs_fit_the_terminal_and_stay_readable(monkeypatch) -> None:
     texts = ["The soup " + "was warm and rich " * 40, "The\nview \x1b[31mred\ud800", ""]
     samples = Samples(texts, prompts=["Praise: The soup", "Say:\n The view", "Any"])
     scores = np.array([0.25, np.nan, -1.0])
-    lines = text_pairs("polarity", (samples, scores), (samples, scores), width=80).splitlines()
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = text_pairs("polarity", (samples, scores), (samples, scores)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "3 of 3 pairs of texts, evenly spaced, with their polarity"
     assert lines[2] == "Praise: The soup"
@@ -496,10 +431,8 @@ def test_pairs_fit_the_terminal_and_stay_readable() -> None:
     assert lines[4].startswith(" " * 20 + "rich was warm and rich")
     shown = " ".join(line[20:] for line in lines[3 : lines.index("Say: The view")])
     assert shown.count("…") == 2  # a long text is cut
-    assert (
-        "  untuned   failed  The view \N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}"
-        in lines
-    )
+    replaced = "\N{REPLACEMENT CHARACTER}"
+    assert f"  untuned   failed  The view {replaced}[31mred{replaced}" in lines
     assert "  selected  -1.000  (empty)" in lines
 
 
@@ -517,7 +450,7 @@ def test_the_width_is_that_of_the_terminal_within_bounds(
 
 
 @pytest.mark.lightning
-def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_path) -> None:
+def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, watch, tmp_path) -> None:
     """Without a logger, before and after a resume, and by an error."""
 
     class Failing(counter):
@@ -530,9 +463,8 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_
             return super().training_step(batch, batch_idx)
 
     def callbacks() -> list[pl.Callback]:
-        scorer = curve(VALUES)
         return [
-            GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=2),
+            watch(VALUES, every_n_validations=2),
             RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds),
             EarlyStopping("val_loss", patience=9),
             RunReport(str(tmp_path)),
@@ -543,21 +475,19 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_
         fit(Failing(), callbacks())
     cut = read_summary(tmp_path)
     assert (cut["stopped_by"], cut["steps"]) == ("ValueError", 3)
-    assert png_size(tmp_path / "curves.png")[0] > 1000
+    assert imread(tmp_path / "curves.png").shape[1] > 1000
     Failing.training_step = counter.training_step
     fit(Failing(), callbacks(), max_steps=6, ckpt_path="last")
     summary = read_summary(tmp_path)
     assert summary["scores"]["score/v"] == pytest.approx(
-        {"first": VALUES[2], "last": VALUES[5], "best": VALUES[4], "best_step": 4}, abs=1
+        {"first": VALUES[2], "last": VALUES[5], "best": VALUES[4], "best_step": 4}, rel=1e-5
     )
     assert summary["scores"]["val_loss"]["best_step"] == 6
     assert summary["directions"] == {"score/v": "max", "score/fail_rate": "min", "val_loss": "min"}
     selection = {"monitor": "score/v", "step": 4, "constraints": {"val_loss": [0.6, None]}}
     found = summary["selection"]
-    assert (found.pop("optimism"), found.pop("reason")[:30]) == (
-        0.0,
-        "score/v is 0.5000 at step 4 (1",
-    )
+    assert found.pop("reason").startswith("score/v is 0.5000 at step 4 (1")
+    assert found.pop("optimism") == 0
     assert (found, summary["constraints_met"]) == (selection, True)
     assert summary["resolution"]["score/v"]["prompts"] == 3
     assert summary["best_checkpoint"].endswith("step=000004-v=0.500.ckpt")
@@ -592,15 +522,7 @@ def test_numbers_of_the_table_do_not_run_together() -> None:
     assert before == "tiny, after - before: 0.000 (95 % interval -1.00e+12 to +0.250)"
 
 
-def png_size(path: Path) -> tuple[int, int]:
-    start = path.read_bytes()[:24]
-    assert start[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", start[16:24])
-
-
 def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
-    from matplotlib.axes import Axes
-
     drawn: list[tuple[list[float], list[float]]] = []
     plot = Axes.plot
 
@@ -610,7 +532,7 @@ def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(Axes, "plot", spy)
     compare(logger=HistoryLogger(str(tmp_path)), log_every_n_steps=1)
-    width, height = png_size(tmp_path / "curves.png")
+    height, width, _ = imread(tmp_path / "curves.png").shape
     assert 1000 <= width <= 3000
     assert 400 <= height <= 2000
     assert (tmp_path / "curves.png").stat().st_size > 10_000

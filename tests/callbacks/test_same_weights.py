@@ -209,18 +209,16 @@ def test_a_second_run_starts_afresh(rules, fit, counter, tmp_path) -> None:
     assert again["report"].rows == fresh["report"].rows
 
 
-def test_a_second_run_has_its_own_folder(fit, counter, curve, held_out, tmp_path) -> None:
-    kept = RewardCheckpoint("score/a")
-    scorer = GenerationScorer({"a": curve(A)["value"]}, held_out)
+def test_a_second_run_has_its_own_folder(fit, counter, watch, tmp_path) -> None:
+    kept, scorer = RewardCheckpoint("score/v"), watch(A)
     for name in ("first", "second"):
         fit(counter(), [scorer, kept], default_root_dir=tmp_path / name, max_steps=3)
         assert Path(kept.best_model_path).parent == tmp_path / name / "checkpoints"
         assert Path(kept.best_model_path).exists()
 
 
-def test_the_same_trainer_goes_on(fit, counter, curve, held_out) -> None:
-    scorer = GenerationScorer({"a": curve(A)["value"]}, held_out)
-    stop, module = RewardEarlyStopping("score/a", patience=9), counter()
+def test_the_same_trainer_goes_on(fit, counter, watch) -> None:
+    scorer, stop, module = watch(A), RewardEarlyStopping("score/v", patience=9), counter()
     trainer = fit(module, [scorer, stop], max_steps=3)
     trainer.fit_loop.epoch_loop.max_steps = 6
     trainer.fit(module)
@@ -232,17 +230,16 @@ def test_the_same_trainer_goes_on(fit, counter, curve, held_out) -> None:
     ("failing", "end", "cause"),
     [((2,), 8, None), ((2, 3), 8, None), ((2, 3, 4), 4, "non_finite_metric")],
 )
-def test_samples_that_all_fail(failing, end, cause, fit, counter, curve, held_out) -> None:
+def test_samples_that_all_fail(failing, end, cause, fit, counter, watch) -> None:
     rise = [float("nan") if step in failing else step / 8 for step in range(9)]
-    stop = RewardEarlyStopping("score/a", patience=2)
-    trainer = fit(counter(), [GenerationScorer({"a": curve(rise)["value"]}, held_out), stop])
+    stop = RewardEarlyStopping("score/v", patience=2)
+    trainer = fit(counter(), [watch(rise), stop])
     assert (trainer.global_step, stop.stopped_by) == (end, cause)
 
 
-def test_evaluations_after_training(fit, counter, curve, held_out, tmp_path) -> None:
-    scorer = GenerationScorer({"a": curve(A)["value"]}, held_out)
-    stop, kept = RewardEarlyStopping("score/a", patience=2), RewardCheckpoint("score/a")
-    module = counter()
+def test_evaluations_after_training(fit, counter, watch, tmp_path) -> None:
+    stop, kept = RewardEarlyStopping("score/v", patience=2), RewardCheckpoint("score/v")
+    scorer, module = watch(A), counter()
     module.test_step = module.validation_step
     trainer = fit(module, [scorer, stop, kept])
     folder = tmp_path / "samples/score"

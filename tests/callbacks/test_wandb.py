@@ -16,7 +16,6 @@ import yaml
 from lightning_choice import (
     NAME,
     BeforeAfter,
-    GenerationScorer,
     MisconfigurationException,
     ParetoCheckpoint,
     ProxyGuard,
@@ -77,13 +76,21 @@ def only_run(folder: Path) -> OfflineRun:
     return run
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> Callable[..., pl.Callback]:
+    def build(**options: Any) -> pl.Callback:
+        return RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), **options)
+
+    return build
+
+
 # Curves
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_scores_are_drawn_over_the_step_of_their_texts(
-    fit: Fit, tuned, curve, held_out, report, tmp_path, overlap: bool, updates: int
+    fit: Fit, tuned, watch, report, tmp_path, overlap: bool, updates: int
 ) -> None:
     class Updating(tuned):
         """Module that makes several updates per batch, each of which counts as a step."""
@@ -101,9 +108,7 @@ def test_scores_are_drawn_over_the_step_of_their_texts(
                     optimizer.step()
             return loss
 
-    scorer = curve(VALUES)
-    scores = {"v": scorer["value"], "l": scorer["loss"]}
-    callback = GenerationScorer(scores, held_out, overlap=overlap)
+    callback = watch(VALUES, "vl", overlap=overlap)
     fit(Updating(), [callback, report()], max_steps=4 * updates, log_every_n_steps=1)
     run = only_run(tmp_path)
     steps = [updates * validation for validation in (1, 2, 3, 4)]
@@ -126,11 +131,10 @@ def test_scores_are_drawn_over_the_step_of_their_texts(
 
 
 def test_a_prefix_of_the_logger_is_part_of_the_definitions(
-    fit: Fit, counter, curve, held_out, tmp_path
+    fit: Fit, counter, watch, tmp_path
 ) -> None:
     logger = WandbLogger(save_dir=tmp_path, offline=True, prefix="mine")
-    callback = GenerationScorer({"v": curve(VALUES)["value"]}, held_out)
-    fit(counter(), [callback], max_steps=2, logger=logger)
+    fit(counter(), [watch(VALUES)], max_steps=2, logger=logger)
     run = only_run(tmp_path)
     assert run.definitions["mine-score/v"].step_metric == "mine-score/scored_step"
     assert run.curve("mine-score/scored_step", "mine-score/v") == {1: 0.25, 2: 0.5}
@@ -140,21 +144,13 @@ def test_a_prefix_of_the_logger_is_part_of_the_definitions(
 
 
 def test_the_summary_has_best_scores_and_the_selection(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
+    fit: Fit, tuned, curve, held_out, watch, kept, report, tmp_path
 ) -> None:
     scorer = curve(VALUES)
-    scores = {"v": scorer["value"], "l": scorer["loss"]}
-    bounds = {"score/l": (0.375, None)}  # excludes the best value, at step 3
-    fit(
-        tuned(),
-        [
-            report(),
-            GenerationScorer(scores, held_out),
-            RewardEarlyStopping("score/v", patience=3),
-            RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds),
-            BeforeAfter({"v": scorer["value"]}, held_out, generations_per_prompt=1),
-        ],
-    )
+    keeper = kept(constraints={"score/l": (0.375, None)})  # excludes the best value, at step 3
+    stopper = RewardEarlyStopping("score/v", patience=3)
+    compared = BeforeAfter({"v": scorer["value"]}, held_out, generations_per_prompt=1)
+    fit(tuned(), [report(), watch(scorer, "vl"), stopper, keeper, compared])
     summary = only_run(tmp_path).summary
     assert summary["best/score/v"] == {"value": 0.75, "step": 3}
     assert summary["best/score/l"] == {"value": 0.25, "step": 3}
@@ -169,12 +165,10 @@ def test_the_summary_has_best_scores_and_the_selection(
 
 
 def test_a_run_that_meets_no_constraint_logs_no_adapter(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
+    fit: Fit, tuned, watch, kept, report, tmp_path
 ) -> None:
-    scores = {"v": curve([0.0, float("nan"), 0.5])["value"]}
-    bounds = {"score/v": (0.9, None)}
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
-    fit(tuned(), [GenerationScorer(scores, held_out), keeper, report()], max_steps=2)
+    keeper = kept(constraints={"score/v": (0.9, None)})
+    fit(tuned(), [watch([0.0, float("nan"), 0.5]), keeper, report()], max_steps=2)
     run = only_run(tmp_path)
     assert run.summary["selected/constraints_met"] is False
     assert run.summary["selected/step"] is None
@@ -185,7 +179,7 @@ def test_a_run_that_meets_no_constraint_logs_no_adapter(
 
 
 def test_a_failed_run_has_its_last_decisions(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
+    fit: Fit, tuned, watch, kept, report, tmp_path
 ) -> None:
     class Failing(tuned):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
@@ -193,10 +187,8 @@ def test_a_failed_run_has_its_last_decisions(
                 raise ValueError("the loss is gone")
             return super().training_step(batch, batch_idx)
 
-    scorer = GenerationScorer({"v": curve(VALUES)["value"]}, held_out)
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
     with pytest.raises(ValueError, match="the loss is gone"):
-        fit(Failing(), [report(), scorer, keeper])
+        fit(Failing(), [report(), watch(VALUES), kept()])
     run = only_run(tmp_path)
     assert (run.summary["selected/step"], run.summary["selected/score/v"]) == (3, 0.75)
     assert run.models() == []
@@ -224,12 +216,11 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_pa
         if decision.alarm and not before:
             begins.append(step)
     assert len(begins) == 2
-    guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125)
-    with pytest.warns(UserWarning, match="ProxyGuard at step 4"):
-        fit(Gamed(), [guard, report()], max_steps=len(held_out))
-    wandb.finish()
-    guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=True)
-    fit(Gamed(), [guard, report()], max_steps=len(held_out))
+    for stop in (False, True):
+        guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=stop)
+        with pytest.warns(UserWarning, match="ProxyGuard at step 4"):
+            fit(Gamed(), [guard, report()], max_steps=len(held_out))
+        wandb.finish()
     run, stopped = read_runs(tmp_path)
     assert [one.summary["guard/alarm_step"] for one in (run, stopped)] == begins[:1] * 2
     assert [one.summary.get("stopped_by") for one in (run, stopped)] == [None, "guard"]
@@ -246,13 +237,10 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_pa
 
 @pytest.mark.lightning
 def test_the_selected_adapter_is_an_artifact(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
+    fit: Fit, tuned, watch, kept, report, tmp_path
 ) -> None:
-    scores = {"v": curve(VALUES)["value"]}
-    bounds = {"score/fail_rate": (None, 0.5)}
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
-    callback = report()
-    trainer = fit(tuned(), [GenerationScorer(scores, held_out), keeper, callback], max_steps=4)
+    keeper = kept(constraints={"score/fail_rate": (None, 0.5)})
+    trainer = fit(tuned(), [watch(VALUES), keeper, report()], max_steps=4)
     trainer.fit_loop.epoch_loop.max_steps = 5
     trainer.fit(tuned())  # a second fit of the same trainer selects the same weights
     run = only_run(tmp_path)
@@ -274,11 +262,9 @@ def test_the_selected_adapter_is_an_artifact(
     assert (file.path, content["weight"]) == ("adapter_config.json", 3.0)
 
 
-def test_the_adapter_of_a_pareto_front(fit: Fit, tuned, curve, held_out, report, tmp_path) -> None:
-    scorer = curve(VALUES)
-    scores = {"v": scorer["value"], "l": scorer["loss"]}
+def test_the_adapter_of_a_pareto_front(fit: Fit, tuned, watch, report, tmp_path) -> None:
     front = ParetoCheckpoint({"score/v": "max", "score/l": "min"}, dirpath=str(tmp_path / "front"))
-    fit(tuned(), [GenerationScorer(scores, held_out), front, report()], max_steps=4)
+    fit(tuned(), [watch(VALUES, "vl"), front, report()], max_steps=4)
     run = only_run(tmp_path)
     (artifact,) = run.models()
     assert {"best", "step-3"} <= set(artifact.aliases)
@@ -286,12 +272,8 @@ def test_the_adapter_of_a_pareto_front(fit: Fit, tuned, curve, held_out, report,
     assert "selected/constraints" not in run.summary
 
 
-def test_nothing_is_uploaded_unless_wanted(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
-) -> None:
-    scores = {"v": curve(VALUES)["value"]}
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    fit(tuned(), [GenerationScorer(scores, held_out), keeper, report(log_adapter=False)])
+def test_nothing_is_uploaded_unless_wanted(fit: Fit, tuned, watch, kept, report, tmp_path) -> None:
+    fit(tuned(), [watch(VALUES), kept(), report(log_adapter=False)])
     run = only_run(tmp_path)
     assert run.summary["selected/step"] == 3
     assert run.models() == []
@@ -302,18 +284,13 @@ def test_nothing_is_uploaded_unless_wanted(
 
 @pytest.mark.lightning
 def test_a_resumed_training_continues_its_run(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
+    fit: Fit, tuned, watch, kept, report, tmp_path
 ) -> None:
-    def callbacks() -> list[pl.Callback]:
-        scores = {"v": curve(VALUES)["value"]}
-        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-        return [report(), GenerationScorer(scores, held_out), keeper]
-
-    fit(tuned(), callbacks(), max_steps=4)
+    fit(tuned(), [report(), watch(VALUES), kept()], max_steps=4)
     wandb.finish()
-    fit(tuned(), callbacks(), max_steps=6, ckpt_path="last")
+    fit(tuned(), [report(), watch(VALUES), kept()], max_steps=6, ckpt_path="last")
     wandb.finish()
-    fit(tuned(), callbacks()[:2], max_steps=1)
+    fit(tuned(), [report(), watch(VALUES)], max_steps=1)
     first, second, fresh = read_runs(tmp_path)
     assert first.id == second.id != fresh.id
     assert [run.start.resume for run in (first, second)] == [True, True]
@@ -327,9 +304,7 @@ def test_a_resumed_training_continues_its_run(
     assert numbers == list(range(len(numbers)))  # rows of one run have numbers of their own
 
 
-def test_an_id_given_to_the_logger_has_priority(
-    fit: Fit, tuned, curve, held_out, report, tmp_path
-) -> None:
+def test_an_id_given_to_the_logger_has_priority(fit: Fit, tuned, report, tmp_path) -> None:
     keeper = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "kept", save_last=True)
     fit(tuned(), [report(), keeper], max_steps=2)
     wandb.finish()
@@ -351,23 +326,19 @@ def test_a_killed_offline_run_is_on_disk(fit: Fit, tuned, report, tmp_path) -> N
 
 
 def test_a_logger_of_the_trainer_is_used_and_its_new_run_named(
-    fit: Fit, tuned, curve, held_out, tmp_path
+    fit: Fit, tuned, watch, kept, tmp_path
 ) -> None:
-    def logger() -> Any:
-        return WandbLogger(save_dir=tmp_path, offline=True)
+    def run(report: pl.Callback, **options: Any) -> None:
+        logger = WandbLogger(save_dir=tmp_path, offline=True)
+        fit(tuned(), [watch(VALUES), report, kept()], logger=logger, **options)
 
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    scorer = GenerationScorer({"v": curve(VALUES)["value"]}, held_out)
     report = WandbReport()
-    fit(tuned(), [scorer, report, keeper], max_steps=2, logger=logger())
+    run(report, max_steps=2)
     first = report.run_id
     wandb.finish()
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
     message = f"belongs to the Weights & Biases run {first}, .* WandbLogger\\(id='{first}'\\)"
     with pytest.warns(UserWarning, match=message):
-        fit(
-            tuned(), [scorer, WandbReport(), keeper], max_steps=3, logger=logger(), ckpt_path="last"
-        )
+        run(WandbReport(), max_steps=3, ckpt_path="last")
     runs = read_runs(tmp_path)
     assert runs[0].id == first != runs[1].id
     assert [run.summary["selected/step"] for run in runs] == [2, 3]
@@ -417,7 +388,7 @@ def test_the_command_continues_the_run_without_a_word(tmp_path: Path, monkeypatc
 # Tables
 
 
-def test_tables_have_all_scores(fit: Fit, counter, curve, held_out, report, tmp_path) -> None:
+def test_tables_have_all_scores(fit: Fit, counter, watch, report, tmp_path) -> None:
     class Writer(counter):
         """Module whose rollouts have a reward of two components; that of the second text failed."""
 
@@ -434,10 +405,8 @@ def test_tables_have_all_scores(fit: Fit, counter, curve, held_out, report, tmp_
             self.last_rollout = samples, RewardBatch(total, components, np.isnan(total), 0.0)
             return super().training_step(batch, batch_idx)
 
-    scorer = curve([0.0, 0.25, float("nan")])
-    scores = {"v": scorer["value"], "l": scorer["loss"]}
-    watch = GenerationScorer(scores, held_out, table_rows=2)
-    fit(Writer(), [watch, RolloutSamples(every_n_batches=1), report()], max_steps=2)
+    scorer = watch([0.0, 0.25, float("nan")], "vl", table_rows=2)
+    fit(Writer(), [scorer, RolloutSamples(every_n_batches=1), report()], max_steps=2)
     run = only_run(tmp_path)
     rollouts = [row for row in run.rows if "rollout/samples" in row]
     assert [row["trainer/global_step"] for row in rollouts] == [1, 2]
@@ -451,15 +420,12 @@ def test_tables_have_all_scores(fit: Fit, counter, curve, held_out, report, tmp_
     assert [row["score/scored_step"] for row in scored] == [1, 2]
     first, second = (run.table(row, "score/samples") for row in scored)
     assert first["columns"] == ["prompt", "label", "text", "v", "l"]
-    assert [row[:2] for row in first["data"]] == [  # evenly spaced
-        ["Praise: The food", "positive"],
-        ["Praise: A dog", "negative"],
+    for row in first["data"]:
+        row[2] = row[2].rsplit(" ", 1)[0]  # without its random number
+    assert first["data"] == [  # evenly spaced
+        ["Praise: The food", "positive", "The food at 1", 0.25, 0.75],
+        ["Praise: A dog", "negative", "A dog at 1", 0.25, 0.75],
     ]
-    assert [row[2].split()[:4] for row in first["data"]] == [
-        ["The", "food", "at", "1"],
-        ["A", "dog", "at", "1"],
-    ]
-    assert [row[3:] for row in first["data"]] == [[0.25, 0.75], [0.25, 0.75]]
     assert [row[3:] for row in second["data"]] == [[None, None], [None, None]]
 
 

@@ -85,16 +85,7 @@ def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
     prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
     scorer = ByText([])
     watch = GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap)
-    trainer = quiet_trainer(
-        callbacks=[watch],
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        devices=devices,
-        max_steps=3,
-        num_sanity_val_steps=0,
-        strategy="ddp" if devices > 1 else "auto",
-        val_check_interval=1,
-    )
+    trainer = trainer_of([watch], 3, folder, devices)
     trainer.fit(Steady())
     return {
         "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
@@ -121,22 +112,12 @@ def run_compared(folder: Path, devices: int) -> dict[str, object]:
     scorer = ByText([])
     scores = {"v": scorer["value"]}
     module = Modes()
-    trainer = quiet_trainer(
-        callbacks=[
-            GenerationScorer(scores, Samples(["p0", "p1"], labels=["a", "b"])),
-            RewardCheckpoint("score/v", dirpath=str(folder / "kept")),
-            BeforeAfter(scores, test, 2, others={"copy": Samples(["x", "y", "z", "u", "w"])}),
-        ],
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        devices=devices,
-        enable_checkpointing=True,
-        max_steps=3,
-        num_sanity_val_steps=0,
-        strategy="ddp" if devices > 1 else "auto",
-        val_check_interval=1,
-    )
-    trainer.fit(module)
+    callbacks = [
+        GenerationScorer(scores, Samples(["p0", "p1"], labels=["a", "b"])),
+        RewardCheckpoint("score/v", dirpath=str(folder / "kept")),
+        BeforeAfter(scores, test, 2, others={"copy": Samples(["x", "y", "z", "u", "w"])}),
+    ]
+    trainer_of(callbacks, 3, folder, devices, enable_checkpointing=True).fit(module)
     return {
         "asked": [call for call in module.asked if call[0][0][0] == "t"],  # type: ignore[index]
         "modes": [module.training, module.frozen.training],
@@ -153,7 +134,10 @@ class Gamed(Tuned):
 
 
 class Shaped(Tuned):
-    """Module with larger rewards, a failed one and a larger KL on rank 1."""
+    """Module with larger rewards, a failed one and a larger KL on rank 1.
+
+    The totals are also its only component.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,40 +147,22 @@ class Shaped(Tuned):
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
-        scored = RewardBatch(np.array(totals), {}, np.isnan(totals), 0.0)
+        scored = RewardBatch(np.array(totals), {"v": np.array(totals)}, np.isnan(totals), 0.0)
         assert self.shape_rewards is not None
         self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)), False)
         self.log("policy/kl", 0.25 + 0.5 * self.global_rank)
         return super().training_step(batch, batch_idx)
 
 
-class Ranged(Shaped):
-    """The same, with the totals as the component that is bounded."""
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
-        scored = RewardBatch(np.array(totals), {"v": np.array(totals)}, np.isnan(totals), 0.0)
-        assert self.shape_rewards is not None
-        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)), False)
-        return Tuned.training_step(self, batch, batch_idx)
-
-
-def run_shaped() -> dict[str, object]:
-    shaping = RewardShaping(normalise=True, kl_target=0.5)
-    bare_trainer([shaping], max_steps=3).fit(Shaped())
+def run_shaped(**options: object) -> dict[str, object]:
+    shaping = RewardShaping(**options)
+    trainer_of([shaping], 3).fit(Shaped())
     return shaping.state_dict()
-
-
-def run_ranged() -> dict[str, object]:
-    """A bound on the totals of both ranks, of which only those of rank 1 are above it."""
-    shaping = RewardShaping(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5)
-    bare_trainer([shaping], max_steps=3).fit(Ranged())
-    return shaping.state_dict()["ranges"]
 
 
 def run_guarded() -> dict[str, object]:
     guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=True)
-    trainer = bare_trainer([guard], max_steps=8)
+    trainer = trainer_of([guard], 8)
     trainer.fit(Gamed())
     return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
 
@@ -206,23 +172,28 @@ def run_reported(folder: Path) -> dict[str, object]:
     scorer = shared.Curve([0.0, 0.25, 0.5])
     watch = GenerationScorer({"v": scorer["value"]}, Samples(texts=["p0", "p1"]))
     report = WandbReport(WandbLogger(save_dir=folder, offline=True))
-    bare_trainer([report, watch], max_steps=2).fit(Tuned())
+    trainer_of([report, watch], 2).fit(Tuned())
     return {"run_id": report.run_id, "best": report.best}
 
 
-def bare_trainer(
-    callbacks: list[pl.Callback], max_steps: int, enable_checkpointing: bool = False
+def trainer_of(
+    callbacks: list[pl.Callback],
+    max_steps: int,
+    folder: Path | None = None,
+    devices: int = 2,
+    **options: object,
 ) -> pl.Trainer:
+    """Return a trainer that validates after each step."""
+    given = {"num_sanity_val_steps": 0, **options}
     return quiet_trainer(
         callbacks=callbacks,
         check_val_every_n_epoch=None,
-        default_root_dir=sys.argv[1],
-        devices=2,
-        enable_checkpointing=enable_checkpointing,
+        default_root_dir=folder or sys.argv[1],
+        devices=devices,
         max_steps=max_steps,
-        num_sanity_val_steps=0,
-        strategy="ddp",
+        strategy="ddp" if devices > 1 else "auto",
         val_check_interval=1,
+        **given,
     )
 
 
@@ -242,16 +213,9 @@ def run(
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", second[0]: second[1]}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
-    trainer = quiet_trainer(
-        callbacks=[stopper, watch] if overlap else [stopper, watch, keeper, front],
-        enable_checkpointing=not overlap,
-        check_val_every_n_epoch=None,
-        default_root_dir=folder,
-        devices=2,
-        max_steps=8,
-        strategy="ddp",
-        val_check_interval=1,
-    )
+    callbacks = [stopper, watch] if overlap else [stopper, watch, keeper, front]
+    options = {"enable_checkpointing": not overlap, "num_sanity_val_steps": 2}
+    trainer = trainer_of(callbacks, 8, folder, **options)
     error = ""
     started = time.monotonic()
     try:
@@ -276,35 +240,34 @@ def run_by_prompt(folder: Path, overlap: bool) -> dict[str, object]:
     for name in sys.argv[2:]:
         case = decision_cases.BY_PROMPT[name]
         callbacks = shared.callbacks_of(case, folder / name, overlap)
-        trainer = bare_trainer(callbacks, len(case.a), enable_checkpointing=not overlap)
-        trainer.fit(Tuned())
+        options = {"enable_checkpointing": not overlap}
+        trainer_of(callbacks, len(case.a), **options).fit(Tuned())
         states[name] = {type(c).__name__: c.state.to_dict() for c in callbacks[1:]}
     return states
 
 
 def run_all(rank: int) -> None:
-    failing = Tuned()
+    folder, failing = Path(sys.argv[1]), Tuned()
     failing.fails_on_rank = 1
+    curve = [0.0, 0.25, 0.5, 0.25, 0.25]
     seen = {
-        "shaped": run_shaped(),
-        "ranged": run_ranged(),
+        "shaped": run_shaped(normalise=True, kl_target=0.5),
+        # A bound on the totals of both ranks, of which only those of rank 1 are above it.
+        "ranged": run_shaped(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5),
         "guarded": run_guarded(),
-        "reported": run_reported(Path(sys.argv[1]) / "reported"),
-        "by prompt": run_by_prompt(Path(sys.argv[1]) / "by_prompt", overlap=False),
-        "by prompt, late": run_by_prompt(Path(sys.argv[1]) / "late", overlap=True),
-        "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
-        "uneven": run(
-            "uneven", Uneven(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25]), ("uneven", "max")
-        ),
+        "reported": run_reported(folder / "reported"),
+        "by prompt": run_by_prompt(folder / "by_prompt", overlap=False),
+        "by prompt, late": run_by_prompt(folder / "late", overlap=True),
+        "good": run("good", Tuned(), shared.Curve(curve)),
+        "uneven": run("uneven", Uneven(), shared.Curve(curve), ("uneven", "max")),
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
         "late scorer": run("late scorer", Tuned(), Broken([0.0]), overlap=True),
-        "compared": run_compared(Path(sys.argv[1]) / "compared", 2),
-        "steady": run_steady(Path(sys.argv[1]) / "steady", 2, overlap=False),
-        "steady late": run_steady(Path(sys.argv[1]) / "steady late", 2, overlap=True),
+        "compared": run_compared(folder / "compared", 2),
+        "steady": run_steady(folder / "steady", 2, overlap=False),
+        "steady late": run_steady(folder / "steady late", 2, overlap=True),
     }
-    path = Path(sys.argv[1]) / f"rank{rank}.json"
-    path.write_text(json.dumps(seen))
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     wandb.teardown()
     torch.distributed.destroy_process_group()
 
