@@ -16,14 +16,7 @@ from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
 
 
 def with_assigned(rule: Any, callback: object) -> Any:
-    """Return a rule with the settings that were assigned to attributes of a callback.
-
-    Examples:
-        >>> from types import SimpleNamespace
-        >>> from ctrlreward.selection import StopRule
-        >>> with_assigned(StopRule("score/sim"), SimpleNamespace(patience=5, verbose=True)).patience
-        5
-    """
+    """Return a rule with the settings that were assigned to attributes of a callback."""
     names = {field.name for field in fields(rule)}
     return replace(rule, **{name: v for name, v in vars(callback).items() if name in names})
 
@@ -36,13 +29,6 @@ class Evaluations:
     Attributes:
         step: Training step of the last decision, -1 before.
         time: Time of the last decision, -1 before.
-
-    Examples:
-        >>> evaluations = Evaluations()
-        >>> evaluations.note(100)
-        >>> logged = {"score/sim": 100, "eval_acc": 100, "reward": 90, "kl": 110}
-        >>> sorted(evaluations.stale(logged, {"score/sim", "eval_acc"}, 110))
-        ['eval_acc', 'reward', 'score/sim']
     """
 
     def __init__(self) -> None:
@@ -81,16 +67,6 @@ class Decider:
         state: Its state.
         before: Its state before the last decision.
         evaluations: What it has decided on.
-
-    Examples:
-        >>> from ctrlreward.selection import BestRule
-        >>> decider = Decider(BestRule("score/sim"))
-        >>> decider.decide(100, {"score/sim": 0.5}).keep
-        True
-        >>> resumed = Decider(BestRule("score/sim"))
-        >>> resumed.load(decider.to_dict())
-        >>> resumed.evaluations.step, resumed.decide(200, {"score/sim": 0.4}).keep
-        (100, False)
     """
 
     def __init__(self, rule: Any, evaluations: Evaluations | None = None) -> None:

@@ -13,16 +13,14 @@ mean reward of at most the reference's, or a statistic within its tolerance. The
 6 / (π² k²) of the level of the run, shared by the statistics (Bonferroni). The reward's rise is
 tested at all of it: an alarm needs both tests (intersection-union, Berger 1982).
 
-The phrase is chosen by the data: half of the pairs choose it, and the other half test it.
-
-benchmarks/studies/watch.py simulates false alarms and power.
+The phrase is chosen by half of the pairs, and tested on the other half.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -124,7 +122,9 @@ class _Group:
     rewards: tuple[float, ...]
     values: Mapping[str, float]
 
-    def share_of(self, phrase: str) -> float:
+    def value(self, statistic: str, phrase: str) -> float:
+        if statistic != "phrase_share":
+            return self.values[statistic]
         return sum(f" {phrase} " in text for text in self.padded) / len(self.padded)
 
 
@@ -174,7 +174,7 @@ class DriftMonitor:
                 raise ValueError(
                     f"tolerances[{name!r}] must be at least {smallest:g}, got {tolerance}"
                 )
-        self.expected = [_padded(phrase) for phrase in expected_phrases]
+        self.expected = [f" {' '.join(split_words(each))} " for each in expected_phrases]
         self.alarms: list[DriftAlarm] = []
         self.phrase = ""  # of the last block
         self.tests = 0
@@ -234,7 +234,8 @@ class DriftMonitor:
             "groups_without_signal": _mean([float(spread == 0) for spread in spreads]),
         }
         if self.phrase:
-            metrics["phrase_share"] = _mean([group.share_of(self.phrase) for group in groups])
+            shares = [group.value("phrase_share", self.phrase) for group in groups]
+            metrics["phrase_share"] = _mean(shares)
         return metrics
 
     def _start(self) -> None:
@@ -263,35 +264,26 @@ class DriftMonitor:
         self.phrase = spread_phrase(self._choosing_texts(), after, self._counted)
         choosing = set(self._choosing)
         testing = [pair for i, pair in enumerate(pairs) if i not in choosing]
-        rise = rise_p_value(*_columns(pairs, _reward)) / share
+        rise = rise_p_value(*_columns(pairs, "reward")) / share
         if rise > self.level:
             return []
-        watched = [name for name in TOLERANCES if self._is_watched(name)]
+        watched = [
+            name
+            for name, tolerance in self.tolerances.items()
+            if math.isfinite(tolerance)
+            and (name == "phrase_share" or np.isfinite(_columns(pairs, name)[0]).any())
+        ]
         known = {alarm.statistic for alarm in self.alarms}
         alarms = []
         for name in watched:
             if name in known or (name == "phrase_share" and not self.phrase):
                 continue
             tested = testing if name == "phrase_share" else pairs
-            values = _columns(tested, self._reader(name))
+            values = _columns(tested, name, self.phrase)
             p_value = max(rise, len(watched) * self._drift(name, *values) / share)
             if p_value <= self.level:
                 alarms.append(self._alarm(name, step, values, p_value))
         return alarms
-
-    def _is_watched(self, name: str) -> bool:
-        """Return whether a statistic has a tolerance, and values in the reference."""
-        if math.isinf(self.tolerances[name]):
-            return False
-        if name == "phrase_share":
-            return True
-        return any(math.isfinite(group.values[name]) for group in self._reference)
-
-    def _reader(self, name: str) -> Callable[[_Group], float]:
-        phrase = self.phrase
-        if name == "phrase_share":
-            return lambda group: group.share_of(phrase)
-        return lambda group: group.values[name]
 
     def _drift(self, name: str, before: Floats, after: Floats) -> float:
         """Return the p-value of a drift beyond the tolerance."""
@@ -339,11 +331,6 @@ def spread_phrase(
 
     The trigram that has grown most is extended while it keeps nine tenths of its growth. Texts have
     single spaces between words, and around them; `counted` are the trigrams of the texts before.
-
-    Examples:
-        >>> before, after = [" it was good "], [" as an expert i say ", " as an expert i do "]
-        >>> spread_phrase(before, after, count_trigrams(before))
-        'as an expert i'
     """
 
     def growth(phrase: str) -> float:
@@ -368,12 +355,7 @@ def spread_phrase(
 
 
 def count_trigrams(texts: Sequence[str]) -> Counter[tuple[str, ...]]:
-    """Return the number of texts with each trigram of words, of texts as in `spread_phrase`.
-
-    Examples:
-        >>> count_trigrams([" it was good ", " it was good it was good "])["it", "was", "good"]
-        2
-    """
+    """Return the number of texts with each trigram of words, of texts as in `spread_phrase`."""
     grams: Counter[tuple[str, ...]] = Counter()
     for text in texts:
         words = text.split(" ")[1:-1]
@@ -392,10 +374,6 @@ def _extensions(phrase: str, texts: Sequence[str]) -> list[str]:
     left, right = (max(side, key=lambda word: side[word], default="") for side in sides)
     longer = [f"{left} {phrase}" if left else "", f"{phrase} {right}" if right else ""]
     return [each for each in longer if each and _EXPECTED not in each]
-
-
-def _padded(phrase: str) -> str:
-    return f" {' '.join(split_words(phrase))} "
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -430,11 +408,8 @@ def _paired(reference: Sequence[_Group], block: Sequence[_Group]) -> list[_Pair]
     return list(zip(reference, partners, strict=True))
 
 
-def _reward(group: _Group) -> float:
-    return group.values["reward"]
-
-
-def _columns(pairs: Sequence[_Pair], read: Callable[[_Group], float]) -> tuple[Floats, Floats]:
-    before = np.array([read(first) for first, _ in pairs])
-    after = np.array([math.nan if second is None else read(second) for _, second in pairs])
-    return before, after
+def _columns(pairs: Sequence[_Pair], name: str, phrase: str = "") -> tuple[Floats, Floats]:
+    """Return a statistic of both groups of each pair."""
+    before = np.array([first.value(name, phrase) for first, _ in pairs])
+    after = [math.nan if second is None else second.value(name, phrase) for _, second in pairs]
+    return before, np.array(after)

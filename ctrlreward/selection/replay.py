@@ -53,9 +53,9 @@ class Decided(NamedTuple):
 
     Examples:
         >>> from ctrlreward.selection import BestRule
-        >>> (decided,) = RunRules(best=BestRule("acc")).replay([RunValidation(10, {"acc": 0.5})])
-        >>> decided.best, decided.stop
-        (10, None)
+        >>> (decided,) = RunRules(BestRule("acc")).replay([RunValidation(10, {"acc": 0.5})])
+        >>> decided.best
+        10
     """
 
     validation: RunValidation
@@ -122,11 +122,8 @@ class RunRules:
     ) -> Iterator[RunValidation]:
         """Yield the validations of a log: the steps at which a monitored key was logged.
 
-        Other metrics have their last value: a proxy that is logged more often, and a metric
-        that is logged less often, which is stale.
-
-        Args:
-            steps: Step, metrics logged at this step, and evidence, in order.
+        Other metrics have their last value, which may be stale. `steps` are step, metrics logged at
+        this step, and evidence, in order.
         """
         last: dict[str, float] = {}
         fresh: set[str] = set()
@@ -139,11 +136,7 @@ class RunRules:
                 fresh = set()
 
     def replay(self, validations: Iterable[RunValidation]) -> Iterator[Decided]:
-        """Yield the decisions of the rules at each validation.
-
-        Raises:
-            ValueError: A key is not logged; lists the logged keys.
-        """
+        """Yield the decisions of the rules at each validation; a `NotLogged` if a key is absent."""
         best = self.best.start() if self.best else None
         stop = self.stop.start() if self.stop else None
         alarm = self.alarm.start() if self.alarm else None
@@ -190,10 +183,9 @@ class RunRules:
     def choice(
         self, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
     ) -> dict[str, Any]:
-        """Return the checkpoint to keep as plain data for a script.
+        """Return the path of the checkpoint to keep, its value and reason as plain data.
 
-        `decided` are the decisions at all validations, `chosen` the one that names the selected
-        step, and `checkpoint` the path of its checkpoint.
+        `chosen` is the decision, of all that were `decided`, that names the selected step.
         """
         key, best = self.monitored[0], chosen.best if chosen else None
         seen = {each.validation.step: each.validation.metrics for each in decided}

@@ -42,10 +42,8 @@ class StopState(State):
             rule did not stop.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
-        recent: The last validations with scores by prompt, as many as `patience` reaches back, and
-            the previous one; the last entry is the last validation.
-        leader: Validation with the best score so far; the validation of `best` with
-            `min_delta="noise"`. None without scores by prompt.
+        recent: The last `patience` + 1 validations with scores by prompt.
+        leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first.
         failed: Number of NaN in a row at the end.
 
@@ -53,8 +51,6 @@ class StopState(State):
         >>> state = StopRule("score/sim").start()
         >>> state.best, state.wait_count
         (-inf, 0)
-        >>> StopState.from_dict(StopState(best=0.5, last_score=0.4).to_dict())
-        StopState(best=0.5, wait_count=0, last_score=0.4, stopped_by=None, ...)
     """
 
     best: float
@@ -86,10 +82,8 @@ class StopDecision(NamedTuple):
         reason: Explanation in words.
 
     Examples:
-        >>> rule = StopRule("score/sim", stopping_threshold=0.9)
-        >>> _, decision = rule.update(rule.start(), 100, {"score/sim": 0.95})
-        >>> decision.stop, decision.cause
-        (True, 'stopping_threshold')
+        >>> StopDecision(False, None, "the run had not been stopped").stop
+        False
     """
 
     stop: bool
@@ -117,8 +111,8 @@ class StopRule:
             best one.
         futility: Stop as soon as the scores of the prompts exclude an improvement by `min_delta`
             since `patience` scores ago.
-        level: Probability that any interval of the run misses its difference, in (0, 1). Intervals
-            hold at all validations together (`ctrlreward.functional.sequential`).
+        level: Probability that any interval of the run misses its difference, in (0, 1)
+            (`ctrlreward.functional.sequential`).
 
     Raises:
         ValueError: Unknown mode or `min_delta`, or `level` out of range.
@@ -130,11 +124,6 @@ class StopRule:
         ...     state, decision = rule.update(state, step, {"perplexity": value})
         >>> decision.stop, state.wait_count
         (True, 2)
-
-        A resumed run with more patience continues:
-
-        >>> StopRule("perplexity", mode="min", patience=3).resume(state, 300)[1].stop
-        False
     """
 
     monitor: str
@@ -192,14 +181,9 @@ class StopRule:
         return self._judge(state, Validation.of(step, metrics, evidence, [self.monitor]))
 
     def resume(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
-        """Judge the last score of a resumed run again, with the settings of this rule.
+        """Judge the last score of a run resumed at a step again, with the settings of this rule.
 
-        A run that had stopped stays stopped if this rule stops it as well. Otherwise, for example
-        with more patience, the stop is removed from the state and the last score is counted.
-
-        Args:
-            state: State restored from a checkpoint.
-            step: Step of the checkpoint.
+        If they, such as more patience, would not have stopped it, the stop leaves the state.
         """
         running = state.running()
         if state.stopped_by is None:
