@@ -27,7 +27,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import Decider, Evaluations, with_assigned
+from ctrlreward.selection.decider import Decider, Decides, Evaluations, with_assigned
 
 # Names in other libraries of the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -95,7 +95,7 @@ class Reader(Evaluations):
 _REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
 
 
-class RuleErrorMixin(RuntimeError):
+class RuleErrorMixin(RuntimeError, ValueError):
     """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
 
 
@@ -153,32 +153,17 @@ class ReadingMixin(CallbackMixin):
         return is_fitting(trainer) and self._reader.step != trainer.global_step
 
 
-class DecidingMixin(ReadingMixin):
+class DecidingMixin(Decides, ReadingMixin):
     """Callback that applies a rule of `ctrlreward.selection`, by its `Decider`.
 
     A setting of the rule that is assigned to the callback counts from the next run on.
-
-    Attributes:
-        rule: The rule; once a run has begun, with the directions that its scorers declare.
-        state: State of the rule.
     """
 
-    decider: Decider
     _given: Any  # the rule, with directions as given
 
     def decide_by(self, given: Any) -> None:
         """Set the rule, at the end of a constructor."""
         self._given, self.decider = given, Decider(given, self._reader)
-
-    @property
-    def rule(self) -> Any:
-        """The rule that decides."""
-        return self.decider.rule
-
-    @property
-    def state(self) -> Any:
-        """The state of the rule."""
-        return self.decider.state
 
     def settings(self) -> Any:
         """Return the rule with the settings that were assigned to this callback."""
@@ -213,21 +198,17 @@ class DecidingMixin(ReadingMixin):
 class MonitorMixin(DecidingMixin):
     """Callback whose rule monitors one key, in Lightning's `monitor` and `mode`."""
 
-    _given_mode: str | None = None
-
     @property
     def mode(self) -> str:
         """Better direction of the key: as given or assigned, else as a scorer declares it."""
-        rule = self.rule if "decider" in vars(self) else None
-        return self._given_mode or getattr(rule, "mode", None) or "max"
+        if "decider" not in vars(self):  # in Lightning's constructor
+            return "max"
+        return self._given.mode or self.rule.mode or "max"
 
     @mode.setter
-    def mode(self, mode: str) -> None:
-        self._given_mode = mode
-
-    def settings(self) -> Any:
-        """Return the rule with the settings that were assigned to this callback."""
-        return replace(super().settings(), mode=self._given_mode)
+    def mode(self, mode: Mode) -> None:
+        if "decider" in vars(self):
+            self._given = replace(self._given, mode=mode)
 
 
 def resolutions(trainer: Trainer) -> dict[str, Resolution]:
@@ -257,10 +238,7 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     scored = _scored_modes(trainer)
     declared = scored | _reward_modes(trainer.lightning_module) | scored
     mode = mode or _REWARD_TOTALS.get(key)
-    try:
-        return better_direction(key, mode, declared.get(key), declared, argument)
-    except ValueError as error:
-        raise misconfigured(trainer, str(error)) from None
+    return better_direction(key, mode, declared.get(key), declared, argument)
 
 
 def monitored(trainer: Trainer) -> dict[str, Mode]:

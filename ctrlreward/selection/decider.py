@@ -109,3 +109,57 @@ class Decider:
         """Restore `to_dict`; keys of others are ignored."""
         self.evaluations.restore(plain.get("decided", -1))
         self.state = self.before = type(self.rule.start()).from_dict(plain)
+
+
+class Decides:
+    """Callback of any trainer that decides by a rule.
+
+    Attributes:
+        rule: The rule; once a run has begun, with the directions that its scorers declare.
+        state: State of the rule.
+    """
+
+    decider: Decider
+
+    @property
+    def rule(self) -> Any:
+        """The rule that decides."""
+        return self.decider.rule
+
+    @property
+    def state(self) -> Any:
+        """The state of the rule."""
+        return self.decider.state
+
+
+class KeepsBest(Decides):
+    """Callback that keeps checkpoints by a `BestRule`."""
+
+    @property
+    def selected_step(self) -> int | None:
+        """Step of the selected checkpoint, None if no validation qualified."""
+        return self.rule.best(self.state)
+
+    @property
+    def reason(self) -> str:
+        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
+        return self.rule.explain(self.state)
+
+    @property
+    def optimism(self) -> float | None:
+        """Expected excess of the selected score over its true value, ≥ 0 on average, or None."""
+        return self.rule.optimism(self.state)
+
+
+class KeepsFront(Decides):
+    """Callback that keeps checkpoints by a `ParetoRule`."""
+
+    @property
+    def kept(self) -> dict[int, tuple[float, ...]]:
+        """Step → values of the checkpoints on the front, oldest first."""
+        return dict(self.state.kept)
+
+    @property
+    def pruned(self) -> dict[int, tuple[float, ...]]:
+        """Step → values of the dominated checkpoints."""
+        return dict(self.state.pruned)

@@ -205,13 +205,12 @@ class StopRule:
     def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
         score = now.metrics[self.monitor]
         failed = state.failed + 1 if math.isnan(score) else 0
-        state, leader = replace(state, last_score=score, failed=failed), state.leader
+        state = replace(state, last_score=score, failed=failed)
         if failed:
             return self._fail(state, now.step)
-        earlier = state.recent
         if now.evidence:
-            compared = state.compared + 1 if earlier else 0
-            state = replace(state, recent=(*earlier, now)[-self.patience - 1 :], compared=compared)
+            recent, compared = (*state.recent, now), state.compared + 1 if state.recent else 0
+            state = replace(state, recent=recent[-self.patience - 1 :], compared=compared)
         may_stop = now.step >= self.min_steps
         cause, why = self._beyond_limits(score) if may_stop else (None, "")
         if cause is None:
@@ -220,7 +219,7 @@ class StopRule:
                 new = replace(state, best=score, wait_count=0, leader=now if now.evidence else None)
                 return new, StopDecision(False, None, reason)
             state = replace(state, wait_count=state.wait_count + 1)
-            cause, why = self._evidence(state, leader, now) if may_stop else (None, "")
+            cause, why = self._evidence(state, now) if may_stop else (None, "")
             why = why or (
                 f"has not improved by more than {self.min_delta} in the last "
                 f"{state.wait_count} scores"
@@ -241,28 +240,22 @@ class StopRule:
         return state.stopped(step, NON_FINITE, reason), StopDecision(True, NON_FINITE, reason)
 
     def _improves(self, state: StopState, now: Validation) -> bool:
-        sign, noise = sign_of(self.mode), self.min_delta == "noise"
-        min_delta = 0.0 if isinstance(self.min_delta, str) else self.min_delta
-        if not sign * (now.metrics[self.monitor] - state.best) > min_delta:
-            return False
-        if not noise or state.leader is None or state.compared == 0:
-            return True
-        level = level_of_test(self.level, state.compared)
-        difference = self._gain(state.leader, now, level)
+        gain = sign_of(self.mode) * (now.metrics[self.monitor] - state.best)
+        if not isinstance(self.min_delta, str):
+            return gain > self.min_delta
+        if not gain > 0 or state.leader is None or state.compared == 0:
+            return gain > 0
+        difference = self._gain(state.leader, now, level_of_test(self.level, state.compared))
         return difference is None or difference.low > 0
 
-    def _evidence(
-        self, state: StopState, leader: Validation | None, now: Validation
-    ) -> tuple[str | None, str]:
+    def _evidence(self, state: StopState, now: Validation) -> tuple[str | None, str]:
         """Return cause and reason if the scores of the prompts show that training should stop."""
-        if state.compared == 0:
-            return None, ""
-        k = state.compared
-        if self.decline and leader is not None:
+        k, leader = state.compared, state.leader
+        if self.decline and k > 0 and leader is not None:
             difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
             if difference is not None and difference.high < 0:
                 return DECLINE, f"is worse than at step {leader.step}, {describe(difference)},"
-        if self.futility and len(state.recent) > self.patience:
+        if self.futility and k > 0 and len(state.recent) > self.patience:
             before = state.recent[-1 - self.patience]
             difference = self._gain(before, now, 2 * level_of_test(self.level, k))
             least = 0.0 if isinstance(self.min_delta, str) else self.min_delta
