@@ -60,8 +60,7 @@ def read_validation(
     """Return metrics, keys without a new value, and the values of the prompts.
 
     The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`, unless training is
-    `awaited` to log this key; other keys have their last value. Time is the step: validations log
-    the keys of evaluation.
+    `awaited` to log this key; other keys have their last value.
     """
     last, steps = _last_logged(state)
     logged = {**last, **metrics}
@@ -78,13 +77,10 @@ def read_validation(
     evidence: dict[str, Scores] = {}
     for scored in scorers(state).values():
         if scored["step"] == state.global_step:
-            tables = scored["by_prompt"].items()
-            prompts = scored.get("prompts", "")
-            rows = {
-                key: PromptScores(valid_row_means(np.array(table, np.float64)), prompts)
-                for key, table in tables
-            }
-            evidence |= rows | {PREFIX + key: row for key, row in rows.items()}
+            for key, table in scored["by_prompt"].items():
+                means = valid_row_means(np.array(table, np.float64))
+                row = PromptScores(means, scored.get("prompts", ""))
+                evidence |= {key: row, PREFIX + key: row}
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
     return *on_rank_zero(lambda: (numbers, stale)), evidence
@@ -114,8 +110,7 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
 def _last_logged(state: TrainerState) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the last logged value of each key, and its step.
 
-    Several rules read the log at each evaluation, so the fold stays with the state, outside of its
-    fields: `trainer_state.json` has the log itself.
+    The fold stays with the state, so that each row is read once, but outside of its fields.
     """
     rows = cast(list[dict[str, Any]], state.log_history)
     log, read, values, steps = vars(state).get(_FOLD, (rows, 0, {}, {}))
@@ -169,9 +164,8 @@ def ranges(state: TrainerState) -> dict[str, list[float | None]]:
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
-    A `GenerationScorer` declares the directions of its scores; a loss is better when lower, the
-    reward that TRL logs when higher. A mode that contradicts the score, or lacks for an
-    undeclared key, is a ValueError.
+    A loss is better when lower, the reward that TRL logs when higher. A mode that contradicts the
+    score, or lacks for an undeclared key, is a ValueError.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)
