@@ -1,9 +1,7 @@
 """The decider of all trainers: a rule, applied once to each set of weights.
 
-A decision is about one set of weights, scored once. The same weights validated again, by another
-evaluation set, after a resume, inside a callback, are not a new validation; and a value counts as
-new only if it was logged since the last decision. A trainer's callback is a hook around this: it
-says what was logged and when, and applies the decision.
+The same weights validated again, by another evaluation set, after a resume, inside a callback, are
+not a new validation; and a value counts as new only if it was logged since the last decision.
 """
 
 from __future__ import annotations
@@ -46,11 +44,9 @@ class Evaluations:
     def stale(self, logged: Mapping[str, float], validated: Collection[str], now: int) -> set[str]:
         """Return the keys without a new value.
 
-        Args:
-            logged: Key → time of its last value.
-            validated: Keys that validations log: they are new if this one has logged them. Other
-                keys, of training, are new if they were logged since the last decision.
-            now: Time at which this validation began to log.
+        `logged` maps a key to the time of its last value. The keys that validations log are
+        `validated`: they are new if logged since the time `now`, at which this validation began.
+        Other keys, of training, are new if they were logged since the last decision.
         """
         return {
             key

@@ -37,12 +37,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 # Drifts that do not matter: completions up to twice as long or half as long, a tenth more repeated
 # trigrams, a phrase in a fifth more of the completions, γ lower by a fifth.
-TOLERANCES: Mapping[str, float] = {
-    "length": 2.0,
-    "repetition": 0.1,
-    "phrase_share": 0.2,
-    "agreement": 0.2,
-}
+TOLERANCES = {"length": 2.0, "repetition": 0.1, "phrase_share": 0.2, "agreement": 0.2}
 REFERENCE_STEPS = 10
 LEVEL = 0.05
 # A block also waits for this many groups: half of them test a phrase, and 20 pairs have p-values
@@ -56,14 +51,10 @@ _EXPECTED = "\n"  # in place of an expected phrase: never a word
 
 
 class Rollouts(NamedTuple):
-    """Completions of one step with their rewards.
+    """Completions of one step of the trainer, n of them, with their rewards.
 
-    Attributes:
-        step: Step of the trainer.
-        prompts: Prompt of each completion, or a key of it; n of them.
-        texts: The completions.
-        rewards: Their rewards, shape (n,); NaN for a failed one.
-        components: The reward's components by name, shape (n,) each.
+    `prompts` are the prompt of each completion, or a key of it. `rewards`, shape (n,), are NaN
+    where they failed. `components` has the reward's components by name, shape (n,) each.
 
     Examples:
         >>> Rollouts(1, ["The soup"], ["was cold."], np.array([0.5]), {}).step
@@ -83,12 +74,11 @@ class DriftAlarm(NamedTuple):
     Attributes:
         statistic: `"length"`, `"repetition"`, `"phrase_share"` or `"agreement"`.
         step: Last step of the block that was compared with the reference.
-        reference: Mean of the statistic over the paired groups of the reference.
-        value: Mean over the paired groups of the block. Lengths are geometric means, in words.
+        reference: Mean of the statistic in the reference; of lengths the geometric mean, in words.
+        value: The same in the block.
         p_value: Smallest level of the whole run at which this test would raise an alarm.
         phrase: The phrase that has spread; "" for other statistics.
-        example: A completion of the block: the one with the most extreme value, or with the highest
-            reward for `"phrase_share"` (among those with the phrase) and `"agreement"`.
+        example: Completion of the block with the most extreme value, or with the highest reward.
 
     Examples:
         >>> str(DriftAlarm("phrase_share", 30, 0.02, 0.6, 0.001, "as an expert", "As an expert, …"))
@@ -138,10 +128,9 @@ class DriftMonitor:
         reference_steps: Number of first steps that later ones are compared with, in blocks of as
             many steps. Reference and blocks also wait for 40 groups.
         level: Probability of any false alarm in the whole run.
-        tolerances: Largest drift that doesn't matter, by statistic; others keep their default.
-            `"length"` is a factor, by default 2: neither twice nor half as long. `"repetition"`
-            (0.1) and `"phrase_share"` (0.2) are increases of a share, `"agreement"` (0.2) is a
-            decrease. Infinity leaves a statistic out.
+        tolerances: Largest drift that doesn't matter, by statistic: `"length"` (2) is a factor,
+            `"repetition"` (0.1) and `"phrase_share"` (0.2) are increases of a share, `"agreement"`
+            (0.2) is a decrease. Infinity leaves a statistic out.
         expected_phrases: Phrases that the task asks for, such as `"the answer is"`; no alarm is on
             their spread.
 
