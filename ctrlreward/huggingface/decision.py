@@ -18,8 +18,7 @@ from ctrlreward.huggingface.run_state import (
     PREFIX,
     awaits,
     directions,
-    last_step,
-    of_evaluation,
+    last_evaluated,
     ranges,
     read_validation,
     resolve_mode,
@@ -185,17 +184,18 @@ class DecisionCallback(Decides, TrainerCallback):
 
     def _waits(self, state: TrainerState, stale: Collection[str]) -> bool:
         """Return whether another set of this evaluation will log a key, as at the last decision."""
-        keys = [
-            key
+        if self._waited not in (-1, state.global_step):
+            return False
+        decided, declared = self.decider.evaluations.step, directions(state)
+        waits = any(
+            key in stale
+            and key.removeprefix(PREFIX) not in declared
+            and last_evaluated(state, key) == decided
             for key in self.bounded()
-            if key in stale and key not in directions(state) and of_evaluation(state, key)
-        ]
-        if not keys or self._waited not in (-1, state.global_step):
-            return False
-        if not any(last_step(state, key) == self.decider.evaluations.step for key in keys):
-            return False
-        self._waited = state.global_step
-        return True
+        )
+        if waits:
+            self._waited = state.global_step
+        return waits
 
     def say(self, state: TrainerState, reason: str) -> None:
         """Log a decision, from rank 0."""

@@ -135,16 +135,11 @@ def awaits(args: TrainingArguments, state: TrainerState, key: str) -> bool:
     return will_log and args.logging_strategy != IntervalStrategy.NO
 
 
-def last_step(state: TrainerState, key: str) -> float:
-    """Return the step at which a key was last logged, with or without `eval_`; -1 before."""
+def last_evaluated(state: TrainerState, key: str) -> float | None:
+    """Return the step at which an evaluation last logged a key, with or without `eval_`."""
     _, steps = _last_logged(state)
-    return steps.get(key, steps.get(PREFIX + key, -1))
-
-
-def of_evaluation(state: TrainerState, key: str) -> bool:
-    """Return whether a logged key, with or without `eval_`, is one of evaluation."""
-    _, steps = _last_logged(state)
-    return key.startswith(PREFIX) or (key not in steps and PREFIX + key in steps)
+    logged = key if key in steps or key.startswith(PREFIX) else PREFIX + key
+    return steps.get(logged) if logged.startswith(PREFIX) else None
 
 
 def directions(state: TrainerState) -> dict[str, Mode]:
