@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_scores import Scripted, Share
 from tokenizers.processors import TemplateProcessing
-from trainer_runs import tiny_trainer
+from trainer_runs import tiny_trainer, train
 from transformers import PreTrainedTokenizerFast, Trainer
 
 from ctrlreward import Reward
@@ -37,12 +37,6 @@ def falling(key: str, step: int) -> list[float]:
 def scorer_of(trainer: Trainer, **settings: Any) -> GenerationScorer:
     scores = {"a": Scripted(falling, trainer, "max")["a"]}
     return GenerationScorer(trainer, scores, ["ab", "cd"], generation=SHORT, **settings)
-
-
-def train(trainer: Trainer, *callbacks: Any) -> None:
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    trainer.train()
 
 
 def test_rules_decide_at_the_same_evaluation_in_any_order(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scripted_scores import Scripted
+from trainer_runs import train
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -162,8 +163,7 @@ def test_no_validation_met_the_constraints(
     scorer = Scripted(rise_and_fall, trainer, "max")
     trainer.add_callback(GenerationScorer(trainer, {"a": scorer["a"]}, ["ab", "cd"]))
     best = RewardCheckpoint("score/a", constraints={"score/a": (0.9, None)})
-    trainer.add_callback(best)
-    trainer.train()
+    train(trainer, best)
     assert best.selected_step is None
     assert trainer.state.best_model_checkpoint is None
     assert "none of 2 validations is a candidate: the model has the weights of" in caplog.text
@@ -267,8 +267,7 @@ def test_trl(
     if kind == "GRPO":
         trainer.add_callback(ProxyGuard("reward", "score/a"))
     scorer = Scripted(rise_and_fall, trainer, "max")
-    trainer.add_callback(BeforeAfter(trainer, {"a": scorer["a"]}, ["ba", "dc"], 1))
-    trainer.train()
+    train(trainer, BeforeAfter(trainer, {"a": scorer["a"]}, ["ba", "dc"], 1))
     check(trainer, best, stop)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["selection"]["step"] == 2
