@@ -90,11 +90,6 @@ class ProxyGuardMixin(DecidingMixin):
         self.name = name
 
     @property
-    def values(self) -> list[tuple[float, ...]]:
-        """Proxy and held-out metrics of the last scored validations, oldest first."""
-        return list(self.state.values)
-
-    @property
     def alarm(self) -> bool:
         """True if the last scored validation raised an alarm."""
         return self.state.alarm

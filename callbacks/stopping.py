@@ -51,12 +51,10 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         verbose: Log the reason when training stops.
 
     Attributes:
-        stopped_by: As in `StopState`; None if this callback did not stop training. Lightning's
-            `stopping_reason` says that patience is exhausted for a decline and an excluded gain.
+        stopped_by: As in `StopState`. Lightning's `stopping_reason`, which has no names for a
+            decline and an excluded gain, says that patience is exhausted.
         stopping_reason_message: The reason in words.
         stopped_step: `trainer.global_step` at the stop, -1 before.
-        state: The `StopState`, from which Lightning's attributes (`best_score`, `wait_count`,
-            `stopping_reason`) are set.
 
     Raises:
         MisconfigurationException: A setting is out of range, contradicts the score's direction, or

@@ -57,9 +57,8 @@ class BeforeAfter(TrainerCallback):
         generation: As in `GenerationScorer`.
 
     Raises:
-        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` is
-            not a score.
-        ValueError: `scores` or `samples` is empty, a name is reserved, or a column is missing.
+        TypeError: As in `GenerationScorer`.
+        ValueError: As in `GenerationScorer`.
         FileNotFoundError: In a resumed run: `before.jsonl` is missing.
 
     Examples:

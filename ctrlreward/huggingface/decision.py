@@ -207,15 +207,14 @@ class DecisionCallback(Decides, TrainerCallback):
 class RewardCheckpoint(KeepsBest, DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
-    Saves a checkpoint at each evaluation whose score is the best so far, in addition to the
-    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step` and
-    `state.best_model_checkpoint`: `save_total_limit` keeps the selected checkpoint, and
-    `load_best_model_at_end=True` loads it. `metric_for_best_model`, its values and
-    `state.best_metric` remain the trainer's, for its learning rate and for other callbacks.
-    If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
-    step remains. An evaluation before the first step (`eval_on_start`) has no checkpoint, and is
-    not a candidate. With `save_strategy="best"` the trainer writes no other checkpoint to resume
-    from. With `ties_by` every evaluation that meets the constraints saves a checkpoint.
+    Saves a checkpoint at each evaluation whose score is the best so far (with `ties_by`, at each
+    that meets the constraints), next to checkpoints of the trainer's `save_strategy`, and sets
+    `state.best_global_step` and `state.best_model_checkpoint`: `save_total_limit` keeps the
+    selected checkpoint, and `load_best_model_at_end=True` loads it. `metric_for_best_model` and
+    `state.best_metric` remain the trainer's. If no evaluation met the constraints, the model of the
+    last step remains, with a warning. An evaluation before the first step (`eval_on_start`) has no
+    checkpoint, and is not a candidate. With `save_strategy="best"` the trainer writes no other
+    checkpoint to resume from.
 
     Further arguments are as in `BestRule`.
 
@@ -231,11 +230,8 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
             direction is unknown.
 
     Examples:
-        >>> checkpoint = RewardCheckpoint(
-        ...     "score/relevance", constraints={"score/distinct_2": (0.8, None)}
-        ... )
-        >>> checkpoint.selected_step is None
-        True
+        >>> RewardCheckpoint("score/relevance", constraints={"score/distinct_2": (0.8, None)}).state
+        BestState(kept={}, candidates={}, validations=0)
     """
 
     saves = True
@@ -405,19 +401,14 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
 class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
-    Unlike `EarlyStoppingCallback`, it needs no `load_best_model_at_end`, and a resumed run decides
-    like an uninterrupted one.
-
-    Further arguments are as in `StopRule`.
+    A resumed run decides like an uninterrupted one. Further arguments are as in `StopRule`; the
+    `StopState` in `state` has the reason.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
             `GenerationScorer` declares, to "min" for a loss, and to "max" for TRL's `reward`.
         patience: Number of scores in a row without improvement that stops training.
-
-    Attributes:
-        state: The `StopState`: `stopped_by`, `stopping_reason`, `stopped_step`, `best`.
 
     Raises:
         ValueError: A setting is out of range; after the first evaluation: the key is not logged, or
@@ -482,16 +473,12 @@ class ProxyGuard(DecisionCallback):
         stop: Stop training at an alarm.
         name: Prefix of the keys. Two guards in one trainer need different names.
 
-    Attributes:
-        state: The `AlarmState`: `alarm`, `alarm_step`.
-
     Raises:
         ValueError: A setting is out of range; after the first evaluation: a key is not logged, or
             its direction is unknown.
 
     Examples:
-        >>> guard = ProxyGuard("reward", ["score/independent", "score/distinct_2"])
-        >>> guard.state.alarm
+        >>> ProxyGuard("reward", ["score/independent", "score/distinct_2"]).state.alarm
         False
     """
 

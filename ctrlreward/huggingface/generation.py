@@ -80,15 +80,13 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
             a scorer with a single score.
         samples: The held-out prompts: texts, `Samples`, or a data set of TRL, whose column `prompt`
-            has texts or messages. The model reads messages by the chat template, with tools and
-            `chat_template_kwargs` of the trainer; scores read what the trainer's reward functions
-            read, which is the completion, after the prompt if `as_reward_funcs` maps `prefixes`.
+            has texts or messages. The model reads messages by the trainer's chat template; scores
+            read what its reward functions read, which is the completion, after the prompt if
+            `as_reward_funcs` maps `prefixes`.
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
         name: Prefix of each key. Two such callbacks in one trainer need different names.
-        generation: Settings of `generate` that differ from the trainer's: `generation_config` in
-            TRL, `generation_max_length` and `generation_num_beams` of `Seq2SeqTrainingArguments`.
-            Without these, from the model's with `max_new_tokens=64`. A trainer with vLLM samples as
-            in training.
+        generation: Settings of `generate` that differ from the trainer's or else the model's, with
+            `max_new_tokens=64`. A trainer with vLLM samples as in training.
         table_rows: Rows of the table.
 
     Attributes:
@@ -97,8 +95,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
 
     Raises:
         TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` is not a score.
-        ValueError: See `HeldOutScorer`; the samples lack a column, or do not say whether an
-            encoder-decoder reads or continues them; the trainer is still in its `__init__`.
+        ValueError: As in `HeldOutScorer`; the samples do not say whether an encoder-decoder reads
+            or continues them; the trainer is still in its `__init__`.
 
     Examples:
         >>> trainer = Trainer(model, args, eval_dataset=data)  # doctest: +SKIP

@@ -184,7 +184,7 @@ def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) ->
     module = writer()
     trainer = fit(module, [watch(prompts), watcher], max_steps=2, num_sanity_val_steps=1)
     trainer.validate(module, verbose=False)
-    assert (watcher.state.tests, list(watcher.values)) == (1, [])
+    assert (watcher.state.tests, list(watcher.state.values)) == (1, [])
 
 
 # Resume
