@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scripted_scores import Scripted
-from trainer_runs import train
+from trainer_runs import SETTINGS, train
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -193,12 +193,7 @@ def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
     ids = tokenizer("the soup").input_ids
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_t5)
     arguments = Seq2SeqTrainingArguments(
-        **{**SELECTING, "output_dir": str(tmp_path / "run"), "load_best_model_at_end": True},
-        eval_strategy="steps",
-        eval_steps=1,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
+        **SETTINGS | SELECTING, output_dir=str(tmp_path / "run"), load_best_model_at_end=True
     )
     trainer = Seq2SeqTrainer(
         model,
@@ -227,27 +222,16 @@ def test_trl(
     import trl
     from datasets import Dataset
 
-    folder = tiny_llama("abcdef")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = tiny_llama("abcdef")
+    tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token
-    settings: dict[str, Any] = {
-        **SELECTING,
-        "output_dir": str(tmp_path / "run"),
-        "load_best_model_at_end": True,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 2,
-    }
+    sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+    folder, settings = tmp_path / "run", {**SETTINGS, **SELECTING, **sizes, "bf16": False}
+    settings |= {"output_dir": str(folder), "load_best_model_at_end": True}
     if kind == "GRPO":
         settings |= {"num_generations": 2, "max_completion_length": 4}
         trainer = trl.GRPOTrainer(
-            folder,
+            model,
             reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
             args=trl.GRPOConfig(**settings),
             train_dataset=Dataset.from_dict({"prompt": ["ab", "cd"] * 8}),
@@ -257,7 +241,7 @@ def test_trl(
     else:
         texts = Dataset.from_dict({"text": ["abcd", "cdab"] * 8})
         trainer = trl.SFTTrainer(
-            folder,
+            model,
             args=trl.SFTConfig(**settings),
             train_dataset=texts,
             eval_dataset=texts.select(range(2)),
@@ -269,7 +253,7 @@ def test_trl(
     scorer = Scripted(rise_and_fall, trainer, "max")
     train(trainer, BeforeAfter(trainer, {"a": scorer["a"]}, ["ba", "dc"], 1))
     check(trainer, best, stop)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
     assert summary["selection"]["step"] == 2
     assert summary["selection"]["constraints"] == {"score/b": [0.5, None]}
     assert summary["steps"] == 6
