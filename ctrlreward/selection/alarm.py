@@ -71,13 +71,11 @@ class AlarmState(State):
 
 
 class AlarmDecision(NamedTuple):
-    """Result of the test after a validation.
+    """Result of the test after a validation, or without a new one of the last test.
 
     Attributes:
-        alarm: Whether there is an alarm. Without a new test, the result of the last test.
         p_value: With scores by prompt, the smallest level of the whole run at which this test would
             raise an alarm; without, the p-value of the test of the window. None without a test.
-        reason: Explanation in words.
 
     Examples:
         >>> AlarmDecision(False, 1.0, "the first validation").alarm

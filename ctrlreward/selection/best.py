@@ -37,9 +37,7 @@ class KeepDecision(NamedTuple):
     """Decision whether to keep the checkpoint of a validation.
 
     Attributes:
-        keep: Whether to keep it.
         dropped: Steps of kept checkpoints to remove.
-        reason: Explanation in words.
         invalid: True if it is not kept because a metric is NaN or infinite.
         difference: Difference to the best of the other candidates, with its interval; None without
             scores by prompt.

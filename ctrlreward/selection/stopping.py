@@ -65,7 +65,7 @@ class StopState(State):
     failed: int = 0
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
-        """Return the state with a stop recorded."""
+        """Return the state with a stop."""
         return replace(self, stopped_by=cause, stopping_reason=reason, stopped_step=step)
 
     def running(self) -> StopState:
@@ -74,12 +74,7 @@ class StopState(State):
 
 
 class StopDecision(NamedTuple):
-    """Decision whether to stop training.
-
-    Attributes:
-        stop: Whether to stop.
-        cause: One of the causes in `StopState.stopped_by`, None without a stop.
-        reason: Explanation in words.
+    """Decision whether to stop training, with one of the causes of `StopState.stopped_by`.
 
     Examples:
         >>> StopDecision(False, None, "the run had not been stopped").stop
@@ -173,7 +168,7 @@ class StopRule:
             evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
 
         Raises:
-            ValueError: `monitor` is not logged; lists the logged keys.
+            NotLogged: `monitor` is not logged; a ValueError that lists the logged keys.
         """
         waiting = no_new_value([self.monitor], stale)
         if waiting:
