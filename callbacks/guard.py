@@ -83,9 +83,9 @@ class ProxyGuardMixin(DecidingMixin):
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
-        modes, evidence = (proxy_mode, held_out_mode), (window, level, reference, margin)
+        settings = (window, level, reference, margin)
         with rule_errors(self):
-            self.decide_by(AlarmRule(proxy, held_out, *modes, *evidence))
+            self.decide_by(AlarmRule(proxy, held_out, proxy_mode, held_out_mode, *settings))
         self.stop = stop
         self.name = name
 

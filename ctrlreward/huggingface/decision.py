@@ -401,13 +401,12 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
 class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
-    A resumed run decides like an uninterrupted one. Further arguments are as in `StopRule`; the
-    `StopState` in `state` has the reason.
+    A resumed run decides like an uninterrupted one. The `StopState` in `state` has the reason.
+    Further arguments are as in `StopRule`.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
-        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
-            `GenerationScorer` declares, to "min" for a loss, and to "max" for TRL's `reward`.
+        mode: As in `RewardCheckpoint`.
         patience: Number of scores in a row without improvement that stops training.
 
     Raises:
@@ -459,14 +458,12 @@ class ProxyGuard(DecisionCallback):
     (1 or 0) to the metrics of the evaluation and to `log_history`. When an alarm begins, a warning
     is logged, and the runs of Weights & Biases and trackio get an alert. To exclude checkpoints
     under alarm, add `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this
-    callback.
-
-    Further arguments are as in `AlarmRule`.
+    callback. Further arguments are as in `AlarmRule`.
 
     Args:
         proxy: Key of the optimised metric: `"reward"`, as TRL logs it, or a loss.
-        held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
-            better, "min" if lower is better, "drift" if any change is a decline.
+        held_out: Key of a metric that is not optimised, several keys, or key → "max", "min", or
+            "drift" if any change is a decline.
         proxy_mode: "max" or "min". Defaults to the direction that a `GenerationScorer` declares, to
             "max" for `reward` and `rewards/…`, and to "min" for a loss.
         held_out_mode: The same for held-out metrics without a direction; or "drift".
@@ -495,8 +492,8 @@ class ProxyGuard(DecisionCallback):
         reference: Reference = "first",
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
-        modes, evidence = (proxy_mode, held_out_mode), (window, level, reference, margin)
-        rule = AlarmRule(proxy, held_out, *modes, *evidence)
+        settings = (window, level, reference, margin)
+        rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, *settings)
         super().__init__(f"{proxy} {', '.join(rule.modes)} {name}", rule)
         self.proxy, self.held_out = proxy, held_out
         self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode

@@ -98,17 +98,6 @@ def test_no_alarm_unless_the_proxy_has_risen() -> None:
     assert not any(decision.alarm for decision in fold(AlarmRule("proxy", "y"), unsure)[1])
 
 
-def test_best_reference_notices_a_decline_after_a_rise() -> None:
-    up, down = declining(1, -3.0, 6), declining(1, 3.0, 6)
-    rows = [*up, *({**row, "y": row["y"] + up[-1]["y"] - down[0]["y"]} for row in down)]
-    rows = [{**row, "proxy": float(k)} for k, row in enumerate(rows)]
-    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm_step < 0  # as good as at the start
-    state, decisions = fold(AlarmRule("proxy", "y", reference="best"), rows)
-    assert state.alarm_step > 60
-    assert state.references["y"].step in (60, 70)
-    assert f"since step {state.references['y'].step}" in decisions[-1].reason
-
-
 def test_several_held_out_scores_share_the_level() -> None:
     rows = declining(2, 1.0, 8)
     honest = np.random.default_rng(5).normal(size=(8, 3, 32)) / 10
