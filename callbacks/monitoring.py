@@ -27,7 +27,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import Decider, Decides, Evaluations, with_assigned
+from ctrlreward.selection.decider import Decider, Decides, stale_keys, with_assigned
 
 # Names in other libraries of the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -49,15 +49,15 @@ GUARD_NAMES = {
 }
 
 
-class Reader(Evaluations):
-    """Evaluations of a Lightning run; the time is how often its metrics were looked at.
+class Reader:
+    """What was logged when; the time is how often the metrics of a run were looked at.
 
     Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
-    again is in other memory.
+    again is in other memory. `step` is the training step of the last decision, -1 before.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.step = self._decided = -1
         self._looks = self._started = 0
         self._values: dict[str, torch.Tensor] = {}  # alive, so that no other one has their memory
         self._logged: dict[str, int] = {}
@@ -65,7 +65,7 @@ class Reader(Evaluations):
 
     def note(self, step: int) -> None:
         """Note a decision."""
-        self.step, self.time = step, self._looks
+        self.step, self._decided = step, self._looks
 
     def restore(self, step: int) -> None:
         """Continue; a resumed run has no metrics of before."""
@@ -81,7 +81,7 @@ class Reader(Evaluations):
         self._look(metrics)
         self._validated |= {key for key, look in self._logged.items() if look >= self._started}
         logged = {key: self._logged[key] for key in metrics}
-        return self.stale(logged, self._validated, self._started)
+        return stale_keys(logged, self._validated, self._started, self._decided)
 
     def _look(self, metrics: Mapping[str, torch.Tensor]) -> None:
         self._looks += 1
@@ -163,16 +163,15 @@ class DecidingMixin(Decides, ReadingMixin):
 
     def decide_by(self, given: Any) -> None:
         """Set the rule, at the end of a constructor."""
-        self._given, self.decider = given, Decider(given, self._reader)
+        self._given, self.decider = given, Decider(given)
 
     def settings(self) -> Any:
         """Return the rule with the settings that were assigned to this callback."""
         return with_assigned(self._given, self)
 
-    def reset(self, unused: dict[str, Any]) -> None:
-        """Return to the state before the first run."""
-        super().reset(unused)
-        self.decider.evaluations = self._reader
+    def is_undecided(self, trainer: Trainer) -> bool:
+        """Return whether a validation is part of training, and the first of these weights."""
+        return is_fitting(trainer) and self.decider.step != trainer.global_step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the directions of the rule: given, or declared by the scorers of the trainer."""
@@ -192,7 +191,10 @@ class DecidingMixin(Decides, ReadingMixin):
     ) -> Any:
         """Return the rule's decision on the weights of this step."""
         with rule_errors(self):
-            return self.decider.decide(trainer.global_step, metrics, stale, evidence)
+            decision = self.decider.decide(trainer.global_step, metrics, stale, evidence)
+        if self.decider.step == trainer.global_step:
+            self._reader.note(trainer.global_step)
+        return decision
 
 
 class MonitorMixin(DecidingMixin):

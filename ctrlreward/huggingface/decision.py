@@ -154,9 +154,9 @@ class DecisionCallback(Decides, TrainerCallback):
         saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
         if not self._training or not saved:
             return
-        if state.global_step != self.decider.evaluations.step:
+        if state.global_step != self.decider.step:
             self._decide(args, state, kwargs.get("metrics", {}))
-        if state.global_step == self.decider.evaluations.step:
+        if state.global_step == self.decider.step:
             control.should_save |= self._save
             control.should_training_stop |= self._stop
 
@@ -167,8 +167,8 @@ class DecisionCallback(Decides, TrainerCallback):
         try:
             self._begin(state)
             hint = ". Add the callback that logs it before this one"
-            awaited, evaluations = partial(awaits, args, state), self.decider.evaluations
-            values, stale, evidence = read_validation(state, metrics, evaluations, awaited)
+            decided, awaited = self.decider.step, partial(awaits, args, state)
+            values, stale, evidence = read_validation(state, metrics, decided, awaited)
             if self._waits(state, stale):
                 return
             decision = self.decider.decide(state.global_step, values, stale, evidence)
@@ -178,7 +178,7 @@ class DecisionCallback(Decides, TrainerCallback):
             return
         self._missing = None
         stored(state)[self._key] = self.decider.to_dict()
-        if state.global_step == self.decider.evaluations.step:
+        if state.global_step == self.decider.step:
             self._waited = -1
             self.act(decision, args, state, metrics)
 
@@ -186,7 +186,7 @@ class DecisionCallback(Decides, TrainerCallback):
         """Return whether another set of this evaluation will log a key, as at the last decision."""
         if self._waited not in (-1, state.global_step):
             return False
-        decided, declared = self.decider.evaluations.step, directions(state)
+        decided, declared = self.decider.step, directions(state)
         waits = any(
             key in stale
             and key.removeprefix(PREFIX) not in declared

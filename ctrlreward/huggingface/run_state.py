@@ -22,7 +22,7 @@ from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import Evaluations
+from ctrlreward.selection.decider import stale_keys
 
 PREFIX = "eval_"
 _FOLD = "_ctrlreward_last_logged"
@@ -54,13 +54,14 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 def read_validation(
     state: TrainerState,
     metrics: Mapping[str, float],
-    evaluations: Evaluations,
+    decided: int = -1,
     awaited: Callable[[str], bool] = lambda key: False,
 ) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
     """Return metrics, keys without a new value, and the values of the prompts.
 
     The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`, unless training is
-    `awaited` to log this key; other keys have their last value.
+    `awaited` to log this key; other keys have their last value. The last decision was at the step
+    `decided`.
     """
     last, steps = _last_logged(state)
     logged = {**last, **metrics}
@@ -68,7 +69,7 @@ def read_validation(
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
     logged_before = {key: steps[key] for key in numbers.keys() - metrics.keys()}
     evaluated = {key for key in logged_before if key.startswith(PREFIX)}
-    stale = evaluations.stale(logged_before, evaluated, state.global_step)
+    stale = stale_keys(logged_before, evaluated, state.global_step, decided)
     for key in [key for key in numbers if key.startswith(PREFIX)]:
         name = key.removeprefix(PREFIX)
         if name not in numbers and not awaited(name):

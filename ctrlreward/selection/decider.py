@@ -19,40 +19,20 @@ def with_assigned(rule: Any, callback: object) -> Any:
     return replace(rule, **{name: v for name, v in vars(callback).items() if name in names})
 
 
-class Evaluations:
-    """The evaluations that a callback has acted on, to tell new weights and new values.
+def stale_keys(
+    logged: Mapping[str, float], validated: Collection[str], began: float, decided: float
+) -> set[str]:
+    """Return the keys without a new value, of `logged`, key → time of its last value.
 
+    The keys that validations log are `validated`: they are new if logged since this one `began`.
+    Other keys, of training, are new if they were logged since the last decision, at time `decided`.
     Time is whatever a trainer counts by: steps, or how often its metrics were looked at.
-
-    Attributes:
-        step: Training step of the last decision, -1 before.
-        time: Time of the last decision, -1 before.
     """
-
-    def __init__(self) -> None:
-        self.step = -1
-        self.time = -1
-
-    def note(self, step: int) -> None:
-        """Note a decision. Here the time is the step."""
-        self.step = self.time = step
-
-    def restore(self, step: int) -> None:
-        """Continue after the last decision of an interrupted run."""
-        self.note(step)
-
-    def stale(self, logged: Mapping[str, float], validated: Collection[str], now: int) -> set[str]:
-        """Return the keys without a new value.
-
-        `logged` maps a key to the time of its last value. The keys that validations log are
-        `validated`: they are new if logged since the time `now`, at which this validation began.
-        Other keys, of training, are new if they were logged since the last decision.
-        """
-        return {
-            key
-            for key, time in logged.items()
-            if (time < now if key in validated else time <= self.time)
-        }
+    return {
+        key
+        for key, time in logged.items()
+        if (time < began if key in validated else time <= decided)
+    }
 
 
 class Decider:
@@ -62,19 +42,19 @@ class Decider:
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
         state: Its state.
         before: Its state before the last decision.
-        evaluations: What it has decided on.
+        step: Training step of the last decision, -1 before.
     """
 
-    def __init__(self, rule: Any, evaluations: Evaluations | None = None) -> None:
+    def __init__(self, rule: Any) -> None:
         self.rule: Any = rule
         self.state: Any = rule.start()
         self.before = self.state
-        self.evaluations = evaluations or Evaluations()
+        self.step = -1
 
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
         self.rule = rule.directed(mode_of, ranges)
-        if self.evaluations.step < 0:
+        if self.step < 0:
             self.state = self.before = self.rule.start()
 
     def decide(
@@ -89,7 +69,7 @@ class Decider:
         self.before = self.state
         if after is not self.state:
             self.state = after
-            self.evaluations.note(step)
+            self.step = step
         return decision
 
     def resume(self, step: int) -> Any:
@@ -99,11 +79,11 @@ class Decider:
 
     def to_dict(self) -> dict[str, Any]:
         """Return state and last step as plain data."""
-        return {**self.state.to_dict(), "decided": self.evaluations.step}
+        return {**self.state.to_dict(), "decided": self.step}
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Restore `to_dict`; keys of others are ignored."""
-        self.evaluations.restore(plain.get("decided", -1))
+        self.step = plain.get("decided", -1)
         self.state = self.before = type(self.rule.start()).from_dict(plain)
 
 
