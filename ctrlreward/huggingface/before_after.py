@@ -60,10 +60,6 @@ class BeforeAfter(TrainerCallback):
         TypeError: As in `GenerationScorer`.
         ValueError: As in `GenerationScorer`.
         FileNotFoundError: In a resumed run: `before.jsonl` is missing.
-
-    Examples:
-        >>> trainer = Trainer(model, args, train_dataset=data)  # doctest: +SKIP
-        >>> trainer.add_callback(BeforeAfter(trainer, scores, test_prompts))  # doctest: +SKIP
     """
 
     def __init__(

@@ -228,10 +228,6 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         ValueError: A setting is out of range; at the start: `ties_by` with settings of the trainer
             that would remove checkpoints; after the first evaluation: a key is not logged, or its
             direction is unknown.
-
-    Examples:
-        >>> RewardCheckpoint("score/relevance", constraints={"score/distinct_2": (0.8, None)}).state
-        BestState(kept={}, candidates={}, validations=0)
     """
 
     saves = True
@@ -366,10 +362,6 @@ class ParetoCheckpoint(KeepsFront, DecisionCallback):
     Raises:
         ValueError: Fewer than two metrics, or an unknown direction; at the start: the trainer has a
             `save_total_limit`; after the first evaluation: a key is not logged.
-
-    Examples:
-        >>> ParetoCheckpoint({"score/sim": "max", "score/perplexity": "min"}).kept
-        {}
     """
 
     saves = True
@@ -412,10 +404,6 @@ class RewardEarlyStopping(DecisionCallback):
     Raises:
         ValueError: A setting is out of range; after the first evaluation: the key is not logged, or
             its direction is unknown.
-
-    Examples:
-        >>> RewardEarlyStopping("score/relevance", patience=2, min_delta="noise").monitor
-        'score/relevance'
     """
 
     def __init__(
@@ -473,10 +461,6 @@ class ProxyGuard(DecisionCallback):
     Raises:
         ValueError: A setting is out of range; after the first evaluation: a key is not logged, or
             its direction is unknown.
-
-    Examples:
-        >>> ProxyGuard("reward", ["score/independent", "score/distinct_2"]).state.alarm
-        False
     """
 
     def __init__(

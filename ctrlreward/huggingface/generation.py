@@ -97,10 +97,6 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` is not a score.
         ValueError: As in `HeldOutScorer`; the samples do not say whether an encoder-decoder reads
             or continues them; the trainer is still in its `__init__`.
-
-    Examples:
-        >>> trainer = Trainer(model, args, eval_dataset=data)  # doctest: +SKIP
-        >>> trainer.add_callback(GenerationScorer(trainer, scores, prompts))  # doctest: +SKIP
     """
 
     def __init__(
