@@ -142,12 +142,8 @@ def test_a_row_without_a_value_has_no_reward(column: list[Any], expected: list[A
     assert plain(["p"] * 2, texts, original=column) == expected
     (part,), _ = as_component_funcs(SIMILARITY, columns)
     assert part(["p"] * 2, texts, original=column) == expected
-
-
-def test_nor_in_an_asynchronous_reward() -> None:
-    (function,) = as_async_reward_funcs(SIMILARITY, {"sources": "original"})
-    rewards = asyncio.run(function(["p"] * 2, ["broth", "soup"], original=["soup", None]))
-    assert rewards == [0.6, None]
+    (awaited,) = as_async_reward_funcs(SIMILARITY, columns)
+    assert asyncio.run(awaited(["p"] * 2, texts, original=column)) == expected
 
 
 # Evaluations of the same weights, and after training
