@@ -20,6 +20,7 @@ from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule
 from ctrlreward.selection.best import ConstraintTest, Ties
+from ctrlreward.selection.decider import KeepsBest
 
 
 @checked_keywords(
@@ -30,18 +31,19 @@ from ctrlreward.selection.best import ConstraintTest, Ties
     every_n_train_steps="Trainer(val_check_interval=...)",
     load_best_model_at_end='trainer.test(ckpt_path="best"), or BeforeAfter, which loads the best',
 )
-class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
+class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
-    Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without
-    a new, finite score is not a candidate. `last.ckpt` is always written, so that a killed run can
-    resume from its last validation with `ckpt_path="last"`, if both runs have the same folder: set
-    `dirpath`, or use a logger with a fixed version. Under a distributed strategy the values of rank
-    0 decide.
+    Decides by `ctrlreward.selection.BestRule` at the end of each validation; under a distributed
+    strategy by the values of rank 0. A killed run resumes from its last validation with
+    `ckpt_path="last"` if both runs have the same folder: set `dirpath`, or use a logger with a
+    fixed version.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or
     absent, even if the run is killed. Under FSDP it is a folder if each rank saves its shard.
+
+    Further arguments are as in `BestRule`.
 
     Args:
         monitor: Logged key of the score.
@@ -55,41 +57,24 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
         save_last: Write `last.ckpt`.
         verbose: Log each decision.
         constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
-            bound. A validation that violates one is not a candidate; a key that it did not log
-            counts with its last value.
-        ties_by: Choice among checkpoints whose score is not distinguishable from the best:
-            "earliest", or one logged key → its better direction, {"policy/kl": "min"}.
-        constraint_test: "point" compares the metric with the bounds; "unless_violated" rejects a
-            checkpoint only if the interval of the metric is outside, "if_shown" unless it is
-            inside.
-        level: Probability that any interval of the run misses its value.
+            bound.
 
     Attributes:
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
         selected_step: Step of `best_model_path`, None if no validation met the constraints.
-        rule: The `BestRule` that decides.
         state: The `BestState` with steps and scores of the kept checkpoints.
 
     Raises:
-        MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
-            for a key without a declared direction; a score that an overlapped `GenerationScorer`
+        MisconfigurationException: A setting is out of range, contradicts the score's direction, or
+            lacks for a key without a declared one; a score that an overlapped `GenerationScorer`
             logs a validation late; a remote `dirpath` for a module with an adapter; a key that is
             not logged (lists the logged keys).
 
     Examples:
-        >>> import os
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import RewardCheckpoint
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 1.0][self.current_epoch])
-        ...         self.log("score/repetition", [0.1, 0.2, 0.9][self.current_epoch])
         >>> bounds = {"score/repetition": (None, 0.5)}
-        >>> checkpoint = RewardCheckpoint("score/quality", "max", constraints=bounds)
-        >>> Trainer(max_epochs=3, callbacks=[checkpoint]).fit(Module())
-        >>> os.path.basename(checkpoint.best_model_path)
-        'step=000128-quality=0.750.ckpt'
+        >>> RewardCheckpoint("score/quality", constraints=bounds).selected_step is None
+        True
     """
 
     def __init__(
@@ -118,27 +103,11 @@ class RewardCheckpointMixin(MonitorMixin, SelectingCheckpointMixin):
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
-        self._given_mode = mode
         settings = (save_top_k, constraints or {}, ties_by, constraint_test, level)
         with rule_errors(self):
             self.decide_by(BestRule(monitor, mode, *settings))
         self.constraints = dict(self.rule.constraints)
         self._paths: dict[int, str] = {}
-
-    @property
-    def selected_step(self) -> int | None:
-        """`trainer.global_step` of the best checkpoint, None if no validation qualified."""
-        return self.rule.best(self.state)
-
-    @property
-    def reason(self) -> str:
-        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
-        return self.rule.explain(self.state)
-
-    @property
-    def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value, ≥ 0 on average, or None."""
-        return self.rule.optimism(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ctrlreward.arguments import Mode, check_direction, checked_keywords
+from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
@@ -27,18 +27,15 @@ from ctrlreward.lightning_package import (
     misconfigured,
 )
 from ctrlreward.selection import AlarmRule
-from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_held_out_mode
+from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
 
 
 @checked_keywords(**GUARD_NAMES)
 class ProxyGuardMixin(DecidingMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
-    Optimise one metric (the proxy), select checkpoints by another that training never sees, and let
-    this callback watch both (`ctrlreward.selection.AlarmRule`). If a `GenerationScorer` logs the
-    held-out metrics, each validation is compared with a reference validation, prompt by prompt, and
-    `level` bounds the probability of a false alarm in the whole run. Otherwise the last `window`
-    validations are tested for trends beyond the drift of a random walk.
+    Decides by `ctrlreward.selection.AlarmRule`: prompt by prompt if a `GenerationScorer` logs the
+    held-out metrics, else by the trends of means.
 
     Logs `<name>/p_value` and `<name>/alarm`, 1 if the p-value is at most `level`, else 0. When an
     alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert. To
@@ -47,49 +44,29 @@ class ProxyGuardMixin(DecidingMixin):
 
     A metric can come from a `GenerationScorer` listed before this callback, from `validation_step`,
     or from training (the last value counts, so log a mean over enough samples). A validation with
-    NaN or infinity in either metric is skipped.
+    NaN or infinity in either metric is skipped. Further arguments are as in `AlarmRule`.
 
     Args:
         proxy: Logged key of the optimised metric.
         held_out: Logged key of a metric that is not optimised, several keys, or key → "max" if
-            higher is better, "min" if lower is better, "drift" if any change is a decline (length,
-            KL). With several, each is tested at its share of the level.
+            higher is better, "min" if lower is better, "drift" if any change is a decline.
         proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
             that the trainer's `GenerationScorer` or the module's `Reward` declares, and to "max"
             for `reward/total`; other keys need one.
         held_out_mode: The same for held-out metrics without a direction; or "drift".
-        window: Without scores by prompt, number of scored validations per test, 4 to 16.
-        level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
-            prompt, the level of each test, by default 0.01; the 8th scored validation is then the
-            first that can raise an alarm.
         stop: Stop training at an alarm, on all ranks. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
         name: Prefix of the logged keys. Two guards in one trainer need different names.
-        reference: Validation to compare with: "first", or "best", the one with the best held-out
-            mean so far, which notices a decline after a rise.
-        margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
-            Defaults to a tenth of the standard deviation between prompts.
 
     Raises:
-        ValueError: `window`, `level`, `margin` or `reference` out of range, or the same metric
-            twice.
-        MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
-            for a key without a declared direction; a `GenerationScorer` listed after this callback;
-            a key that is not logged (lists the logged keys).
+        MisconfigurationException: A setting is out of range (also a ValueError), contradicts the
+            score's direction, or lacks for a key without a declared one; a `GenerationScorer`
+            listed after this callback; a key that is not logged (lists the logged keys).
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import ProxyGuard
-        >>> class Module(BoringModel):
-        ...     def validation_step(self, batch, batch_idx):
-        ...         self.log("reward/total", float(self.current_epoch))
-        ...         self.log("score/quality", -float(self.current_epoch))
-        >>> guard = ProxyGuard("reward/total", "score/quality", held_out_mode="max", stop=True)
-        >>> trainer = Trainer(max_epochs=20, limit_train_batches=1, callbacks=[guard])
-        >>> trainer.fit(Module())
-        >>> guard.alarm, guard.alarm_step, trainer.current_epoch
-        (True, 8, 8)
+        >>> ProxyGuard("reward/total", ["score/quality", "score/distinct_2"], stop=True).alarm
+        False
     """
 
     def __init__(
@@ -106,19 +83,11 @@ class ProxyGuardMixin(DecidingMixin):
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
+        settings = (window, level, reference, margin)
         with rule_errors(self):
-            check_direction("proxy_mode", proxy_mode or "max")
-            check_held_out_mode("held_out_mode", held_out_mode or "max")
-        self.decide_by(
-            AlarmRule(proxy, held_out, proxy_mode, held_out_mode, window, level, reference, margin)
-        )
+            self.decide_by(AlarmRule(proxy, held_out, proxy_mode, held_out_mode, *settings))
         self.stop = stop
         self.name = name
-
-    @property
-    def values(self) -> list[tuple[float, ...]]:
-        """Proxy and held-out metrics of the last scored validations, oldest first."""
-        return list(self.state.values)
 
     @property
     def alarm(self) -> bool:

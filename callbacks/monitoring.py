@@ -26,7 +26,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import Decider, Evaluations, with_assigned
+from ctrlreward.selection.decider import Decider, Decides, stale_keys, with_assigned
 
 # Names in other libraries of the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -48,15 +48,15 @@ GUARD_NAMES = {
 }
 
 
-class Reader(Evaluations):
-    """Evaluations of a Lightning run; the time is how often its metrics were looked at.
+class Reader:
+    """What was logged when; the time is how often the metrics of a run were looked at.
 
     Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
-    again is in other memory.
+    again is in other memory. `step` is the training step of the last decision, -1 before.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.step = self._decided = -1
         self._looks = self._started = 0
         self._values: dict[str, torch.Tensor] = {}  # alive, so that no other one has their memory
         self._logged: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Reader(Evaluations):
 
     def note(self, step: int) -> None:
         """Note a decision."""
-        self.step, self.time = step, self._looks
+        self.step, self._decided = step, self._looks
 
     def restore(self, step: int) -> None:
         """Continue; a resumed run has no metrics of before."""
@@ -80,7 +80,7 @@ class Reader(Evaluations):
         self._look(metrics)
         self._validated |= {key for key, look in self._logged.items() if look >= self._started}
         logged = {key: self._logged[key] for key in metrics}
-        return self.stale(logged, self._validated, self._started)
+        return stale_keys(logged, self._validated, self._started, self._decided)
 
     def _look(self, metrics: Mapping[str, torch.Tensor]) -> None:
         self._looks += 1
@@ -94,7 +94,7 @@ class Reader(Evaluations):
 _REWARD_TOTALS: dict[str, Mode] = {"reward/total": "max", "reward/shaped": "max"}
 
 
-class RuleErrorMixin(RuntimeError):
+class RuleErrorMixin(RuntimeError, ValueError):
     """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
 
 
@@ -152,41 +152,25 @@ class ReadingMixin(CallbackMixin):
         return is_fitting(trainer) and self._reader.step != trainer.global_step
 
 
-class DecidingMixin(ReadingMixin):
+class DecidingMixin(Decides, ReadingMixin):
     """Callback that applies a rule of `ctrlreward.selection`, by its `Decider`.
 
     A setting of the rule that is assigned to the callback counts from the next run on.
-
-    Attributes:
-        rule: The rule; once a run has begun, with the directions that its scorers declare.
-        state: State of the rule.
     """
 
-    decider: Decider
     _given: Any  # the rule, with directions as given
 
     def decide_by(self, given: Any) -> None:
         """Set the rule, at the end of a constructor."""
-        self._given, self.decider = given, Decider(given, self._reader)
-
-    @property
-    def rule(self) -> Any:
-        """The rule that decides."""
-        return self.decider.rule
-
-    @property
-    def state(self) -> Any:
-        """The state of the rule."""
-        return self.decider.state
+        self._given, self.decider = given, Decider(given)
 
     def settings(self) -> Any:
         """Return the rule with the settings that were assigned to this callback."""
         return with_assigned(self._given, self)
 
-    def reset(self, unused: dict[str, Any]) -> None:
-        """Return to the state before the first run."""
-        super().reset(unused)
-        self.decider.evaluations = self._reader
+    def is_undecided(self, trainer: Trainer) -> bool:
+        """Return whether a validation is part of training, and the first of these weights."""
+        return is_fitting(trainer) and self.decider.step != trainer.global_step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the directions of the rule: given, or declared by the scorers of the trainer."""
@@ -206,27 +190,26 @@ class DecidingMixin(ReadingMixin):
     ) -> Any:
         """Return the rule's decision on the weights of this step."""
         with rule_errors(self):
-            return self.decider.decide(trainer.global_step, metrics, stale, evidence)
+            decision = self.decider.decide(trainer.global_step, metrics, stale, evidence)
+        if self.decider.step == trainer.global_step:
+            self._reader.note(trainer.global_step)
+        return decision
 
 
 class MonitorMixin(DecidingMixin):
     """Callback whose rule monitors one key, in Lightning's `monitor` and `mode`."""
 
-    _given_mode: str | None = None
-
     @property
     def mode(self) -> str:
         """Better direction of the key: as given or assigned, else as a scorer declares it."""
-        rule = self.rule if "decider" in vars(self) else None
-        return self._given_mode or getattr(rule, "mode", None) or "max"
+        if "decider" not in vars(self):  # in Lightning's constructor
+            return "max"
+        return self._given.mode or self.rule.mode or "max"
 
     @mode.setter
-    def mode(self, mode: str) -> None:
-        self._given_mode = mode
-
-    def settings(self) -> Any:
-        """Return the rule with the settings that were assigned to this callback."""
-        return replace(super().settings(), mode=self._given_mode)
+    def mode(self, mode: Mode) -> None:
+        if "decider" in vars(self):
+            self._given = replace(self._given, mode=mode)
 
 
 def resolutions(trainer: Trainer) -> dict[str, Resolution]:
@@ -256,10 +239,7 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     scored = _scored_modes(trainer)
     declared = scored | _reward_modes(trainer.lightning_module) | scored
     mode = mode or _REWARD_TOTALS.get(key)
-    try:
-        return better_direction(key, mode, declared.get(key), declared, argument)
-    except ValueError as error:
-        raise misconfigured(trainer, str(error)) from None
+    return better_direction(key, mode, declared.get(key), declared, argument)
 
 
 def monitored(trainer: Trainer) -> dict[str, Mode]:

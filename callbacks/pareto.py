@@ -23,6 +23,7 @@ from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.plots.curves import draw_front
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import ParetoRule, ParetoState
+from ctrlreward.selection.decider import KeepsFront
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +31,17 @@ PICTURE = "front.png"
 
 
 @checked_keywords(**FRONT_NAMES)
-class ParetoCheckpointMixin(SelectingCheckpointMixin):
+class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 
-    Decides by `ctrlreward.selection.ParetoRule`. A checkpoint dominates another if it is at least
-    as good in every metric and better in one. Dominated checkpoints are removed with their
-    adapters. Checkpoints that are equal in every metric are all kept. When training ends, the front
-    is drawn to `front.png` in the folder of the checkpoints.
+    Decides by `ctrlreward.selection.ParetoRule`; under a distributed strategy by the values of rank
+    0. Dominated checkpoints are removed with their adapters. When training ends, the front is drawn
+    to `front.png` in the folder of the checkpoints.
 
-    A validation counts if it logged a new value of every metric. A validation with NaN or infinity
-    is not kept, and a warning names the metric. A resumed run continues with the front of its
-    checkpoint; a file that has been deleted is named in a warning and leaves the front. Under a
-    distributed strategy the values of rank 0 decide. Next to a `RewardCheckpoint`, set a different
-    `dirpath`, since both write `last.ckpt`.
+    A validation with NaN or infinity is not kept, and a warning names the metric. A resumed run
+    continues with the front of its checkpoint; a file that has been deleted is named in a warning
+    and leaves the front. Next to a `RewardCheckpoint`, set a different `dirpath`, since both write
+    `last.ckpt`.
 
     Args:
         metrics: Two or more logged keys, with or without directions:
@@ -64,17 +63,9 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
             keys).
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import ParetoCheckpoint
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 1.0][self.current_epoch])
-        ...         self.log("score/perplexity", [30.0, 25.0, 30.0][self.current_epoch])
-        >>> front = ParetoCheckpoint({"score/quality": "max", "score/perplexity": "min"})
-        >>> Trainer(max_epochs=3, callbacks=[front]).fit(Module())
-        >>> front.kept
-        {128: (0.75, 25.0), 192: (1.0, 30.0)}
+        >>> ParetoCheckpoint({"score/quality": "max", "score/perplexity": "min"}).kept
+        {}
     """
 
     def __init__(
@@ -115,16 +106,6 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     @mode.setter
     def mode(self, mode: str) -> None:
         """Do nothing: Lightning assigns it in its constructor."""
-
-    @property
-    def kept(self) -> dict[int, tuple[float, ...]]:
-        """Step → values of the checkpoints on the front, oldest first."""
-        return dict(self.state.kept)
-
-    @property
-    def pruned(self) -> dict[int, tuple[float, ...]]:
-        """Step → values of the dominated checkpoints."""
-        return dict(self.state.pruned)
 
     @property
     def selected_step(self) -> int | None:

@@ -31,65 +31,39 @@ from ctrlreward.selection.stopping import DECLINE, FUTILITY, PATIENCE
     **OTHER_NAMES, early_stopping_patience="patience", early_stopping_threshold="min_delta"
 )
 class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
-    """Early stopping that counts each held-out score once.
+    """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
-    Decides by `ctrlreward.selection.StopRule` at the end of a validation, and only if that
-    validation logged a new score. With `GenerationScorer(every_n_validations=3)`, two of three
-    validations are skipped; Lightning's `EarlyStopping` would count the stale value as no
-    improvement. Works with any validation interval, and with training data of unknown length. Under
-    a distributed strategy all ranks stop if one decides to.
+    Decides at the end of a validation that logged a new score, at any validation interval. Under a
+    distributed strategy all ranks stop if one decides to. A resumed run decides as an uninterrupted
+    one would; if it had already stopped, it ends at once, unless its new settings (more patience,
+    another threshold) would not have stopped it.
 
-    A resumed run decides as an uninterrupted one would. A run that had already stopped ends at
-    once, unless its new settings (more patience, another threshold) would not have stopped it.
+    Further arguments are as in `StopRule`. `decline`, `futility` and `min_delta="noise"` need a
+    score that a `GenerationScorer` logs.
 
     Args:
         monitor: Logged key of the score.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that
             the trainer's `GenerationScorer` declares for the score; other keys need one.
         patience: Number of scores in a row without improvement that stops training.
-        min_delta: An improvement must exceed this, in units of the score. "noise" counts an
-            improvement only if the scores of the prompts show it.
         min_steps: Never stop while `trainer.global_step` is smaller, nor before the trainer's
-            `min_epochs` and `min_steps`. Meanwhile scores are compared and counted as usual, also
-            beyond a threshold.
-        stopping_threshold: Stop at a score better than this.
-        divergence_threshold: Stop at a score worse than this.
-        check_finite: Stop at infinity, and at more than `patience` NaN in a row, at least two. A
-            NaN (no sample could be scored) is not counted as a score.
+            `min_epochs` and `min_steps`.
         verbose: Log the reason when training stops.
-        decline: Stop as soon as the scores of the prompts show a decline since the best score.
-        futility: Stop as soon as they exclude an improvement by `min_delta` since `patience` scores
-            ago.
-        level: Probability that any interval of the run misses its difference. The last three and
-            "noise" need a score that a `GenerationScorer` logs.
 
     Attributes:
-        stopped_by: `"patience_exhausted"`, `"decline_shown"`, `"gain_excluded"`,
-            `"stopping_threshold"`, `"divergence_threshold"`, `"non_finite_metric"`, or None if this
-            callback did not stop training. Lightning's `stopping_reason` has no names for a decline
-            and an excluded gain; it says that patience is exhausted.
+        stopped_by: As in `StopState`. Lightning's `stopping_reason`, which has no names for a
+            decline and an excluded gain, says that patience is exhausted.
         stopping_reason_message: The reason in words.
         stopped_step: `trainer.global_step` at the stop, -1 before.
-        rule: The `StopRule` that decides.
-        state: The `StopState`, from which Lightning's attributes (`best_score`, `wait_count`,
-            `stopping_reason`) are set.
 
     Raises:
-        MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
-            for a key without a declared direction.
-        RuntimeError: The key is not logged; lists the logged keys.
+        MisconfigurationException: A setting is out of range, contradicts the score's direction, or
+            lacks for a key without a declared one; the key is not logged (also a RuntimeError).
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import RewardEarlyStopping
-        >>> class Module(BoringModel):
-        ...     def on_validation_epoch_end(self):
-        ...         self.log("score/quality", [0.5, 0.75, 0.625, 0.75][self.current_epoch])
-        >>> stopper = RewardEarlyStopping("score/quality", "max", patience=2)
-        >>> Trainer(max_epochs=10, callbacks=[stopper]).fit(Module())
-        >>> stopper.stopped_by
-        'patience_exhausted'
+        >>> RewardEarlyStopping("score/quality", patience=2, min_delta="noise").stopped_by is None
+        True
     """
 
     def __init__(
@@ -107,10 +81,9 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         futility: bool = False,
         level: float = 0.05,
     ) -> None:
-        settings = (patience, min_delta, min_steps, stopping_threshold, divergence_threshold)
-        evidence = (decline, futility, level)
+        limits = (min_steps, stopping_threshold, divergence_threshold, check_finite)
         with rule_errors(self):
-            rule = StopRule(monitor, mode, *settings, check_finite, *evidence)
+            rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, futility, level)
         super().__init__(
             monitor=monitor,
             mode=mode or "max",
@@ -125,7 +98,6 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
         )
         # Lightning's have a sign, and no "noise".
         self.min_delta = min_delta  # type: ignore[assignment]
-        self._given_mode = mode
         self.decide_by(rule)
 
     @property

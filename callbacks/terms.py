@@ -31,12 +31,11 @@ ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
 class ShapedModule(Protocol):
     """A LightningModule whose rewards can be shaped.
 
-    `shape_rewards` is None, or a function that `RewardShaping` sets. The module then calls
-    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from the
-    result: the shaped rewards, float64, shape (n,), NaN if a sample failed. `lengths` are
-    of the completions in tokens, shape (n,). `baseline` is False for the samples to learn from, in
-    one call per step, and True for samples that only serve as a baseline, such as greedy
-    completions: these are neither logged nor counted in the running statistics.
+    `shape_rewards` is None, or a function that `RewardShaping` sets. The module then computes
+    advantages from `shape_rewards(samples, scored, lengths, baseline)`, float64, shape (n,), NaN if
+    a sample failed. `lengths` are in tokens, shape (n,). `baseline` is False for the samples to
+    learn from, in one call per step, and True for samples that only serve as a baseline, such as
+    greedy completions: these are neither logged nor counted in the running statistics.
     """
 
     reward: Reward
@@ -102,8 +101,7 @@ class ReferenceReward:
     """Bounded reward: the preference for a text over references for the same prompt.
 
     σ((r − r_ref) / scale), in (0, 1), the mean over several references (PAR, Fu et al. 2025,
-    https://arxiv.org/abs/2502.18770). Being better than the reference counts a lot, and much
-    better hardly more, which reduces the gain from gaming the reward.
+    https://arxiv.org/abs/2502.18770).
 
     Args:
         texts: `"policy"`: a completion of the prompt, as a string, by the reference policy, at the
@@ -179,11 +177,8 @@ class ReferenceReward:
 class Potential:
     """Potential-based shaping term: weight · (γ · Φ(text) − Φ(start)).
 
-    `discount` = 1 rewards the improvement over the start. `discount` = 0 subtracts the potential of
-    the start, a baseline that changes no optimum
-    (`ctrlreward.functional.shaping.potential_difference`). Φ(start) is the same for all completions
-    of a prompt: it cancels out in advantages that compare them with each other or with the greedy
-    completion, and matters for a batch baseline, clipping and running normalisation.
+    `discount` = 1 rewards the improvement over the start; 0 subtracts the potential of the start, a
+    baseline that changes no optimum (`ctrlreward.functional.shaping.potential_difference`).
 
     Args:
         component: Φ, one score of a scorer: `scorer["similarity"]`, or a scorer with a single one.
@@ -220,25 +215,19 @@ class Potential:
 
     def term(self, samples: Samples) -> Scores:
         """Return the term of each sample, shape (n,); NaN where Φ failed."""
-        before = self._value(self._starts(samples))
-        after = self._value(samples) if self.discount > 0 else np.zeros(len(samples))
-        return self.weight * potential_difference(before, after, self.discount)
-
-    def _value(self, samples: Samples) -> Scores:
-        return score({"potential": self.phi}, samples)["potential"]
-
-    def _starts(self, samples: Samples) -> Samples:
         texts = samples.require(self.start, "Potential")
         # A source does not start with the text's prefix.
         prefixes = texts if self.start == "prefixes" else [""] * len(texts)
-        return samples.replace(texts=texts, prefixes=prefixes)
+        starts, phi = samples.replace(texts=texts, prefixes=prefixes), {"potential": self.phi}
+        before, after = score(phi, starts)["potential"], np.zeros(len(samples))
+        if self.discount > 0:
+            after = score(phi, samples)["potential"]
+        return self.weight * potential_difference(before, after, self.discount)
 
 
 @dataclass(frozen=True)
 class LengthWindow:
     """Penalty for each token by which a completion is too short or too long.
-
-    `LengthWindow(0, 0, cost)` charges for every token.
 
     Args:
         low: Shortest length without a penalty, in tokens, end token included.

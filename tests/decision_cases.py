@@ -11,21 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from ctrlreward.selection import (
-    AlarmRule,
-    BestRule,
-    BestState,
-    ParetoRule,
-    ParetoState,
-    StopRule,
-    StopState,
-)
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 
 PROMPTS = 3  # of tests/callbacks/conftest.py
 PATIENCE, THRESHOLD = "patience_exhausted", "stopping_threshold"
@@ -66,6 +58,27 @@ class Case:
             "divergence_threshold": eighths(self.divergence),
             "check_finite": self.finite,
         }
+
+    def rules(self) -> dict[str, Any]:
+        low, high = self.constraint or (None, None)
+        constraints = {"score/b": (eighths(low), eighths(high))} if self.constraint else {}
+        return {
+            "stop": StopRule("score/a", mode=self.mode, **self.stopping),
+            "best": BestRule("score/a", self.mode, self.top_k, constraints),
+            "front": ParetoRule({"score/a": self.mode, "score/b": "max"}),
+        }
+
+    def validations(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of a rule's update at each validation, until the run ends."""
+        a, b = values(self.a), values(self.b)
+        for step in range(1, self.steps + 1):
+            # A stale metric keeps its last value, and has none before the first.
+            scored = step - step % self.every
+            last = {"score/a": a[min(scored, len(a) - 1)], "score/b": b[min(scored, len(b) - 1)]}
+            metrics = last if scored else {}
+            # All prompts have the same score; so few show nothing.
+            evidence = {key: [value] * PROMPTS for key, value in metrics.items()}
+            yield step, metrics, () if scored == step else tuple(last), evidence
 
 
 TABLE = {
@@ -180,6 +193,19 @@ class ByPrompt:
         mean = values(getattr(self, key))[step]
         return [mean + (-1) ** (prompt + step) / 16 for prompt in range(12)]
 
+    def rules(self) -> dict[str, Any]:
+        return {
+            "stop": StopRule("score/a", **self.stopping),
+            "best": BestRule("score/a", **self.keeping),
+            "alarm": AlarmRule(**{"proxy": "score/b", "held_out": "score/a", **self.guarding}),
+        }
+
+    def validations(self, late: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of a rule's update, which sees scores `late` validations late."""
+        for step in range(1 + late, len(self.a) + 1):
+            scores = {f"score/{key}": self.scores(key, step - late) for key in "ab"}
+            yield step, {key: sum(row) / len(row) for key, row in scores.items()}, (), scores
+
 
 BY_PROMPT = {
     # From 8 to 7 eighths six prompts fall by a quarter and six stay: p = 1/64, a level of 0.0304.
@@ -219,33 +245,29 @@ BY_PROMPT = {
 }  # fmt: skip
 
 
-@dataclass
-class HandDrivenByPrompt:
-    """Rules of a case by prompt, and their states, driven without a trainer."""
+class HandDriven:
+    """Rules of a case, and their states, driven without a trainer."""
 
-    case: ByPrompt
-
-    def __post_init__(self) -> None:
-        case = self.case
-        self.rules: dict[str, Any] = {
-            "stop": StopRule("score/a", **case.stopping),
-            "best": BestRule("score/a", **case.keeping),
-            "alarm": AlarmRule(**{"proxy": "score/b", "held_out": "score/a", **case.guarding}),
-        }
+    def __init__(self, case: Case | ByPrompt) -> None:
+        self.case, self.rules = case, case.rules()
         self.states = {name: rule.start() for name, rule in self.rules.items()}
 
-    def play(self, late: int = 0, cut: int = 0) -> None:
-        """Run the case; rules see the scores `late` validations late, and pass JSON at `cut`."""
-        for step in range(1 + late, len(self.case.a) + 1):
-            scores = {f"score/{key}": self.case.scores(key, step - late) for key in "ab"}
-            metrics = {key: sum(row) / len(row) for key, row in scores.items()}
+    def play(self, cut: int | None = None, **validations: Any) -> HandDriven:
+        """Run the case until it stops; after step `cut` the run is interrupted and resumed."""
+        for step, *seen in self.case.validations(**validations):
+            stops = False
             for name, rule in self.rules.items():
-                state, _ = rule.update(self.states[name], step, metrics, (), scores)
-                if step == cut:
-                    state = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
-                self.states[name] = state
-            if self.states["stop"].stopped_by:
-                return
+                self.states[name], decision = rule.update(self.states[name], step, *seen)
+                stops |= name == "stop" and decision.stop
+            if step == cut:
+                for name, state in self.states.items():
+                    restored = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
+                    self.states[name] = restored
+                self.states["stop"], decision = self.rules["stop"].resume(self.states["stop"], step)
+                stops = decision.stop
+            if stops:
+                break
+        return self
 
 
 def without_prompts(state: Any) -> Any:
@@ -262,58 +284,6 @@ def values(digits: str) -> list[float]:
 
 def eighths(number: int | None) -> float | None:
     return None if number is None else number / 8
-
-
-@dataclass
-class HandDriven:
-    """The three rules of a case, and their states, driven without a trainer."""
-
-    case: Case
-
-    def __post_init__(self) -> None:
-        case = self.case
-        self.stop_rule = StopRule("score/a", mode=case.mode, **case.stopping)
-        low, high = case.constraint or (None, None)
-        constraints = {"score/b": (eighths(low), eighths(high))} if case.constraint else {}
-        self.best_rule = BestRule("score/a", case.mode, case.top_k, constraints)
-        self.front_rule = ParetoRule({"score/a": case.mode, "score/b": "max"})
-        self.stop, self.best = self.stop_rule.start(), self.best_rule.start()
-        self.front = self.front_rule.start()
-
-    def play(self) -> None:
-        """Run the case to its end, with its interruption."""
-        begin = self.case.resume or 0
-        self.advance(0, begin)
-        if not self.interrupt(begin):
-            self.advance(begin, self.case.steps)
-
-    def advance(self, begin: int, end: int) -> None:
-        """Feed the validations after steps `begin` + 1 to `end`, until the run stops."""
-        a, b = values(self.case.a), values(self.case.b)
-        for step in range(begin + 1, end + 1):
-            # A stale metric keeps its last value, and has none before the first.
-            scored = step - step % self.case.every
-            last = {"score/a": a[min(scored, len(a) - 1)], "score/b": b[min(scored, len(b) - 1)]}
-            metrics = last if scored else {}
-            stale = () if scored == step else ("score/a", "score/b")
-            # All prompts have the same score; so few show nothing.
-            evidence = {key: [value] * PROMPTS for key, value in metrics.items()}
-            self.stop, decision = self.stop_rule.update(self.stop, step, metrics, stale, evidence)
-            self.best, _ = self.best_rule.update(self.best, step, metrics, stale, evidence)
-            self.front, _ = self.front_rule.update(self.front, step, metrics, stale)
-            if decision.stop:
-                return
-
-    def interrupt(self, step: int) -> bool:
-        """Save and restore all states; return whether the resumed run ends at once."""
-        plain = json.loads(
-            json.dumps([self.stop.to_dict(), self.best.to_dict(), self.front.to_dict()])
-        )
-        stop = StopState.from_dict(plain[0])
-        self.stop, decision = self.stop_rule.resume(stop, step)
-        self.best = BestState.from_dict(plain[1])
-        self.front = ParetoState.from_dict(plain[2])
-        return decision.stop
 
 
 # Cases that `make test` runs on two ranks, one of each kind; `make soak` runs all.

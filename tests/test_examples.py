@@ -39,7 +39,7 @@ PACKAGES = [
 ]
 
 # Packages whose modules are public: not only the names of `__all__` need an example.
-PUBLIC_MODULES = ["ctrlreward.functional", "ctrlreward.selection", "ctrlreward.adapters"]
+PUBLIC_MODULES = ["ctrlreward.functional", "ctrlreward.adapters"]
 
 
 def modules_with_examples() -> Iterator[str]:

@@ -70,6 +70,12 @@ def add(trainer: Trainer, scorer: Scripted, prompts: int, *callbacks: Any, every
         trainer.add_callback(callback)
 
 
+def train(trainer: Trainer, *callbacks: Any) -> None:
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    trainer.train()
+
+
 def resumed(make: Callable[..., Trainer], cut: int, ready: Callable[[Trainer], None]) -> Trainer:
     """Train; if `cut` is not 0, in a run that ends after this step and in a second one."""
     checkpoint = None

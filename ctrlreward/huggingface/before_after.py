@@ -52,20 +52,14 @@ class BeforeAfter(TrainerCallback):
         scores: Name → score. Differences are reported for the first one.
         samples: Prompts that neither training nor selection uses, as in `GenerationScorer`.
         generations_per_prompt: Completions per prompt.
-        seed: Seed of both generations, so that they differ by the weights alone.
-        judges: Name → a score that reward and selection do not use, compared by its mean, or an
-            `AUC`.
+        seed: Seed of both generations.
+        judges: Name → a score that reward and selection do not use, or an `AUC`.
         generation: As in `GenerationScorer`.
 
     Raises:
-        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` is
-            not a score.
-        ValueError: `scores` or `samples` is empty, a name is reserved, or a column is missing.
+        TypeError: As in `GenerationScorer`.
+        ValueError: As in `GenerationScorer`.
         FileNotFoundError: In a resumed run: `before.jsonl` is missing.
-
-    Examples:
-        >>> trainer = Trainer(model, args, train_dataset=data)  # doctest: +SKIP
-        >>> trainer.add_callback(BeforeAfter(trainer, scores, test_prompts))  # doctest: +SKIP
     """
 
     def __init__(
@@ -141,13 +135,11 @@ class BeforeAfter(TrainerCallback):
     def _facts(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
         """Return steps, reason of the stop, and the selection."""
         callbacks = self.trainer.callback_handler.callbacks
-        keepers = [each for each in callbacks if isinstance(each, RewardCheckpoint)]
-        stops = [each for each in callbacks if isinstance(each, RewardEarlyStopping) and each.state]
-        stopped = next((each.state.stopping_reason for each in stops if each.state.stopped_by), "")
-        keeper = keepers[0] if keepers else None
-        names = plain_names(state)
-        bounds = keeper.constraints if keeper else {}
+        keeper = next((each for each in callbacks if isinstance(each, RewardCheckpoint)), None)
+        stops = [each.state for each in callbacks if isinstance(each, RewardEarlyStopping)]
+        stopped = next((each.stopping_reason for each in stops if each.stopped_by), "")
         scorers = [each for each in callbacks if isinstance(each, GenerationScorer)]
+        names = plain_names(state)
         best = state.best_model_checkpoint
         loaded = args.load_best_model_at_end and best is not None and Path(best).is_dir()
         return {
@@ -161,7 +153,10 @@ class BeforeAfter(TrainerCallback):
             "selection": {
                 "monitor": names.get(keeper.monitor, keeper.monitor) if keeper else None,
                 "step": keeper.selected_step if keeper else None,
-                "constraints": {names.get(key, key): list(b) for key, b in bounds.items()},
+                "constraints": {
+                    names.get(key, key): list(bounds)
+                    for key, bounds in (keeper.constraints if keeper else {}).items()
+                },
                 "optimism": keeper.optimism if keeper else None,
                 "reason": keeper.reason if keeper else "",
             },

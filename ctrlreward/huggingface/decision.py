@@ -18,8 +18,7 @@ from ctrlreward.huggingface.run_state import (
     PREFIX,
     awaits,
     directions,
-    last_step,
-    of_evaluation,
+    last_evaluated,
     ranges,
     read_validation,
     resolve_mode,
@@ -28,24 +27,19 @@ from ctrlreward.huggingface.run_state import (
 )
 from ctrlreward.lightning_package import package_of
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
-from ctrlreward.selection.alarm import WINDOW, AlarmDecision, HeldOutMode, Reference
+from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
 from ctrlreward.selection.best import ConstraintTest, Ties
-from ctrlreward.selection.decider import Decider, with_assigned
+from ctrlreward.selection.decider import Decider, Decides, KeepsBest, KeepsFront, with_assigned
 from ctrlreward.selection.metrics import Bounds, NotLogged
-from ctrlreward.selection.stopping import StopDecision
 
 log = logging.getLogger(__name__)
 
 
-class DecisionCallback(TrainerCallback):
+class DecisionCallback(Decides, TrainerCallback):
     """Applies a rule of `ctrlreward.selection` once per evaluated step of training.
 
     With several evaluation sets it waits for the set that has its keys. Evaluations outside of
     training are ignored. The rule's state is restored with a checkpoint.
-
-    Attributes:
-        rule: The rule; from the first evaluation on, with the directions of the trainer's scorers.
-        state: State of the rule.
     """
 
     saves = False  # whether the decision is on a checkpoint
@@ -62,16 +56,6 @@ class DecisionCallback(TrainerCallback):
         self._missing: ValueError | None = None
         self._evaluated, self._started = False, 0  # in this training, and its first step
 
-    @property
-    def rule(self) -> Any:
-        """The rule that decides."""
-        return self.decider.rule
-
-    @property
-    def state(self) -> Any:
-        """The state of the rule."""
-        return self.decider.state
-
     def _begin(self, state: TrainerState) -> None:
         """Set directions and ranges, which a scorer declares when it begins or evaluates."""
         rule = with_assigned(self._given, self)
@@ -86,12 +70,7 @@ class DecisionCallback(TrainerCallback):
         return False
 
     def act(
-        self,
-        decision: Any,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
+        self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
         """Apply a decision; by default, save the checkpoint if it is kept."""
         self._save = decision.keep
@@ -110,11 +89,7 @@ class DecisionCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start, or continue a resumed run as if it had not been interrupted.
-
-        The trainer checks for a stop after a step, so a resumed run that had stopped runs one
-        step, which is neither evaluated nor saved.
-        """
+        """Start, or continue a resumed run; one that had stopped runs one more step."""
         if args.eval_strategy == IntervalStrategy.NO:
             raise ValueError(
                 f"{type(self).__name__} decides at evaluations, but eval_strategy is 'no'. Set "
@@ -172,35 +147,28 @@ class DecisionCallback(TrainerCallback):
     ) -> None:
         """Decide once per step, when all keys have the values of this evaluation.
 
-        The same weights are one validation: another evaluation set, an evaluation inside a
-        callback or at the start of a resumed run only repeat what was decided. The `control` of an
+        Another evaluation of the same weights only repeats what was decided. The `control` of an
         evaluation inside a callback can be a copy that is lost.
         """
-        metrics: dict[str, float] = kwargs.get("metrics", {})
-        saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
         self._evaluated |= self._training
+        saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
         if not self._training or not saved:
             return
-        if state.global_step != self.decider.evaluations.step:
-            self._decide(args, state, control, metrics)
-        if state.global_step == self.decider.evaluations.step:
+        if state.global_step != self.decider.step:
+            self._decide(args, state, kwargs.get("metrics", {}))
+        if state.global_step == self.decider.step:
             control.should_save |= self._save
             control.should_training_stop |= self._stop
 
     def _decide(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
+        self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
         hint = ""
         try:
             self._begin(state)
             hint = ". Add the callback that logs it before this one"
-            awaited = partial(awaits, args, state)
-            evaluations = self.decider.evaluations
-            values, stale, evidence = read_validation(state, metrics, evaluations, awaited)
+            decided, awaited = self.decider.step, partial(awaits, args, state)
+            values, stale, evidence = read_validation(state, metrics, decided, awaited)
             if self._waits(state, stale):
                 return
             decision = self.decider.decide(state.global_step, values, stale, evidence)
@@ -210,23 +178,24 @@ class DecisionCallback(TrainerCallback):
             return
         self._missing = None
         stored(state)[self._key] = self.decider.to_dict()
-        if state.global_step == self.decider.evaluations.step:
+        if state.global_step == self.decider.step:
             self._waited = -1
-            self.act(decision, args, state, control, metrics)
+            self.act(decision, args, state, metrics)
 
     def _waits(self, state: TrainerState, stale: Collection[str]) -> bool:
         """Return whether another set of this evaluation will log a key, as at the last decision."""
-        keys = [
-            key
+        if self._waited not in (-1, state.global_step):
+            return False
+        decided, declared = self.decider.step, directions(state)
+        waits = any(
+            key in stale
+            and key.removeprefix(PREFIX) not in declared
+            and last_evaluated(state, key) == decided
             for key in self.bounded()
-            if key in stale and key not in directions(state) and of_evaluation(state, key)
-        ]
-        if not keys or self._waited not in (-1, state.global_step):
-            return False
-        if not any(last_step(state, key) == self.decider.evaluations.step for key in keys):
-            return False
-        self._waited = state.global_step
-        return True
+        )
+        if waits:
+            self._waited = state.global_step
+        return waits
 
     def say(self, state: TrainerState, reason: str) -> None:
         """Log a decision, from rank 0."""
@@ -235,44 +204,30 @@ class DecisionCallback(TrainerCallback):
 
 
 @checked_keywords(**OTHER_NAMES, save_total_limit="TrainingArguments(save_total_limit=...)")
-class RewardCheckpoint(DecisionCallback):
+class RewardCheckpoint(KeepsBest, DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
-    Saves a checkpoint at each evaluation whose score is the best so far, in addition to the
-    checkpoints of the trainer's `save_strategy`, and sets `state.best_global_step` and
-    `state.best_model_checkpoint`: `save_total_limit` keeps the selected checkpoint, and
-    `load_best_model_at_end=True` loads it. `metric_for_best_model`, its values and
-    `state.best_metric` remain the trainer's, for its learning rate and for other callbacks.
-    If no evaluation met the constraints, nothing is loaded, with a warning: the model of the last
-    step remains. An evaluation before the first step (`eval_on_start`) has no checkpoint, and is
-    not a candidate. With `save_strategy="best"` the trainer writes no other checkpoint to resume
-    from.
+    Saves a checkpoint at each evaluation whose score is the best so far (with `ties_by`, at each
+    that meets the constraints), next to checkpoints of the trainer's `save_strategy`, and sets
+    `state.best_global_step` and `state.best_model_checkpoint`: `save_total_limit` keeps the
+    selected checkpoint, and `load_best_model_at_end=True` loads it. `metric_for_best_model` and
+    `state.best_metric` remain the trainer's. If no evaluation met the constraints, the model of the
+    last step remains, with a warning. An evaluation before the first step (`eval_on_start`) has no
+    checkpoint, and is not a candidate. With `save_strategy="best"` the trainer writes no other
+    checkpoint to resume from.
+
+    Further arguments are as in `BestRule`.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
             `GenerationScorer` declares, to "min" for a loss, and to "max" for TRL's `reward`.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
-        ties_by: Choice among checkpoints whose score is not distinguishable from the best:
-            "earliest", or one key → its better direction, {"objective/kl": "min"}. Then every
-            evaluation that meets the constraints saves a checkpoint.
-        constraint_test: "point", "unless_violated" or "if_shown"; see `BestRule`.
-        level: Probability that any interval of the run misses its value.
-
-    Attributes:
-        state: The `BestState`.
 
     Raises:
         ValueError: A setting is out of range; at the start: `ties_by` with settings of the trainer
             that would remove checkpoints; after the first evaluation: a key is not logged, or its
             direction is unknown.
-
-    Examples:
-        >>> checkpoint = RewardCheckpoint(
-        ...     "score/relevance", constraints={"score/distinct_2": (0.8, None)}
-        ... )
-        >>> checkpoint.selected_step is None
-        True
     """
 
     saves = True
@@ -299,21 +254,6 @@ class RewardCheckpoint(DecisionCallback):
         ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
         return {*self.constraints, *ties}
 
-    @property
-    def selected_step(self) -> int | None:
-        """Step of the selected checkpoint, None if no evaluation qualified."""
-        return self.rule.best(self.state)
-
-    @property
-    def reason(self) -> str:
-        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
-        return self.rule.explain(self.state)
-
-    @property
-    def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value; None if unknown."""
-        return self.rule.optimism(self.state)
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -334,9 +274,8 @@ class RewardCheckpoint(DecisionCallback):
     ) -> None:
         """Decide; the trainer then saves, keeps and loads the selected checkpoint.
 
-        After this hook the trainer compares `metric_for_best_model`, which belongs to it and to
-        others: its learning rate, `EarlyStoppingCallback`. Until the next hook `save_strategy` is
-        "no", so that it tracks this metric and leaves the selection to the rule.
+        After this hook the trainer compares `metric_for_best_model`. Until the next hook
+        `save_strategy` is "no", so that it tracks this metric and leaves the selection to the rule.
         """
         super().on_evaluate(args, state, control, **kwargs)
         if not self._training:
@@ -397,24 +336,21 @@ class RewardCheckpoint(DecisionCallback):
         """Log the selection."""
         self._return_strategy(args)
         super().on_train_end(args, state, control, **kwargs)
-        loaded = (
-            ": the model has the weights of the last step" if self.selected_step is None else ""
-        )
-        self.say(state, self.reason + loaded)
+        if self.selected_step is None:
+            self.say(state, f"{self.reason}: the model has the weights of the last step")
+        else:
+            self.say(state, self.reason)
 
 
 def _saved_in(args: TrainingArguments, step: int) -> Path:
-    """Return the folder with the checkpoint that a trial of a hyperparameter search just saved.
-
-    It is `output_dir` or a folder in it, `run-0` or with a name of the user's.
-    """
+    """Return the folder, perhaps of a trial in `output_dir`, that has the checkpoint just saved."""
     output, name = Path(args.output_dir or "."), f"{PREFIX_CHECKPOINT_DIR}-{step}"
     found = [path for path in (output / name, *output.glob(f"*/{name}")) if path.is_dir()]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=output / name).parent
 
 
 @checked_keywords(**FRONT_NAMES)
-class ParetoCheckpoint(DecisionCallback):
+class ParetoCheckpoint(KeepsFront, DecisionCallback):
     """Saves the checkpoints on the Pareto front of several scores, by `ParetoRule`.
 
     The trainer's `save_total_limit` must be None, as it would remove them. Dominated checkpoints
@@ -423,16 +359,9 @@ class ParetoCheckpoint(DecisionCallback):
     Args:
         metrics: Key → "max" or "min", or keys whose direction a `GenerationScorer` declares.
 
-    Attributes:
-        state: The `ParetoState`.
-
     Raises:
         ValueError: Fewer than two metrics, or an unknown direction; at the start: the trainer has a
             `save_total_limit`; after the first evaluation: a key is not logged.
-
-    Examples:
-        >>> ParetoCheckpoint({"score/sim": "max", "score/perplexity": "min"}).kept
-        {}
     """
 
     saves = True
@@ -443,16 +372,6 @@ class ParetoCheckpoint(DecisionCallback):
             given = dict.fromkeys(metrics)
         rule = ParetoRule(given)
         super().__init__(", ".join(rule.metrics), rule)
-
-    @property
-    def kept(self) -> dict[int, tuple[float, ...]]:
-        """Step → values of the checkpoints on the front, oldest first."""
-        return dict(self.state.kept)
-
-    @property
-    def pruned(self) -> dict[int, tuple[float, ...]]:
-        """Step → values of the dominated checkpoints."""
-        return dict(self.state.pruned)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -474,36 +393,17 @@ class ParetoCheckpoint(DecisionCallback):
 class RewardEarlyStopping(DecisionCallback):
     """Early stopping that counts each held-out score once (`ctrlreward.selection.StopRule`).
 
-    Unlike `EarlyStoppingCallback`, it needs no `load_best_model_at_end`, and a resumed run decides
-    like an uninterrupted one.
+    A resumed run decides like an uninterrupted one. The `StopState` in `state` has the reason.
+    Further arguments are as in `StopRule`.
 
     Args:
         monitor: Key of the score, with or without `eval_`.
-        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that a
-            `GenerationScorer` declares, to "min" for a loss, and to "max" for TRL's `reward`.
+        mode: As in `RewardCheckpoint`.
         patience: Number of scores in a row without improvement that stops training.
-        min_delta: An improvement must exceed this; "noise" counts one only if the scores of the
-            prompts show it.
-        min_steps: Never stop before this step.
-        stopping_threshold: Stop at a score better than this.
-        divergence_threshold: Stop at a score worse than this.
-        check_finite: Stop at infinity, and at more than `patience` NaN in a row, at least two. A
-            NaN (no sample could be scored) is not counted as a score.
-        decline: Stop as soon as the scores of the prompts show a decline since the best score.
-        futility: Stop as soon as they exclude an improvement by `min_delta` since `patience` scores
-            ago.
-        level: Probability that any interval of the run misses its difference.
-
-    Attributes:
-        state: The `StopState`: `stopped_by`, `stopping_reason`, `stopped_step`, `best`.
 
     Raises:
         ValueError: A setting is out of range; after the first evaluation: the key is not logged, or
             its direction is unknown.
-
-    Examples:
-        >>> RewardEarlyStopping("score/relevance", patience=2, min_delta="noise").monitor
-        'score/relevance'
     """
 
     def __init__(
@@ -521,19 +421,8 @@ class RewardEarlyStopping(DecisionCallback):
         level: float = 0.05,
     ) -> None:
         self.monitor, self.mode = monitor, mode
-        rule = StopRule(
-            monitor,
-            mode,
-            patience,
-            min_delta,
-            min_steps,
-            stopping_threshold,
-            divergence_threshold,
-            check_finite,
-            decline,
-            futility,
-            level,
-        )
+        limits = (min_steps, stopping_threshold, divergence_threshold, check_finite)
+        rule = StopRule(monitor, mode, patience, min_delta, *limits, decline, futility, level)
         super().__init__(monitor, rule)
 
     def resume(self, step: int) -> bool:
@@ -541,12 +430,7 @@ class RewardEarlyStopping(DecisionCallback):
         return bool(self.decider.resume(step).stop)
 
     def act(
-        self,
-        decision: StopDecision,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
+        self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
         """Stop training."""
         self._stop = decision.stop
@@ -562,36 +446,21 @@ class ProxyGuard(DecisionCallback):
     (1 or 0) to the metrics of the evaluation and to `log_history`. When an alarm begins, a warning
     is logged, and the runs of Weights & Biases and trackio get an alert. To exclude checkpoints
     under alarm, add `RewardCheckpoint(..., constraints={"guard/alarm": (None, 0)})` after this
-    callback.
+    callback. Further arguments are as in `AlarmRule`.
 
     Args:
         proxy: Key of the optimised metric: `"reward"`, as TRL logs it, or a loss.
-        held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
-            better, "min" if lower is better, "drift" if any change is a decline.
+        held_out: Key of a metric that is not optimised, several keys, or key → "max", "min", or
+            "drift" if any change is a decline.
         proxy_mode: "max" or "min". Defaults to the direction that a `GenerationScorer` declares, to
             "max" for `reward` and `rewards/…`, and to "min" for a loss.
         held_out_mode: The same for held-out metrics without a direction; or "drift".
-        window: Without scores by prompt, number of evaluations per test, 4 to 16.
-        level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
-            prompt, the level of each test, by default 0.01.
         stop: Stop training at an alarm.
         name: Prefix of the keys. Two guards in one trainer need different names.
-        reference: Evaluation to compare with: "first", or "best", the one with the best held-out
-            mean so far, which notices a decline after a rise.
-        margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
-            Defaults to a tenth of the standard deviation between prompts.
-
-    Attributes:
-        state: The `AlarmState`: `alarm`, `alarm_step`.
 
     Raises:
         ValueError: A setting is out of range; after the first evaluation: a key is not logged, or
             its direction is unknown.
-
-    Examples:
-        >>> guard = ProxyGuard("reward", ["score/independent", "score/distinct_2"])
-        >>> guard.state.alarm
-        False
     """
 
     def __init__(
@@ -607,9 +476,8 @@ class ProxyGuard(DecisionCallback):
         reference: Reference = "first",
         margin: float | Mapping[str, float] | None = None,
     ) -> None:
-        rule = AlarmRule(
-            proxy, held_out, proxy_mode, held_out_mode, window, level, reference, margin
-        )
+        settings = (window, level, reference, margin)
+        rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, *settings)
         super().__init__(f"{proxy} {', '.join(rule.modes)} {name}", rule)
         self.proxy, self.held_out = proxy, held_out
         self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode
@@ -621,12 +489,7 @@ class ProxyGuard(DecisionCallback):
         return bool(self.decider.resume(step).alarm and self.stop)
 
     def act(
-        self,
-        decision: AlarmDecision,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
+        self, decision: Any, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
         """Log the test, warn when an alarm begins, and stop training if asked to."""
         if decision.p_value is None:

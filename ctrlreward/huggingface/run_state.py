@@ -22,7 +22,7 @@ from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import Evaluations
+from ctrlreward.selection.decider import stale_keys
 
 PREFIX = "eval_"
 _FOLD = "_ctrlreward_last_logged"
@@ -54,14 +54,14 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 def read_validation(
     state: TrainerState,
     metrics: Mapping[str, float],
-    evaluations: Evaluations,
+    decided: int = -1,
     awaited: Callable[[str], bool] = lambda key: False,
 ) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
     """Return metrics, keys without a new value, and the values of the prompts.
 
     The metrics are rank 0's, on all ranks. `eval_score/sim` is also `score/sim`, unless training is
-    `awaited` to log this key; other keys have their last value. Time is the step: validations log
-    the keys of evaluation.
+    `awaited` to log this key; other keys have their last value. The last decision was at the step
+    `decided`.
     """
     last, steps = _last_logged(state)
     logged = {**last, **metrics}
@@ -69,7 +69,7 @@ def read_validation(
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
     logged_before = {key: steps[key] for key in numbers.keys() - metrics.keys()}
     evaluated = {key for key in logged_before if key.startswith(PREFIX)}
-    stale = evaluations.stale(logged_before, evaluated, state.global_step)
+    stale = stale_keys(logged_before, evaluated, state.global_step, decided)
     for key in [key for key in numbers if key.startswith(PREFIX)]:
         name = key.removeprefix(PREFIX)
         if name not in numbers and not awaited(name):
@@ -78,13 +78,10 @@ def read_validation(
     evidence: dict[str, Scores] = {}
     for scored in scorers(state).values():
         if scored["step"] == state.global_step:
-            tables = scored["by_prompt"].items()
-            prompts = scored.get("prompts", "")
-            rows = {
-                key: PromptScores(valid_row_means(np.array(table, np.float64)), prompts)
-                for key, table in tables
-            }
-            evidence |= rows | {PREFIX + key: row for key, row in rows.items()}
+            for key, table in scored["by_prompt"].items():
+                means = valid_row_means(np.array(table, np.float64))
+                row = PromptScores(means, scored.get("prompts", ""))
+                evidence |= {key: row, PREFIX + key: row}
         else:
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
     return *on_rank_zero(lambda: (numbers, stale)), evidence
@@ -114,8 +111,7 @@ def history(state: TrainerState) -> list[dict[str, Any]]:
 def _last_logged(state: TrainerState) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the last logged value of each key, and its step.
 
-    Several rules read the log at each evaluation, so the fold stays with the state, outside of its
-    fields: `trainer_state.json` has the log itself.
+    The fold stays with the state, so that each row is read once, but outside of its fields.
     """
     rows = cast(list[dict[str, Any]], state.log_history)
     log, read, values, steps = vars(state).get(_FOLD, (rows, 0, {}, {}))
@@ -140,16 +136,11 @@ def awaits(args: TrainingArguments, state: TrainerState, key: str) -> bool:
     return will_log and args.logging_strategy != IntervalStrategy.NO
 
 
-def last_step(state: TrainerState, key: str) -> float:
-    """Return the step at which a key was last logged, with or without `eval_`; -1 before."""
+def last_evaluated(state: TrainerState, key: str) -> float | None:
+    """Return the step at which an evaluation last logged a key, with or without `eval_`."""
     _, steps = _last_logged(state)
-    return steps.get(key, steps.get(PREFIX + key, -1))
-
-
-def of_evaluation(state: TrainerState, key: str) -> bool:
-    """Return whether a logged key, with or without `eval_`, is one of evaluation."""
-    _, steps = _last_logged(state)
-    return key.startswith(PREFIX) or (key not in steps and PREFIX + key in steps)
+    logged = key if key in steps or key.startswith(PREFIX) else PREFIX + key
+    return steps.get(logged) if logged.startswith(PREFIX) else None
 
 
 def directions(state: TrainerState) -> dict[str, Mode]:
@@ -169,9 +160,8 @@ def ranges(state: TrainerState) -> dict[str, list[float | None]]:
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
-    A `GenerationScorer` declares the directions of its scores; a loss is better when lower, the
-    reward that TRL logs when higher. A mode that contradicts the score, or lacks for an
-    undeclared key, is a ValueError.
+    A loss is better when lower, the reward that TRL logs when higher. A mode that contradicts the
+    score, or lacks for an undeclared key, is a ValueError.
     """
     known = directions(state)
     name = key.removeprefix(PREFIX)

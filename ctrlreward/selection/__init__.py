@@ -15,24 +15,18 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 
 - `rule.start()` returns the state before the first validation.
 - `rule.update(state, step, metrics, stale=(), evidence=None)` returns `(state, decision)`.
-  `metrics` maps logged keys to floats. `stale` lists keys that the last validation did not log:
-  their values, if any, are left over from an earlier validation. A rule makes no decision on a
-  stale value. `evidence` maps keys to one value per held-out prompt, by which two validations are
+  `metrics` maps logged keys to floats. `stale` lists keys without a new value, on which no decision
+  is made. `evidence` maps keys to one value per held-out prompt, by which two validations are
   compared (docs/decisions.md); without it, rules decide on means, as `ParetoRule` always does.
 - `decision.reason` explains the decision in words.
-- `state.to_dict()` returns plain data (dicts, lists, numbers, strings, booleans, None) to store
-  in a checkpoint or a JSON file. `<State>.from_dict` restores it, and the fold continues as if it
-  had not been interrupted.
+- `state.to_dict()` returns plain data for a checkpoint or a JSON file. `<State>.from_dict` restores
+  it, and the fold continues as if it had not been interrupted.
 
 `StopRule` and `AlarmRule` also have `resume(state, step)`, for a run restarted from a checkpoint:
 it repeats the last decision with the settings of the new run. `BestRule` and `ParetoRule` also have
-`best(state)`, the step of the best checkpoint.
+`best(state)`, the step of the best checkpoint. `RunRules` folds all rules of a run at once.
 
 `DriftMonitor` has no validations: it compares each step's rollouts with the first steps.
-
-`RunRules` folds all rules of a run at once, after the run or in a trainer's hook.
-
-A trainer's callback reads metrics, calls `update`, applies the decision and stores the state.
 """
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule, AlarmState

@@ -45,8 +45,7 @@ class AlarmState(State):
     """The reference of later validations, and whether there is an alarm.
 
     Attributes:
-        values: Proxy and held-out metrics of the last validations, oldest first; for metrics
-            without scores by prompt.
+        values: Proxy and held-out metrics of the last validations without scores by prompt.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: Step of the first alarm, -1 before.
         references: Held-out key → its reference validation.
@@ -54,11 +53,8 @@ class AlarmState(State):
         last: p-value and reason of the last such test.
 
     Examples:
-        >>> state = AlarmState(values=((0.1, 0.9), (0.2, 0.7))).alarmed(step=200)
-        >>> state.alarm_step
+        >>> AlarmState(values=((0.1, 0.9), (0.2, 0.7))).alarmed(step=200).alarm_step
         200
-        >>> AlarmState.from_dict(state.to_dict()) == state
-        True
     """
 
     values: tuple[tuple[float, ...], ...] = ()
@@ -75,20 +71,15 @@ class AlarmState(State):
 
 
 class AlarmDecision(NamedTuple):
-    """Result of the test after a validation.
+    """Result of the test after a validation, or without a new one of the last test.
 
     Attributes:
-        alarm: Whether there is an alarm. Without a new test, the result of the last test.
         p_value: With scores by prompt, the smallest level of the whole run at which this test would
-            raise an alarm; without, the p-value of the test of the window. None if there was
-            nothing to test.
-        reason: Explanation in words.
+            raise an alarm; without, the p-value of the test of the window. None without a test.
 
     Examples:
-        >>> rule = AlarmRule("reward", "rating")
-        >>> _, decision = rule.update(rule.start(), 100, {"reward": 0.1, "rating": 0.9})
-        >>> decision.alarm, decision.p_value  # one validation shows no trend
-        (False, 1.0)
+        >>> AlarmDecision(False, 1.0, "the first validation").alarm
+        False
     """
 
     alarm: bool
@@ -101,15 +92,9 @@ class AlarmRule:
     """Rule that raises an alarm if the proxy has risen and a held-out metric has declined.
 
     With scores by prompt (`evidence`), each validation is compared with a reference validation,
-    prompt by prompt, by flips of signs (`ctrlreward.functional.sequential`). `level` bounds the
-    probability of a false alarm in the whole run, however long: an alarm though no held-out
-    metric has declined by more than its margin. This assumes that texts fail for the same reasons
-    at both validations: if bad texts fail at the reference only, their scores later seem a decline.
-    A proxy without scores by prompt has risen if its mean has.
-
-    Without evidence of a held-out metric, the trend of the last `window` validations must exceed
-    the trend of a random walk with symmetric steps, for the proxy and for the held-out metric
-    (`ctrlreward.functional.trend`). Each test has its own level, so a long run may raise more.
+    prompt by prompt (`ctrlreward.functional.sequential`). Without, the trend of the means of the
+    last `window` validations must exceed the trend of a random walk
+    (`ctrlreward.functional.trend`).
 
     Args:
         proxy: Key of the optimised metric.
@@ -118,12 +103,12 @@ class AlarmRule:
             several, each is tested at its share of the level (Bonferroni).
         proxy_mode: "max" if higher is better, "min" if lower is better.
         held_out_mode: Mode of held-out metrics without one.
-        window: Number of validations per test of the trend, 4 to 16.
-        level: Probability of a false alarm in the whole run, by default 0.05. Without evidence, the
-            level of each test of the trend, by default 0.01.
+        window: Without scores by prompt, number of validations per test, 4 to 16.
+        level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
+            prompt, the level of each test, by default 0.01; the 8th scored validation is then the
+            first that can raise an alarm.
         reference: Validation to compare with: "first", or "best", the one with the best held-out
-            mean so far. "best" notices a decline after a rise. A k-th of the level for each of k
-            earlier validations keeps the guarantee, although the best was chosen partly by chance.
+            mean so far, which notices a decline after a rise.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
             Defaults to a tenth of the standard deviation between prompts at the reference.
 
@@ -141,16 +126,6 @@ class AlarmRule:
         ...     state, decision = rule.update(state, step, metrics, evidence={"rating": ratings})
         >>> decision.alarm
         True
-
-        Without scores by prompt:
-
-        >>> rule = AlarmRule("reward", "rating", window=4, level=0.125)
-        >>> state = rule.start()
-        >>> for i in range(4):
-        ...     metrics = {"reward": 0.1 * i, "rating": 0.9 - 0.2 * i}
-        ...     state, decision = rule.update(state, 100 * i, metrics)
-        >>> decision.alarm, decision.p_value  # 1 of 8 patterns of signs always rises
-        (True, 0.125)
     """
 
     proxy: str
@@ -165,20 +140,21 @@ class AlarmRule:
     def __post_init__(self) -> None:
         check_key("proxy", self.proxy)
         check_direction("proxy_mode", self.proxy_mode or "max")
-        check_held_out_mode("held_out_mode", self.held_out_mode or "max")
-        if not self.modes:
+        modes = {f"held_out[{key!r}]": mode for key, mode in self.modes.items()}
+        for argument, mode in {"held_out_mode": self.held_out_mode or "max", **modes}.items():
+            if mode != "drift":
+                check_direction(argument, mode)
+        if not modes:
             raise ValueError("held_out is empty, must be at least one key")
-        for key, mode in self.modes.items():
-            if key == self.proxy:
-                raise ValueError(
-                    f"proxy and held_out must be different metrics, got {key!r} for both"
-                )
-            check_held_out_mode(f"held_out[{key!r}]", mode)
+        if self.proxy in self.modes:
+            raise ValueError(
+                f"proxy and held_out must be different metrics, got {self.proxy!r} for both"
+            )
         if self.reference not in ("first", "best"):
             raise ValueError(f"reference must be 'first' or 'best', got {self.reference!r}")
         if not 4 <= self.window <= LONGEST:
             raise ValueError(f"window must be 4 to {LONGEST} scored validations, got {self.window}")
-        check_level(LEVEL if self.level is None else self.level)
+        check_level(self._run_level)
         margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}
         for key, margin in margins.items():
             if key and key not in self.modes:
@@ -187,11 +163,11 @@ class AlarmRule:
                 )
             if not margin >= 0:
                 raise ValueError(f"margin must be at least 0, got {margin}")
-        smallest = 2.0 ** (1 - self.window)
-        if not self._walk_level >= smallest:
+        smallest, level = 2.0 ** (1 - self.window), self._walk_level
+        if level < smallest:
             raise ValueError(
                 f"level must be less than 1 and at least {smallest:.2g}, the smallest p-value of a "
-                f"window of {self.window}, got {self._walk_level}"
+                f"window of {self.window}, got {level}"
             )
 
     @property
@@ -205,6 +181,10 @@ class AlarmRule:
             return dict(self.held_out)
         keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
         return dict.fromkeys(keys, self.held_out_mode)
+
+    @property
+    def _run_level(self) -> float:
+        return LEVEL if self.level is None else self.level
 
     @property
     def _walk_level(self) -> float:
@@ -231,13 +211,7 @@ class AlarmRule:
         stale: Collection[str] = (),
         evidence: Evidence | None = None,
     ) -> tuple[AlarmState, AlarmDecision]:
-        """Return the new state, and whether there is an alarm after this validation.
-
-        Takes the arguments of `StopRule.update`.
-
-        Raises:
-            ValueError: A key is not logged; lists the logged keys.
-        """
+        """Return the new state, and whether there is an alarm; arguments as in `StopRule`."""
         keys = [self.proxy, *self.modes]
         waiting = no_new_value(keys, stale)
         if waiting:
@@ -247,43 +221,35 @@ class AlarmRule:
             reason = ", ".join(f"{key} is {value}" for key, value in zip(keys, row, strict=True))
             return state, AlarmDecision(state.alarm, None, reason)
         if evidence is not None and all(key in evidence for key in self.modes):
-            now = Validation.of(step, metrics, evidence, keys)
-            state, p_value, reason = self._compare(state, now)
-            decision = AlarmDecision(p_value <= self._run_level, p_value, reason)
-            state = replace(state, last=(p_value, reason))
+            state = self._compare(state, Validation.of(step, metrics, evidence, keys))
         else:
             state = replace(state, values=(*state.values, row)[-self.window :], last=None)
-            decision = self._test_trend(state)
+        decision = self._last_test(state)
         return (state.alarmed(step) if decision.alarm else replace(state, alarm=False)), decision
 
     def resume(self, state: AlarmState, step: int) -> tuple[AlarmState, AlarmDecision]:
-        """Repeat the last test of a resumed run, with the settings of this rule.
-
-        Args:
-            state: State restored from a checkpoint; it does not change.
-            step: Step of the checkpoint.
-        """
+        """Repeat the last test of a run resumed at a step, with the settings of this rule."""
         if not state.alarm:
             return state, AlarmDecision(False, None, f"there was no alarm at step {step}")
+        return state, self._last_test(state)
+
+    def _last_test(self, state: AlarmState) -> AlarmDecision:
         if state.last is None:
-            return state, self._test_trend(state)
+            return self._test_trend(state)
         p_value, reason = state.last
-        return state, AlarmDecision(p_value <= self._run_level, p_value, reason)
+        return AlarmDecision(p_value <= self._run_level, p_value, reason)
 
-    @property
-    def _run_level(self) -> float:
-        return LEVEL if self.level is None else self.level
-
-    def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
-        """Return the new state, the p-value for the run, and a reason."""
+    def _compare(self, state: AlarmState, now: Validation) -> AlarmState:
+        """Return the new state, with the p-value for the run and a reason."""
         comparable = all(
             key in state.references and state.references[key].has_prompts_of(now, key)
             for key in self.modes
         )
         if not comparable:
             what = "other held-out prompts" if state.references else "the first validation"
-            state = replace(state, references=dict.fromkeys(self.modes, now))
-            return state, 1.0, f"{what}: later validations are compared with step {now.step}"
+            reason = f"{what}: later validations are compared with step {now.step}"
+            references = dict.fromkeys(self.modes, now)
+            return replace(state, references=references, last=(1.0, reason))
         k = state.tests + 1
         share = chosen_level(1.0, k) if self.reference == "best" else level_of_test(1.0, k)
         p_values = {
@@ -299,7 +265,7 @@ class AlarmRule:
                 sign = 0.0 if mode == "drift" else sign_of(mode)
                 if sign * now.metrics[name] > sign * references[name].metrics[name]:
                     references[name] = now
-        return replace(state, references=references, tests=k), p_value, reason
+        return replace(state, references=references, tests=k, last=(p_value, reason))
 
     def _rise(self, before: Validation, now: Validation) -> float:
         """Return the p-value of a rise of the proxy."""
@@ -312,21 +278,14 @@ class AlarmRule:
 
     def _decline(self, reference: Validation, now: Validation, key: str) -> float:
         """Return the p-value of a decline of a held-out metric by more than its margin."""
-        before = np.array(reference.evidence[key])
-        after = np.array(now.evidence[key])
-        margin = self._margin(key, before)
-        mode = self.modes[key]
-        if mode == "drift":
-            return _either(rise_p_value(before, after, margin), rise_p_value(after, before, margin))
-        sign = sign_of(mode)
-        return rise_p_value(sign * after, sign * before, margin)
-
-    def _margin(self, key: str, reference: np.ndarray) -> float:
+        before, after = (np.array(each.evidence[key]) for each in (reference, now))
         margin = self.margin.get(key) if isinstance(self.margin, Mapping) else self.margin
-        if margin is not None:
-            return margin
-        valid = reference[np.isfinite(reference)]
-        return MARGIN * float(valid.std(ddof=1)) if len(valid) > 1 else 0.0
+        if margin is None:
+            valid = before[np.isfinite(before)]
+            margin = MARGIN * float(valid.std(ddof=1)) if len(valid) > 1 else 0.0
+        signs = _signs(self.modes[key])
+        falls = [rise_p_value(sign * after, sign * before, margin) for sign in signs]
+        return min(1.0, len(signs) * min(falls))
 
     def _explain(
         self, before: Validation, now: Validation, key: str, p_value: float, share: float
@@ -347,10 +306,11 @@ class AlarmRule:
         window = state.values[-self.window :]
         proxy, *held_out = (np.array(column) for column in zip(*window, strict=True))
         rise = rising_p_value(sign_of(self.proxy_mode) * proxy)
-        falls = {
-            key: min(1.0, len(self.modes) * _trend_p_value(column, mode))
-            for (key, mode), column in zip(self.modes.items(), held_out, strict=True)
-        }
+        falls = {}
+        for (key, mode), column in zip(self.modes.items(), held_out, strict=True):
+            signs = _signs(mode)
+            either = min(rising_p_value(-sign * column) for sign in signs)
+            falls[key] = min(1.0, len(self.modes) * len(signs) * either)
         key = min(falls, key=lambda name: falls[name])
         p_value = max(rise, falls[key])
         alarm = p_value <= self._walk_level
@@ -370,23 +330,6 @@ class AlarmRule:
         return AlarmDecision(alarm, p_value, reason)
 
 
-def check_held_out_mode(argument: str, mode: str) -> None:
-    """Raise a ValueError unless the mode is "max", "min" or "drift".
-
-    Examples:
-        >>> check_held_out_mode("held_out_mode", "drift")
-    """
-    if mode != "drift":
-        check_direction(argument, mode)
-
-
-def _either(rise: float, fall: float) -> float:
-    """Return the two-sided p-value of two one-sided ones."""
-    return min(1.0, 2 * min(rise, fall))
-
-
-def _trend_p_value(values: np.ndarray, mode: HeldOutMode) -> float:
-    """Return the p-value of a trend in the worse direction; of any trend for "drift"."""
-    if mode == "drift":
-        return _either(rising_p_value(values), rising_p_value(-values))
-    return rising_p_value(-sign_of(mode) * values)
+def _signs(mode: HeldOutMode) -> tuple[float, ...]:
+    """Return the factors that make a decline negative; for "drift", one for each direction."""
+    return (1.0, -1.0) if mode == "drift" else (sign_of(mode),)

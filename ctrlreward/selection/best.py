@@ -37,9 +37,7 @@ class KeepDecision(NamedTuple):
     """Decision whether to keep the checkpoint of a validation.
 
     Attributes:
-        keep: Whether to keep it.
         dropped: Steps of kept checkpoints to remove.
-        reason: Explanation in words.
         invalid: True if it is not kept because a metric is NaN or infinite.
         difference: Difference to the best of the other candidates, with its interval; None without
             scores by prompt.
@@ -59,18 +57,7 @@ class KeepDecision(NamedTuple):
 
 
 class ConstraintCheck(NamedTuple):
-    """Result of one constraint at a validation.
-
-    Attributes:
-        value: Value of the metric; NaN before the first value.
-        met: Whether the constraint is met.
-        reason: Why it is not, "" if it is.
-
-    Examples:
-        >>> rule = BestRule("sim", constraints={"length": (None, 30)})
-        >>> rule.check_constraints(rule.start(), {"sim": 0.5, "length": 40.0})["length"].reason
-        'length is 40.0000, outside of [-inf, 30]'
-    """
+    """Value of a constrained metric, NaN before the first, and why the constraint is not met."""
 
     value: float
     met: bool
@@ -105,8 +92,8 @@ class BestRule:
     scores the oldest is replaced first.
 
     With scores by prompt (`evidence`), the reason says whether a score is distinguishable from the
-    best one, and `ties_by` chooses among scores that are not. The interval of their difference
-    holds at all validations of the run together (`ctrlreward.functional.sequential`).
+    best one, by an interval of their difference that holds at all validations of the run together
+    (`ctrlreward.functional.sequential`).
 
     Args:
         monitor: Key of the score.
@@ -121,8 +108,8 @@ class BestRule:
         constraint_test: "point" compares the metric with the bounds. "unless_violated" rejects a
             validation only if the metric's interval is outside, "if_shown" unless it is inside;
             metrics without scores by prompt are compared with the bounds. The interval keeps its
-            level for shares and ratings whose bounds are in `ranges`; otherwise it is approximate,
-            and too narrow for skewed scores (`ctrlreward.functional.sequential.mean_interval`).
+            level for metrics whose bounds are in `ranges`; otherwise it is approximate, and too
+            narrow for skewed scores (`ctrlreward.functional.sequential.mean_interval`).
         level: Probability that any interval of the run misses its value, in (0, 1).
         ranges: Key → smallest and largest possible value, within which an interval stays.
 
@@ -131,18 +118,6 @@ class BestRule:
             constraint that is not a range.
 
     Examples:
-        >>> rule = BestRule("score/sim", top_k=2, constraints={"repetition": (None, 0.2)})
-        >>> state = rule.start()
-        >>> for step, sim, repetition in [(100, 0.5, 0.1), (200, 0.9, 0.4), (300, 0.6, 0.1)]:
-        ...     metrics = {"score/sim": sim, "repetition": repetition}
-        ...     state, decision = rule.update(state, step, metrics)
-        >>> state.kept
-        {100: 0.5, 300: 0.6}
-        >>> rule.best(state)
-        300
-
-        With scores by prompt, the earliest of those that cannot be told apart:
-
         >>> rule = BestRule("sim", ties_by="earliest")
         >>> state = rule.start()
         >>> for step, scores in [(100, [0.2, 0.6, 0.5, 0.4] * 4), (200, [0.5, 0.2, 0.7, 0.4] * 4)]:
@@ -211,12 +186,9 @@ class BestRule:
         stale: Collection[str] = (),
         evidence: Evidence | None = None,
     ) -> tuple[BestState, KeepDecision]:
-        """Return the new state, and whether to keep the checkpoint of this validation.
+        """Return the new state, and whether to keep the checkpoint; arguments as in `StopRule`.
 
-        Takes the arguments of `StopRule.update`. A step kept before is judged again.
-
-        Raises:
-            ValueError: A key is not logged; lists the logged keys.
+        A step kept before is judged again.
         """
         waiting = no_new_value([self.monitor], stale)
         if waiting:
@@ -233,10 +205,7 @@ class BestRule:
         return self._rank(state, Validation.of(step, metrics, evidence, keys))
 
     def best(self, state: BestState) -> int | None:
-        """Return the step of the selected checkpoint, None if none is kept.
-
-        It has the best score (the oldest of equals), or is the choice of `ties_by`.
-        """
+        """Return the step of the best checkpoint, or the choice of `ties_by`; None without one."""
         return max(state.kept, key=self._preference(state), default=None)
 
     def worst(self, state: BestState) -> int | None:
@@ -282,13 +251,10 @@ class BestRule:
         return f"{what}, not distinguishable from {'; '.join(tied)}"
 
     def optimism(self, state: BestState) -> float | None:
-        """Estimate the optimism of the best score from its selection, ≥ 0 on average.
+        """Estimate how much the best score is the best by chance, ≥ 0 on average.
 
-        The best of several scores is the best partly by chance. Estimated by selecting on one half
-        of the prompts and reading the score on the other half
-        (`ctrlreward.functional.sequential.selection_optimism`), without the prompts that always
-        failed; NaN if fewer than two are left. None without scores by prompt, or with fewer than
-        two candidates.
+        See `ctrlreward.functional.sequential.selection_optimism`. NaN if fewer than two prompts
+        have scores; None without scores by prompt, or with fewer than two candidates.
         """
         seen = list(state.candidates.values())
         if len(seen) < 2 or not all(seen[0].has_prompts_of(e, self.monitor) for e in seen[1:]):
@@ -308,7 +274,7 @@ class BestRule:
         excess = 0 if self.top_k == -1 else max(0, len(worst_first) - self.top_k)
         gone = worst_first[:excess]
         keep, dropped = step not in gone, tuple(s for s in gone if s != step)
-        kept = {s: value for s, value in (*rivals.items(), (step, score)) if s not in gone}
+        kept = {s: value for s, value in {**rivals, step: score}.items() if s not in gone}
         reason = f"{self.monitor} is {score:.4f}"
         if leader is not None and difference is not None:
             told = "distinguishable" if difference.distinguishable else "not distinguishable"
@@ -337,24 +303,23 @@ class BestRule:
         """Return the key by which kept steps are sorted, the best one last."""
         leader = self._leader(state.candidates)
 
+        def is_tied(step: int) -> bool:
+            if leader is None or step not in state.candidates:
+                return False
+            if step == leader.step:
+                return True
+            difference = self._difference(state, leader, state.candidates[step])
+            return difference is not None and not difference.distinguishable
+
         def preference(step: int) -> tuple[bool, float]:
-            score = sign_of(self.mode) * state.kept[step]
-            if self.ties_by is None or leader is None or not self._is_tied(state, leader, step):
-                return False, score
+            if self.ties_by is None or not is_tied(step):
+                return False, sign_of(self.mode) * state.kept[step]
             if isinstance(self.ties_by, str):
                 return True, -float(step)
             ((key, direction),) = self.ties_by.items()
             return True, sign_of(direction) * state.candidates[step].metrics[key]
 
         return preference
-
-    def _is_tied(self, state: BestState, leader: Validation, step: int) -> bool:
-        if step == leader.step:
-            return True
-        if step not in state.candidates:
-            return False
-        difference = self._difference(state, leader, state.candidates[step])
-        return difference is not None and not difference.distinguishable
 
     def check_constraints(
         self,
@@ -363,17 +328,7 @@ class BestRule:
         stale: Collection[str] = (),
         evidence: Evidence | None = None,
     ) -> dict[str, ConstraintCheck]:
-        """Return for each constraint whether a validation meets it, and why not.
-
-        Args:
-            state: State before this validation, or after it.
-            metrics: Logged key → value.
-            stale: Keys without a new value.
-            evidence: Logged key → one value for each held-out prompt.
-
-        Raises:
-            ValueError: A key is not logged; lists the logged keys.
-        """
+        """Return for each constraint whether a validation meets it; arguments as in `update`."""
         checks = {}
         for key, (low, high) in self.constraints.items():
             if key in stale and key not in metrics:

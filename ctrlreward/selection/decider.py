@@ -1,9 +1,7 @@
 """The decider of all trainers: a rule, applied once to each set of weights.
 
-A decision is about one set of weights, scored once. The same weights validated again, by another
-evaluation set, after a resume, inside a callback, are not a new validation; and a value counts as
-new only if it was logged since the last decision. A trainer's callback is a hook around this: it
-says what was logged and when, and applies the decision.
+The same weights validated again, by another evaluation set, after a resume, inside a callback, are
+not a new validation; and a value counts as new only if it was logged since the last decision.
 """
 
 from __future__ import annotations
@@ -16,61 +14,25 @@ from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
 
 
 def with_assigned(rule: Any, callback: object) -> Any:
-    """Return a rule with the settings that were assigned to attributes of a callback.
-
-    Examples:
-        >>> from types import SimpleNamespace
-        >>> from ctrlreward.selection import StopRule
-        >>> with_assigned(StopRule("score/sim"), SimpleNamespace(patience=5, verbose=True)).patience
-        5
-    """
+    """Return a rule with the settings that were assigned to attributes of a callback."""
     names = {field.name for field in fields(rule)}
     return replace(rule, **{name: v for name, v in vars(callback).items() if name in names})
 
 
-class Evaluations:
-    """The evaluations that a callback has acted on, to tell new weights and new values.
+def stale_keys(
+    logged: Mapping[str, float], validated: Collection[str], began: float, decided: float
+) -> set[str]:
+    """Return the keys without a new value, of `logged`, key → time of its last value.
 
+    The keys that validations log are `validated`: they are new if logged since this one `began`.
+    Other keys, of training, are new if they were logged since the last decision, at time `decided`.
     Time is whatever a trainer counts by: steps, or how often its metrics were looked at.
-
-    Attributes:
-        step: Training step of the last decision, -1 before.
-        time: Time of the last decision, -1 before.
-
-    Examples:
-        >>> evaluations = Evaluations()
-        >>> evaluations.note(100)
-        >>> logged = {"score/sim": 100, "eval_acc": 100, "reward": 90, "kl": 110}
-        >>> sorted(evaluations.stale(logged, {"score/sim", "eval_acc"}, 110))
-        ['eval_acc', 'reward', 'score/sim']
     """
-
-    def __init__(self) -> None:
-        self.step = -1
-        self.time = -1
-
-    def note(self, step: int) -> None:
-        """Note a decision. Here the time is the step."""
-        self.step = self.time = step
-
-    def restore(self, step: int) -> None:
-        """Continue after the last decision of an interrupted run."""
-        self.note(step)
-
-    def stale(self, logged: Mapping[str, float], validated: Collection[str], now: int) -> set[str]:
-        """Return the keys without a new value.
-
-        Args:
-            logged: Key → time of its last value.
-            validated: Keys that validations log: they are new if this one has logged them. Other
-                keys, of training, are new if they were logged since the last decision.
-            now: Time at which this validation began to log.
-        """
-        return {
-            key
-            for key, time in logged.items()
-            if (time < now if key in validated else time <= self.time)
-        }
+    return {
+        key
+        for key, time in logged.items()
+        if (time < began if key in validated else time <= decided)
+    }
 
 
 class Decider:
@@ -80,29 +42,19 @@ class Decider:
         rule: The rule, with the directions that the scorers of the run declare once it has begun.
         state: Its state.
         before: Its state before the last decision.
-        evaluations: What it has decided on.
-
-    Examples:
-        >>> from ctrlreward.selection import BestRule
-        >>> decider = Decider(BestRule("score/sim"))
-        >>> decider.decide(100, {"score/sim": 0.5}).keep
-        True
-        >>> resumed = Decider(BestRule("score/sim"))
-        >>> resumed.load(decider.to_dict())
-        >>> resumed.evaluations.step, resumed.decide(200, {"score/sim": 0.4}).keep
-        (100, False)
+        step: Training step of the last decision, -1 before.
     """
 
-    def __init__(self, rule: Any, evaluations: Evaluations | None = None) -> None:
+    def __init__(self, rule: Any) -> None:
         self.rule: Any = rule
         self.state: Any = rule.start()
         self.before = self.state
-        self.evaluations = evaluations or Evaluations()
+        self.step = -1
 
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
         self.rule = rule.directed(mode_of, ranges)
-        if self.evaluations.step < 0:
+        if self.step < 0:
             self.state = self.before = self.rule.start()
 
     def decide(
@@ -117,7 +69,7 @@ class Decider:
         self.before = self.state
         if after is not self.state:
             self.state = after
-            self.evaluations.note(step)
+            self.step = step
         return decision
 
     def resume(self, step: int) -> Any:
@@ -127,9 +79,63 @@ class Decider:
 
     def to_dict(self) -> dict[str, Any]:
         """Return state and last step as plain data."""
-        return {**self.state.to_dict(), "decided": self.evaluations.step}
+        return {**self.state.to_dict(), "decided": self.step}
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Restore `to_dict`; keys of others are ignored."""
-        self.evaluations.restore(plain.get("decided", -1))
+        self.step = plain.get("decided", -1)
         self.state = self.before = type(self.rule.start()).from_dict(plain)
+
+
+class Decides:
+    """Callback of any trainer that decides by a rule.
+
+    Attributes:
+        rule: The rule; once a run has begun, with the directions that its scorers declare.
+        state: State of the rule.
+    """
+
+    decider: Decider
+
+    @property
+    def rule(self) -> Any:
+        """The rule that decides."""
+        return self.decider.rule
+
+    @property
+    def state(self) -> Any:
+        """The state of the rule."""
+        return self.decider.state
+
+
+class KeepsBest(Decides):
+    """Callback that keeps checkpoints by a `BestRule`."""
+
+    @property
+    def selected_step(self) -> int | None:
+        """Step of the selected checkpoint, None if no validation qualified."""
+        return self.rule.best(self.state)
+
+    @property
+    def reason(self) -> str:
+        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
+        return self.rule.explain(self.state)
+
+    @property
+    def optimism(self) -> float | None:
+        """Expected excess of the selected score over its true value, ≥ 0 on average, or None."""
+        return self.rule.optimism(self.state)
+
+
+class KeepsFront(Decides):
+    """Callback that keeps checkpoints by a `ParetoRule`."""
+
+    @property
+    def kept(self) -> dict[int, tuple[float, ...]]:
+        """Step → values of the checkpoints on the front, oldest first."""
+        return dict(self.state.kept)
+
+    @property
+    def pruned(self) -> dict[int, tuple[float, ...]]:
+        """Step → values of the dominated checkpoints."""
+        return dict(self.state.pruned)

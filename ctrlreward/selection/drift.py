@@ -13,16 +13,14 @@ mean reward of at most the reference's, or a statistic within its tolerance. The
 6 / (π² k²) of the level of the run, shared by the statistics (Bonferroni). The reward's rise is
 tested at all of it: an alarm needs both tests (intersection-union, Berger 1982).
 
-The phrase is chosen by the data: half of the pairs choose it, and the other half test it.
-
-benchmarks/studies/watch.py simulates false alarms and power.
+The phrase is chosen by half of the pairs, and tested on the other half.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -39,12 +37,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 # Drifts that do not matter: completions up to twice as long or half as long, a tenth more repeated
 # trigrams, a phrase in a fifth more of the completions, γ lower by a fifth.
-TOLERANCES: Mapping[str, float] = {
-    "length": 2.0,
-    "repetition": 0.1,
-    "phrase_share": 0.2,
-    "agreement": 0.2,
-}
+TOLERANCES = {"length": 2.0, "repetition": 0.1, "phrase_share": 0.2, "agreement": 0.2}
 REFERENCE_STEPS = 10
 LEVEL = 0.05
 # A block also waits for this many groups: half of them test a phrase, and 20 pairs have p-values
@@ -58,14 +51,10 @@ _EXPECTED = "\n"  # in place of an expected phrase: never a word
 
 
 class Rollouts(NamedTuple):
-    """Completions of one step with their rewards.
+    """Completions of one step of the trainer, n of them, with their rewards.
 
-    Attributes:
-        step: Step of the trainer.
-        prompts: Prompt of each completion, or a key of it; n of them.
-        texts: The completions.
-        rewards: Their rewards, shape (n,); NaN for a failed one.
-        components: The reward's components by name, shape (n,) each.
+    `prompts` are the prompt of each completion, or a key of it. `rewards`, shape (n,), are NaN
+    where they failed. `components` has the reward's components by name, shape (n,) each.
 
     Examples:
         >>> Rollouts(1, ["The soup"], ["was cold."], np.array([0.5]), {}).step
@@ -85,12 +74,11 @@ class DriftAlarm(NamedTuple):
     Attributes:
         statistic: `"length"`, `"repetition"`, `"phrase_share"` or `"agreement"`.
         step: Last step of the block that was compared with the reference.
-        reference: Mean of the statistic over the paired groups of the reference.
-        value: Mean over the paired groups of the block. Lengths are geometric means, in words.
+        reference: Mean of the statistic in the reference; of lengths the geometric mean, in words.
+        value: The same in the block.
         p_value: Smallest level of the whole run at which this test would raise an alarm.
         phrase: The phrase that has spread; "" for other statistics.
-        example: A completion of the block: the one with the most extreme value, or with the highest
-            reward for `"phrase_share"` (among those with the phrase) and `"agreement"`.
+        example: Completion of the block with the most extreme value, or with the highest reward.
 
     Examples:
         >>> str(DriftAlarm("phrase_share", 30, 0.02, 0.6, 0.001, "as an expert", "As an expert, …"))
@@ -124,7 +112,9 @@ class _Group:
     rewards: tuple[float, ...]
     values: Mapping[str, float]
 
-    def share_of(self, phrase: str) -> float:
+    def value(self, statistic: str, phrase: str) -> float:
+        if statistic != "phrase_share":
+            return self.values[statistic]
         return sum(f" {phrase} " in text for text in self.padded) / len(self.padded)
 
 
@@ -138,10 +128,9 @@ class DriftMonitor:
         reference_steps: Number of first steps that later ones are compared with, in blocks of as
             many steps. Reference and blocks also wait for 40 groups.
         level: Probability of any false alarm in the whole run.
-        tolerances: Largest drift that doesn't matter, by statistic; others keep their default.
-            `"length"` is a factor, by default 2: neither twice nor half as long. `"repetition"`
-            (0.1) and `"phrase_share"` (0.2) are increases of a share, `"agreement"` (0.2) is a
-            decrease. Infinity leaves a statistic out.
+        tolerances: Largest drift that doesn't matter, by statistic: `"length"` (2) is a factor,
+            `"repetition"` (0.1) and `"phrase_share"` (0.2) are increases of a share, `"agreement"`
+            (0.2) is a decrease. Infinity leaves a statistic out.
         expected_phrases: Phrases that the task asks for, such as `"the answer is"`; no alarm is on
             their spread.
 
@@ -174,7 +163,7 @@ class DriftMonitor:
                 raise ValueError(
                     f"tolerances[{name!r}] must be at least {smallest:g}, got {tolerance}"
                 )
-        self.expected = [_padded(phrase) for phrase in expected_phrases]
+        self.expected = [f" {' '.join(split_words(each))} " for each in expected_phrases]
         self.alarms: list[DriftAlarm] = []
         self.phrase = ""  # of the last block
         self.tests = 0
@@ -234,7 +223,8 @@ class DriftMonitor:
             "groups_without_signal": _mean([float(spread == 0) for spread in spreads]),
         }
         if self.phrase:
-            metrics["phrase_share"] = _mean([group.share_of(self.phrase) for group in groups])
+            shares = [group.value("phrase_share", self.phrase) for group in groups]
+            metrics["phrase_share"] = _mean(shares)
         return metrics
 
     def _start(self) -> None:
@@ -263,35 +253,26 @@ class DriftMonitor:
         self.phrase = spread_phrase(self._choosing_texts(), after, self._counted)
         choosing = set(self._choosing)
         testing = [pair for i, pair in enumerate(pairs) if i not in choosing]
-        rise = rise_p_value(*_columns(pairs, _reward)) / share
+        rise = rise_p_value(*_columns(pairs, "reward")) / share
         if rise > self.level:
             return []
-        watched = [name for name in TOLERANCES if self._is_watched(name)]
+        watched = [
+            name
+            for name, tolerance in self.tolerances.items()
+            if math.isfinite(tolerance)
+            and (name == "phrase_share" or np.isfinite(_columns(pairs, name)[0]).any())
+        ]
         known = {alarm.statistic for alarm in self.alarms}
         alarms = []
         for name in watched:
             if name in known or (name == "phrase_share" and not self.phrase):
                 continue
             tested = testing if name == "phrase_share" else pairs
-            values = _columns(tested, self._reader(name))
+            values = _columns(tested, name, self.phrase)
             p_value = max(rise, len(watched) * self._drift(name, *values) / share)
             if p_value <= self.level:
                 alarms.append(self._alarm(name, step, values, p_value))
         return alarms
-
-    def _is_watched(self, name: str) -> bool:
-        """Return whether a statistic has a tolerance, and values in the reference."""
-        if math.isinf(self.tolerances[name]):
-            return False
-        if name == "phrase_share":
-            return True
-        return any(math.isfinite(group.values[name]) for group in self._reference)
-
-    def _reader(self, name: str) -> Callable[[_Group], float]:
-        phrase = self.phrase
-        if name == "phrase_share":
-            return lambda group: group.share_of(phrase)
-        return lambda group: group.values[name]
 
     def _drift(self, name: str, before: Floats, after: Floats) -> float:
         """Return the p-value of a drift beyond the tolerance."""
@@ -339,11 +320,6 @@ def spread_phrase(
 
     The trigram that has grown most is extended while it keeps nine tenths of its growth. Texts have
     single spaces between words, and around them; `counted` are the trigrams of the texts before.
-
-    Examples:
-        >>> before, after = [" it was good "], [" as an expert i say ", " as an expert i do "]
-        >>> spread_phrase(before, after, count_trigrams(before))
-        'as an expert i'
     """
 
     def growth(phrase: str) -> float:
@@ -368,12 +344,7 @@ def spread_phrase(
 
 
 def count_trigrams(texts: Sequence[str]) -> Counter[tuple[str, ...]]:
-    """Return the number of texts with each trigram of words, of texts as in `spread_phrase`.
-
-    Examples:
-        >>> count_trigrams([" it was good ", " it was good it was good "])["it", "was", "good"]
-        2
-    """
+    """Return the number of texts with each trigram of words, of texts as in `spread_phrase`."""
     grams: Counter[tuple[str, ...]] = Counter()
     for text in texts:
         words = text.split(" ")[1:-1]
@@ -392,10 +363,6 @@ def _extensions(phrase: str, texts: Sequence[str]) -> list[str]:
     left, right = (max(side, key=lambda word: side[word], default="") for side in sides)
     longer = [f"{left} {phrase}" if left else "", f"{phrase} {right}" if right else ""]
     return [each for each in longer if each and _EXPECTED not in each]
-
-
-def _padded(phrase: str) -> str:
-    return f" {' '.join(split_words(phrase))} "
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -430,11 +397,8 @@ def _paired(reference: Sequence[_Group], block: Sequence[_Group]) -> list[_Pair]
     return list(zip(reference, partners, strict=True))
 
 
-def _reward(group: _Group) -> float:
-    return group.values["reward"]
-
-
-def _columns(pairs: Sequence[_Pair], read: Callable[[_Group], float]) -> tuple[Floats, Floats]:
-    before = np.array([read(first) for first, _ in pairs])
-    after = np.array([math.nan if second is None else read(second) for _, second in pairs])
-    return before, after
+def _columns(pairs: Sequence[_Pair], name: str, phrase: str = "") -> tuple[Floats, Floats]:
+    """Return a statistic of both groups of each pair."""
+    before = np.array([first.value(name, phrase) for first, _ in pairs])
+    after = [math.nan if second is None else second.value(name, phrase) for _, second in pairs]
+    return before, np.array(after)

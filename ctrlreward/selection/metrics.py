@@ -32,13 +32,7 @@ ModeOf: TypeAlias = Callable[[str, Mode | None, str], Mode]
 
 
 class State:
-    """State of a rule: a dataclass that becomes plain data and back.
-
-    Examples:
-        >>> from ctrlreward.selection import ParetoState
-        >>> ParetoState.from_dict({"kept": {"100": [0.5, 40.0]}}).kept  # read from JSON
-        {100: (0.5, 40.0)}
-    """
+    """State of a rule: a dataclass that becomes plain data and back."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -60,11 +54,6 @@ class Validation(State):
     """Validation kept by a rule, to compare later ones with it: a value by key, and by prompt.
 
     `prompts` maps a key to the digest of its prompts, where they are known (`PromptScores`).
-
-    Examples:
-        >>> seen = Validation(100, {"score/sim": 0.5}, {"score/sim": (0.4, 0.6)})
-        >>> Validation.from_dict(seen.to_dict()) == seen
-        True
     """
 
     step: int
@@ -98,35 +87,19 @@ class Validation(State):
 
 
 def check_key(argument: str, given: object) -> None:
-    """Raise a TypeError unless the argument is a string, as the keys of logged metrics are.
-
-    Examples:
-        >>> check_key("monitor", 3)
-        Traceback (most recent call last):
-        TypeError: monitor must be the key of a logged metric, got 3
-    """
+    """Raise a TypeError unless the argument is a string, as the keys of logged metrics are."""
     if not isinstance(given, str):
         raise TypeError(f"{argument} must be the key of a logged metric, got {given!r}")
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
-    """Return the reason why no decision is made; "" if all keys have a new value.
-
-    Examples:
-        >>> no_new_value(["score/sim", "score/pp"], stale=["score/pp"])
-        'no new value of score/pp'
-    """
+    """Return the reason why no decision is made; "" if all keys have a new value."""
     old = [key for key in keys if key in stale]
     return f"no new value of {', '.join(old)}" if old else ""
 
 
 class NotLogged(ValueError):
-    """A key is not logged, or not yet.
-
-    Examples:
-        >>> NotLogged("'reward' is not logged", "reward").key
-        'reward'
-    """
+    """A key is not logged, or not yet."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -134,12 +107,7 @@ class NotLogged(ValueError):
 
 
 def read(metrics: Mapping[str, float], key: str) -> float:
-    """Return the value of a key; a `NotLogged` lists the logged keys if it is not one of them.
-
-    Examples:
-        >>> read({"score/sim": 0.5}, "score/sim")
-        0.5
-    """
+    """Return the value of a key; a `NotLogged` lists the logged keys if it is not one of them."""
     if key not in metrics:
         known = f"must be one of {sorted(metrics)}{did_you_mean(key, metrics)}"
         message = f"{key!r} is not logged, {known if metrics else 'nor is anything else'}"
@@ -151,23 +119,12 @@ def chosen_level(level: float, k: int) -> float:
     """Return the level of the k-th comparison with the best of k earlier validations.
 
     The best of them depends on chance. A k-th of the level for each covers any choice.
-
-    Examples:
-        >>> from ctrlreward.functional.sequential import level_of_test
-        >>> chosen_level(0.05, 2) == level_of_test(0.05, 2) / 2
-        True
     """
     return level_of_test(level, k) / k
 
 
 def describe(difference: PairedDifference) -> str:
-    """Return a difference in words.
-
-    Examples:
-        >>> from ctrlreward.functional.sequential import PairedDifference
-        >>> describe(PairedDifference(0.031, 0.012, 0.05, 32))
-        'difference +0.0310, +0.0120 to +0.0500, with 32 prompts'
-    """
+    """Return a difference in words."""
     value, low, high, prompts = difference
     if math.isinf(low) and math.isinf(high):
         return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"

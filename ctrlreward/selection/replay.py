@@ -18,11 +18,8 @@ ALARM_KEY = "guard/alarm"  # as `ProxyGuard` logs it
 class RunValidation(NamedTuple):
     """A validation, the input of rules.
 
-    Attributes:
-        step: Training step.
-        metrics: Key → last value until this step.
-        stale: Keys without a value since the previous validation.
-        evidence: Key → value of each held-out prompt.
+    `metrics` are the last values until this step, `stale` the keys without a new one, and
+    `evidence` maps a key to the value of each held-out prompt.
 
     Examples:
         >>> RunValidation(10, {"acc": 0.5}).metrics
@@ -39,23 +36,20 @@ class Decided(NamedTuple):
     """Decisions of the rules of a run at a validation; None for rules that the run does not have.
 
     Attributes:
-        validation: The validation.
         constraints: Key → whether and why the validation does not meet its bounds.
         keep: Decision of the `BestRule`.
         best: Selected step after this validation, or None.
         explanation: The reason, in words.
         front: Steps on the Pareto front after this validation.
-        pareto: Decision of the `ParetoRule`.
         stop: Decision of the `StopRule`; after a stop, as if the run continued.
         stopped: Whether the rule has stopped at this validation or before.
-        alarm: Decision of the `AlarmRule`.
         alarm_step: Step of the first alarm, -1 before.
 
     Examples:
         >>> from ctrlreward.selection import BestRule
-        >>> (decided,) = RunRules(best=BestRule("acc")).replay([RunValidation(10, {"acc": 0.5})])
-        >>> decided.best, decided.stop
-        (10, None)
+        >>> (decided,) = RunRules(BestRule("acc")).replay([RunValidation(10, {"acc": 0.5})])
+        >>> decided.best
+        10
     """
 
     validation: RunValidation
@@ -85,9 +79,8 @@ class RunRules:
         >>> from ctrlreward.selection import BestRule, StopRule
         >>> rules = RunRules(best=BestRule("acc"), stop=StopRule("acc", patience=1))
         >>> seen = [RunValidation(10, {"acc": 0.5}), RunValidation(20, {"acc": 0.4})]
-        >>> seen.append(RunValidation(30, {"acc": 0.6}))
         >>> [(each.best, each.stopped) for each in rules.replay(seen)]
-        [(10, False), (10, True), (30, True)]
+        [(10, False), (10, True)]
     """
 
     best: BestRule | None = None
@@ -122,11 +115,8 @@ class RunRules:
     ) -> Iterator[RunValidation]:
         """Yield the validations of a log: the steps at which a monitored key was logged.
 
-        Other metrics have their last value: a proxy that is logged more often, and a metric
-        that is logged less often, which is stale.
-
-        Args:
-            steps: Step, metrics logged at this step, and evidence, in order.
+        Other metrics have their last value, which may be stale. `steps` are step, metrics logged at
+        this step, and evidence, in order.
         """
         last: dict[str, float] = {}
         fresh: set[str] = set()
@@ -139,61 +129,47 @@ class RunRules:
                 fresh = set()
 
     def replay(self, validations: Iterable[RunValidation]) -> Iterator[Decided]:
-        """Yield the decisions of the rules at each validation.
-
-        Raises:
-            ValueError: A key is not logged; lists the logged keys.
-        """
-        best = self.best.start() if self.best else None
-        stop = self.stop.start() if self.stop else None
-        alarm = self.alarm.start() if self.alarm else None
-        pareto = self.pareto.start() if self.pareto else None
+        """Yield the decisions of the rules at each validation; a `NotLogged` if a key is absent."""
+        given = {"alarm": self.alarm, "best": self.best, "stop": self.stop, "pareto": self.pareto}
+        rules: dict[str, Any] = {name: rule for name, rule in given.items() if rule}
+        states = {name: rule.start() for name, rule in rules.items()}
         stopped = False
         for each in validations:
             step, metrics, stale, evidence = each
-            keep = front = stopping = alarming = None
+            decisions: dict[str, Any] = dict.fromkeys(given)
+            for name, rule in rules.items():
+                found = rule.update(states[name], step, metrics, stale, evidence)
+                states[name], decisions[name] = found
+                if name == "alarm":
+                    metrics = {**metrics, ALARM_KEY: float(decisions[name].alarm)}
+                    stale = set(stale) - {ALARM_KEY}
             checks: Mapping[str, ConstraintCheck] = {}
-            explanation = ""
-            if self.alarm and alarm:
-                alarm, alarming = self.alarm.update(alarm, step, metrics, stale, evidence)
-                metrics = {**metrics, ALARM_KEY: float(alarming.alarm)}
-                stale = set(stale) - {ALARM_KEY}
-            if self.best and best:
-                best, keep = self.best.update(best, step, metrics, stale, evidence)
-                checks = self.best.check_constraints(best, metrics, stale, evidence)
-                explanation = self.best.explain(best)
-            if self.stop and stop:
-                stop, stopping = self.stop.update(stop, step, metrics, stale, evidence)
-                stopped = stopped or stopping.stop
-            if self.pareto and pareto:
-                pareto, front = self.pareto.update(pareto, step, metrics, stale, evidence)
-            chosen = None
-            if self.best and best:
-                chosen = self.best.best(best)
-            elif self.pareto and pareto:
-                chosen = self.pareto.best(pareto)
-                explanation = self.pareto.explain(pareto)
+            if self.best:
+                checks = self.best.check_constraints(states["best"], metrics, stale, evidence)
+            if self.stop:
+                stopped = stopped or decisions["stop"].stop
+            chooses = "best" if self.best else "pareto"
+            rule, state = rules.get(chooses), states.get(chooses)
             yield Decided(
                 each._replace(metrics=metrics),
                 checks,
-                keep,
-                chosen,
-                explanation,
-                tuple(pareto.kept) if pareto else (),
-                front,
-                stopping,
+                decisions["best"],
+                rule.best(state) if rule else None,
+                rule.explain(state) if rule else "",
+                tuple(states["pareto"].kept) if self.pareto else (),
+                decisions["pareto"],
+                decisions["stop"],
                 stopped,
-                alarming,
-                alarm.alarm_step if alarm else -1,
+                decisions["alarm"],
+                states["alarm"].alarm_step if self.alarm else -1,
             )
 
     def choice(
         self, decided: Sequence[Decided], chosen: Decided | None, checkpoint: str | None
     ) -> dict[str, Any]:
-        """Return the checkpoint to keep as plain data for a script.
+        """Return the path of the checkpoint to keep, its value and reason as plain data.
 
-        `decided` are the decisions at all validations, `chosen` the one that names the selected
-        step, and `checkpoint` the path of its checkpoint.
+        `chosen` is the decision, of all that were `decided`, that names the selected step.
         """
         key, best = self.monitored[0], chosen.best if chosen else None
         seen = {each.validation.step: each.validation.metrics for each in decided}

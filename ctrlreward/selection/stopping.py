@@ -42,10 +42,8 @@ class StopState(State):
             rule did not stop.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
-        recent: The last validations with scores by prompt, as many as `patience` reaches back, and
-            the previous one; the last entry is the last validation.
-        leader: Validation with the best score so far; the validation of `best` with
-            `min_delta="noise"`. None without scores by prompt.
+        recent: The last `patience` + 1 validations with scores by prompt.
+        leader: Validation of `best` with scores by prompt, or None.
         compared: Number of validations with scores by prompt, without the first.
         failed: Number of NaN in a row at the end.
 
@@ -53,8 +51,6 @@ class StopState(State):
         >>> state = StopRule("score/sim").start()
         >>> state.best, state.wait_count
         (-inf, 0)
-        >>> StopState.from_dict(StopState(best=0.5, last_score=0.4).to_dict())
-        StopState(best=0.5, wait_count=0, last_score=0.4, stopped_by=None, ...)
     """
 
     best: float
@@ -69,7 +65,7 @@ class StopState(State):
     failed: int = 0
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
-        """Return the state with a stop recorded."""
+        """Return the state with a stop."""
         return replace(self, stopped_by=cause, stopping_reason=reason, stopped_step=step)
 
     def running(self) -> StopState:
@@ -78,18 +74,11 @@ class StopState(State):
 
 
 class StopDecision(NamedTuple):
-    """Decision whether to stop training.
-
-    Attributes:
-        stop: Whether to stop.
-        cause: One of the causes in `StopState.stopped_by`, None without a stop.
-        reason: Explanation in words.
+    """Decision whether to stop training, with one of the causes of `StopState.stopped_by`.
 
     Examples:
-        >>> rule = StopRule("score/sim", stopping_threshold=0.9)
-        >>> _, decision = rule.update(rule.start(), 100, {"score/sim": 0.95})
-        >>> decision.stop, decision.cause
-        (True, 'stopping_threshold')
+        >>> StopDecision(False, None, "the run had not been stopped").stop
+        False
     """
 
     stop: bool
@@ -117,8 +106,8 @@ class StopRule:
             best one.
         futility: Stop as soon as the scores of the prompts exclude an improvement by `min_delta`
             since `patience` scores ago.
-        level: Probability that any interval of the run misses its difference, in (0, 1). Intervals
-            hold at all validations together (`ctrlreward.functional.sequential`).
+        level: Probability that any interval of the run misses its difference, in (0, 1)
+            (`ctrlreward.functional.sequential`).
 
     Raises:
         ValueError: Unknown mode or `min_delta`, or `level` out of range.
@@ -130,11 +119,6 @@ class StopRule:
         ...     state, decision = rule.update(state, step, {"perplexity": value})
         >>> decision.stop, state.wait_count
         (True, 2)
-
-        A resumed run with more patience continues:
-
-        >>> StopRule("perplexity", mode="min", patience=3).resume(state, 300)[1].stop
-        False
     """
 
     monitor: str
@@ -184,7 +168,7 @@ class StopRule:
             evidence: Logged key → one value for each held-out prompt, NaN if scoring failed.
 
         Raises:
-            ValueError: `monitor` is not logged; lists the logged keys.
+            NotLogged: `monitor` is not logged; a ValueError that lists the logged keys.
         """
         waiting = no_new_value([self.monitor], stale)
         if waiting:
@@ -192,14 +176,9 @@ class StopRule:
         return self._judge(state, Validation.of(step, metrics, evidence, [self.monitor]))
 
     def resume(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
-        """Judge the last score of a resumed run again, with the settings of this rule.
+        """Judge the last score of a run resumed at a step again, with the settings of this rule.
 
-        A run that had stopped stays stopped if this rule stops it as well. Otherwise, for example
-        with more patience, the stop is removed from the state and the last score is counted.
-
-        Args:
-            state: State restored from a checkpoint.
-            step: Step of the checkpoint.
+        If they, such as more patience, would not have stopped it, the stop leaves the state.
         """
         running = state.running()
         if state.stopped_by is None:
@@ -221,13 +200,12 @@ class StopRule:
     def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
         score = now.metrics[self.monitor]
         failed = state.failed + 1 if math.isnan(score) else 0
-        state, leader = replace(state, last_score=score, failed=failed), state.leader
+        state = replace(state, last_score=score, failed=failed)
         if failed:
             return self._fail(state, now.step)
-        earlier = state.recent
         if now.evidence:
-            compared = state.compared + 1 if earlier else 0
-            state = replace(state, recent=(*earlier, now)[-self.patience - 1 :], compared=compared)
+            recent, compared = (*state.recent, now), state.compared + 1 if state.recent else 0
+            state = replace(state, recent=recent[-self.patience - 1 :], compared=compared)
         may_stop = now.step >= self.min_steps
         cause, why = self._beyond_limits(score) if may_stop else (None, "")
         if cause is None:
@@ -236,7 +214,7 @@ class StopRule:
                 new = replace(state, best=score, wait_count=0, leader=now if now.evidence else None)
                 return new, StopDecision(False, None, reason)
             state = replace(state, wait_count=state.wait_count + 1)
-            cause, why = self._evidence(state, leader, now) if may_stop else (None, "")
+            cause, why = self._evidence(state, now) if may_stop else (None, "")
             why = why or (
                 f"has not improved by more than {self.min_delta} in the last "
                 f"{state.wait_count} scores"
@@ -257,28 +235,22 @@ class StopRule:
         return state.stopped(step, NON_FINITE, reason), StopDecision(True, NON_FINITE, reason)
 
     def _improves(self, state: StopState, now: Validation) -> bool:
-        sign, noise = sign_of(self.mode), self.min_delta == "noise"
-        min_delta = 0.0 if isinstance(self.min_delta, str) else self.min_delta
-        if not sign * (now.metrics[self.monitor] - state.best) > min_delta:
-            return False
-        if not noise or state.leader is None or state.compared == 0:
-            return True
-        level = level_of_test(self.level, state.compared)
-        difference = self._gain(state.leader, now, level)
+        gain = sign_of(self.mode) * (now.metrics[self.monitor] - state.best)
+        if not isinstance(self.min_delta, str):
+            return gain > self.min_delta
+        if not gain > 0 or state.leader is None or state.compared == 0:
+            return gain > 0
+        difference = self._gain(state.leader, now, level_of_test(self.level, state.compared))
         return difference is None or difference.low > 0
 
-    def _evidence(
-        self, state: StopState, leader: Validation | None, now: Validation
-    ) -> tuple[str | None, str]:
+    def _evidence(self, state: StopState, now: Validation) -> tuple[str | None, str]:
         """Return cause and reason if the scores of the prompts show that training should stop."""
-        if state.compared == 0:
-            return None, ""
-        k = state.compared
-        if self.decline and leader is not None:
+        k, leader = state.compared, state.leader
+        if self.decline and k > 0 and leader is not None:
             difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
             if difference is not None and difference.high < 0:
                 return DECLINE, f"is worse than at step {leader.step}, {describe(difference)},"
-        if self.futility and len(state.recent) > self.patience:
+        if self.futility and k > 0 and len(state.recent) > self.patience:
             before = state.recent[-1 - self.patience]
             difference = self._gain(before, now, 2 * level_of_test(self.level, k))
             least = 0.0 if isinstance(self.min_delta, str) else self.min_delta

@@ -10,16 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from decision_cases import (
-    BY_PROMPT,
-    TABLE,
-    ByPrompt,
-    Case,
-    HandDriven,
-    HandDrivenByPrompt,
-    eighths,
-    values,
-)
+from decision_cases import BY_PROMPT, TABLE, ByPrompt, Case, HandDriven, eighths, values
 from lightning_choice import (
     GenerationScorer,
     ParetoCheckpoint,
@@ -104,11 +95,11 @@ def test_stops_and_keeps_as_the_table_says(case: Case, play) -> None:
         expected += [f"front/step={step:06d}-a={a:.3f}-b={b:.3f}.ckpt"] * (step in case.front)
     assert outcome.files == sorted(expected)
     # The rules alone decide: Lightning neither adds nor changes anything.
-    by_hand = HandDriven(case)
-    by_hand.play()
-    assert repr(outcome.stopper.state) == repr(by_hand.stop)  # NaN equals NaN here
-    assert (outcome.best.state, outcome.front.state) == (by_hand.best, by_hand.front)
-    best = by_hand.best_rule.best(by_hand.best)
+    by_hand = HandDriven(case).play()
+    states = {"stop": outcome.stopper, "best": outcome.best, "front": outcome.front}
+    states = {name: callback.state for name, callback in states.items()}
+    assert repr(states) == repr(by_hand.states)  # NaN equals NaN here
+    best = by_hand.rules["best"].best(by_hand.states["best"])
     name = "" if best is None else f"step={best:06d}"
     assert Path(outcome.best.best_model_path).name[:11] == name
 
@@ -164,8 +155,7 @@ def states_of(callbacks: list[pl.Callback]) -> dict[str, Any]:
 @pytest.mark.parametrize("case", BY_PROMPT.values(), ids=BY_PROMPT.keys())
 def test_decides_by_prompt_as_the_rules_do(case: ByPrompt, fit, counter, by_prompt, tmp_path):
     steps = len(case.a)
-    hand = HandDrivenByPrompt(case)
-    hand.play()
+    hand = HandDriven(case).play()
     whole = by_prompt(case, tmp_path / "whole")
     trainer = fit(counter(), whole, max_steps=steps)
     assert trainer.global_step == case.stop
@@ -177,8 +167,7 @@ def test_decides_by_prompt_as_the_rules_do(case: ByPrompt, fit, counter, by_prom
     fit(counter(), resumed, max_steps=steps, ckpt_path=last)
     assert states_of(resumed) == hand.states
     # With overlap, a validation late.
-    late = HandDrivenByPrompt(case)
-    late.play(late=1)
+    late = HandDriven(case).play(late=1)
     overlapped = by_prompt(case, tmp_path / "late", overlap=True)
     fit(counter(), overlapped, max_steps=steps)
     known = states_of(overlapped)

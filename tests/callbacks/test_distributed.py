@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from decision_cases import (
     BY_PROMPT,
-    HandDrivenByPrompt,
+    HandDriven,
     cases_on_two_ranks,
     names_on_two_ranks,
     without_prompts,
@@ -61,8 +61,7 @@ def test_all_ranks_log_the_same_and_make_the_same_decisions(seen) -> None:
 @pytest.mark.parametrize("name", cases_on_two_ranks(BY_PROMPT))
 def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, name: str, run: str, late: int) -> None:
     names = {"ProxyGuard": "alarm", "RewardEarlyStopping": "stop", "RewardCheckpoint": "best"}
-    hand = HandDrivenByPrompt(BY_PROMPT[name])
-    hand.play(late)
+    hand = HandDriven(BY_PROMPT[name]).play(late=late)
     for rank in seen:
         for callback, state in rank[run][name].items():
             expected = json.loads(json.dumps(hand.states[names[callback]].to_dict()))

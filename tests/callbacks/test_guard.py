@@ -16,7 +16,7 @@ from lightning_choice import (
     pl,
 )
 
-from ctrlreward import RewardModel, Samples
+from ctrlreward import Samples
 from ctrlreward.functional.sequential import level_of_test, rise_p_value
 from ctrlreward.functional.trend import rising_p_value
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -114,28 +114,6 @@ def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) ->
         assert (row["guard/alarm"] == 1) == (expected <= 0.05)
 
 
-def test_a_reward_model_is_watched_by_one_that_disagrees(
-    fit: Any, counter: Any, tiny_reward_model: str
-) -> None:
-    """Both declare that higher is better; prompts get better texts at each step, by the first."""
-    rater = RewardModel(tiny_reward_model, "{completion}")
-    other = RewardModel(tiny_reward_model, "{completion}", weights={"reward": -1.0})
-    texts = [f" {a} {b}" for a in ("soup", "tea", "a", "no", "Go") for b in "abcdefghij"]
-    ranked = [texts[i] for i in np.argsort(rater.score(texts)["reward"])]
-
-    class Writer(counter):
-        def complete(self, prompts: Sequence[str]) -> list[str]:
-            step = round(self.weight.item())
-            return [ranked[3 * step + i] for i in range(len(prompts))]
-
-    scores = {"rm": rater["reward"], "other": other["reward"]}
-    scorer = GenerationScorer(scores, [f"Say {i}:" for i in range(20)])
-    watcher = ProxyGuard("score/rm", "score/other", stop=True)
-    with pytest.warns(UserWarning, match="score/rm improved .* while score/other since step 1: "):
-        fit(Writer(), [scorer, watcher], max_steps=9)
-    assert 1 < watcher.alarm_step < 9
-
-
 def test_without_stop_training_continues_with_one_warning_per_alarm(fit, writer, prompts) -> None:
     watcher, record = guard(), Record()
     with warnings.catch_warnings(record=True) as caught:
@@ -206,28 +184,10 @@ def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) ->
     module = writer()
     trainer = fit(module, [watch(prompts), watcher], max_steps=2, num_sanity_val_steps=1)
     trainer.validate(module, verbose=False)
-    assert (watcher.state.tests, list(watcher.values)) == (1, [])
+    assert (watcher.state.tests, list(watcher.state.values)) == (1, [])
 
 
 # Resume
-
-
-@pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_a_resumed_run_decides_the_same(fit, writer, prompts, tmp_path) -> None:
-    def run(name: str, steps: int, ckpt_path: str | None) -> ProxyGuard:
-        watcher = guard(stop=True)
-        keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / name))
-        callbacks = [watch(prompts), watcher, keeper]
-        trainer = fit(writer(), callbacks, max_steps=steps, ckpt_path=ckpt_path)
-        lengths.append(trainer.global_step)
-        return watcher
-
-    lengths: list[int] = []
-    whole = run("whole", 24, None)
-    run("parts", 9, None)
-    resumed = run("parts", 24, "last")
-    assert lengths[0] == lengths[2] == whole.alarm_step
-    assert resumed.state_dict() == whole.state_dict()
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
@@ -270,13 +230,6 @@ def test_a_module_without_a_reward_may_log_its_total(fit, writer, prompts, key, 
     assert best.selected_step == (24 if mode is None else 1)
 
 
-def test_a_total_that_is_not_logged(fit, writer, prompts) -> None:
-    with pytest.raises(
-        MisconfigurationException, match=r"'reward/total' is not logged, .*'score/length'"
-    ):
-        fit(writer(), [watch(prompts), guard(proxy="reward/total")])
-
-
 # Errors
 
 
@@ -285,14 +238,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
         guard(held_out="score/length")
     with pytest.raises(MisconfigurationException, match="ProxyGuard: proxy_mode must be 'max'"):
         guard(proxy_mode="up")
-    contrary = guard(held_out="score/padding", held_out_mode="max")
-    with pytest.raises(MisconfigurationException, match="Use held_out_mode='min'"):
-        fit(writer(), [watch(prompts), contrary])
     with pytest.raises(
         MisconfigurationException, match="List ProxyGuard after the GenerationScorer"
     ):
         fit(writer(), [guard(), watch(prompts)])
-    with pytest.raises(
-        MisconfigurationException, match=r"ProxyGuard: 'x' is not logged, .*'score/length'"
-    ):
-        fit(writer(), [watch(prompts), guard(proxy="x", proxy_mode="max")])

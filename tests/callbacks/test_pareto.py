@@ -12,7 +12,6 @@ import torch
 from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
-    MisconfigurationException,
     ParetoCheckpoint,
 )
 
@@ -159,36 +158,6 @@ def test_another_folder_starts_a_new_front(fit, counter, watch, drawn, tmp_path)
         "step=000005",
     ]
     assert len(names(tmp_path / "first")) == 4  # three on its front, and last.ckpt
-
-
-# Arguments
-
-
-def test_a_direction_that_contradicts_the_score_is_an_error(fit, counter, watch) -> None:
-    keeper = ParetoCheckpoint({"score/a": "max", "score/b": "min"})
-    with pytest.raises(MisconfigurationException, match=r"'score/b', which is better when higher"):
-        fit(counter(), [keeper, watch()])
-
-
-def test_a_key_that_is_not_logged(fit, counter, watch) -> None:
-    keeper = ParetoCheckpoint({"score/a": "max", "score/x": "max"})
-    with pytest.raises(
-        MisconfigurationException, match=r"ParetoCheckpoint: 'score/x' is not logged, .*'score/b'"
-    ):
-        fit(counter(), [keeper, watch()])
-
-
-def test_a_remote_folder_is_an_error(fit, counter, watch) -> None:
-    keeper = ParetoCheckpoint(BOTH, dirpath="memory://front")
-    with pytest.raises(
-        MisconfigurationException, match=r"dirpath must be a local folder, .* got 'memory://front'"
-    ):
-        fit(counter(), [keeper, watch()])
-
-
-def test_fast_dev_run_writes_nothing(fit, counter, watch, tmp_path) -> None:
-    fit(counter(), [ParetoCheckpoint(BOTH), watch()], fast_dev_run=2, max_steps=-1)
-    assert names(tmp_path) == []
 
 
 # Figure

@@ -178,7 +178,7 @@ def test_rules_decide_once_on_new_values(name, rules, fit, counter, adapted, tmp
     assert ours["best"].selected_step == case.best
     assert ours["front"].kept == {step: (A[step], B[step]) for step in case.front}
     if case.module:
-        assert ours["guard"].values == [(A[step], B[step]) for step in case.seen]
+        assert list(ours["guard"].state.values) == [(A[step], B[step]) for step in case.seen]
     else:  # scores by prompt are compared with the first
         assert ours["guard"].state.tests == len(case.seen) - 1
     rows = ours["report"].rows

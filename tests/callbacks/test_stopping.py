@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,17 +28,6 @@ RISES_THEN_FALLS = [0.0, 0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.2, 0.1, 0.0]
 
 def watch(scorer, held_out, every: int = 1) -> GenerationScorer:
     return GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out, every)
-
-
-@pytest.mark.lightning
-def test_stops_when_patience_is_exhausted(fit, counter, curve, held_out) -> None:
-    stopper = RewardEarlyStopping("score/v", patience=2)
-    trainer = fit(counter(), [stopper, watch(curve(RISES_THEN_FALLS), held_out)])
-    assert trainer.global_step == stopper.stopped_step == 5
-    assert stopper.stopped_by == "patience_exhausted"
-    assert stopper.stopping_reason_message == (
-        "score/v has not improved by more than 0.0 in the last 2 scores (now 0.5000, best 0.5000)"
-    )
 
 
 class Endless(IterableDataset[int]):
@@ -89,13 +79,21 @@ def test_a_metric_logged_by_the_module_is_always_fresh(fit, counter) -> None:
     assert stopper.stopped_step == 5
 
 
-def test_a_key_that_is_not_logged(fit, counter, curve, held_out) -> None:
-    stopper = RewardEarlyStopping("score/nothing", "max")
-    with pytest.raises(
-        RuntimeError,
-        match=r"RewardEarlyStopping: 'score/nothing' is not logged, must be one of .*'score/v'",
-    ):
-        fit(counter(), [stopper, watch(curve([0.0]), held_out)])
+@pytest.mark.parametrize(
+    "callback",
+    [
+        RewardEarlyStopping("score/x", "max"),
+        RewardCheckpoint("score/v", constraints={"score/x": (0.5, None)}),
+        ParetoCheckpoint({"score/v": "max", "score/x": "max"}),
+        ProxyGuard("score/x", "score/v", "max"),
+        ProxyGuard("reward/total", {"score/v": "max", "score/x": "max"}),
+    ],
+)
+def test_a_key_that_is_not_logged(callback, fit, counter, curve, held_out) -> None:
+    message = rf"{type(callback).__name__}: '\S+' is not logged, must be one of .*'score/v'"
+    with pytest.raises(RuntimeError, match=message) as raised:
+        fit(counter(), [watch(curve([0.0]), held_out), callback])
+    assert isinstance(raised.value, MisconfigurationException)
 
 
 def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_path) -> None:
@@ -163,19 +161,44 @@ def test_a_keyword_of_another_library_names_ours(callback: type, wrong: str, rig
         callback(**{wrong: 1})
 
 
-@pytest.mark.parametrize("callback", [RewardEarlyStopping, RewardCheckpoint])
+@pytest.mark.parametrize(
+    ("build", "argument"),
+    [
+        (lambda: RewardEarlyStopping("score/l", "max"), "mode"),
+        (lambda: RewardCheckpoint("score/l", "max"), "mode"),
+        (lambda: ParetoCheckpoint({"score/v": "max", "score/l": "max"}), "metrics['score/l']"),
+        (lambda: ProxyGuard("score/v", "score/l", held_out_mode="max"), "held_out_mode"),
+    ],
+)
 def test_a_mode_that_contradicts_the_direction_is_an_error(
-    callback: Callable[..., pl.Callback], fit, counter, curve, held_out
+    build: Callable[[], pl.Callback], argument: str, fit, counter, curve, held_out
 ) -> None:
-    message = r"mode = 'max' contradicts 'score/l', which is better when lower\. Use mode='min'"
+    argument = re.escape(argument)
+    message = rf"{argument} = 'max' contradicts 'score/l', .* lower\. Use {argument}='min'"
     with pytest.raises(MisconfigurationException, match=message):
-        fit(counter(), [callback("score/l", mode="max"), watch(curve([0.0]), held_out)])
+        fit(counter(), [watch(curve([0.0]), held_out), build()])
 
 
-def test_fast_dev_run_does_not_stop(fit, counter, curve, held_out) -> None:
-    stopper = RewardEarlyStopping("score/v")
-    fit(counter(), [stopper, watch(curve([math.nan]), held_out)], fast_dev_run=3, max_steps=-1)
+@pytest.mark.lightning
+def test_fast_dev_run_neither_stops_nor_writes(fit, tuned, curve, held_out, tmp_path) -> None:
+    stopper, front = RewardEarlyStopping("score/v"), ParetoCheckpoint(["score/v", "score/l"])
+    callbacks = [stopper, RewardCheckpoint("score/v"), front, watch(curve([math.nan]), held_out)]
+    fit(tuned(), callbacks, fast_dev_run=3, max_steps=-1)
     assert stopper.stopped_by is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "keeper",
+    [
+        RewardCheckpoint("score/v", dirpath="memory://kept"),
+        ParetoCheckpoint(["score/v", "score/l"], dirpath="memory://kept"),
+    ],
+)
+def test_a_remote_folder_is_an_error(keeper: pl.Callback, fit, tuned, curve, held_out) -> None:
+    message = r"dirpath must be a local folder, .* got 'memory://kept'"
+    with pytest.raises(MisconfigurationException, match=message):
+        fit(tuned(), [keeper, watch(curve([0.0]), held_out)])
 
 
 # Resume
@@ -218,7 +241,11 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         fit(counter(), callbacks, max_steps=20, ckpt_path=ckpt_path)
         return stopper
 
-    assert run(2, None).stopped_step == 5
+    stopped = run(2, None)
+    assert (stopped.stopped_step, stopped.stopping_reason_message) == (
+        5,
+        "score/v has not improved by more than 0.0 in the last 2 scores (now 0.5000, best 0.5000)",
+    )
     ended = run(2, "last")  # ends at once
     assert (ended.stopped_step, ended.stopped_by) == (5, "patience_exhausted")
     again = run(4, "last")

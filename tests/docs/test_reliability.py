@@ -49,7 +49,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tests/policy/test_faults.py -k extreme or size or constant",
     ),
     "NaN for all samples": (
-        "tests/selection/test_stopping.py -k nan",
+        "tests/selection/test_rules.py -k nan",
         "tests/callbacks/test_generation.py -k valid_score",
         "tests/callbacks/test_pareto.py -k nan",
         "tests/policy/test_tuner.py -k fail",

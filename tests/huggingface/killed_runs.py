@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trainer_runs
 import trl
 from datasets import Dataset
-from trainer_runs import outcome
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -39,21 +39,15 @@ from ctrlreward.scorers.components import FunctionScorer
 LLAMA, T5 = sys.argv[2:4]
 KILLS = {"GRPO": ["scoring"], "Seq2Seq": ["scoring", "saving"]}
 AT = 4  # the step at whose evaluation, or checkpoint, a run is killed
-SETTINGS: dict[str, Any] = {
+SETTINGS = trainer_runs.SETTINGS | {
     "per_device_train_batch_size": 2,
     "per_device_eval_batch_size": 2,
-    "eval_strategy": "steps",
-    "eval_steps": 1,
     "save_strategy": "steps",
     "save_steps": 1,
     "save_total_limit": 2,
     "load_best_model_at_end": True,
-    "logging_steps": 1,
     "learning_rate": 0.05,
     "max_steps": 9,
-    "report_to": "none",
-    "use_cpu": True,
-    "disable_tqdm": True,
 }
 
 
@@ -134,7 +128,7 @@ def run(kind: str, folder: Path, kill: str = "") -> None:
     states = [*folder.glob("checkpoint-*/trainer_state.json")]
     last = max(states, key=lambda path: int(path.parent.name.split("-")[1]), default=None)
     trainer.train(resume_from_checkpoint=last and str(last.parent))
-    decided = outcome(trainer, used)
+    decided = trainer_runs.outcome(trainer, used)
     assert trainer.model is not None
     weights = {
         key: value.double().sum().item() for key, value in trainer.model.state_dict().items()

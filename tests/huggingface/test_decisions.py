@@ -15,7 +15,6 @@ from decision_cases import (
     TABLE,
     Case,
     HandDriven,
-    HandDrivenByPrompt,
     cases_on_two_ranks,
     names_on_two_ranks,
     without_prompts,
@@ -50,15 +49,14 @@ def text(state: dict[str, Any]) -> str:
 
 
 def check_means(case: Case, found: dict[str, Any]) -> None:
-    by_hand = HandDriven(case)
-    by_hand.play()
+    by_hand = HandDriven(case).play(case.resume).states
     # A resumed run that had stopped makes one more step.
     had_stopped = case.reason is not None and case.resume == case.stop
     assert found["steps"] == case.stop + had_stopped
     stop, front = found["states"]["stop"], found["states"]["front"]
-    assert stop["stopped_by"] == by_hand.stop.stopped_by == case.reason
-    assert text(stop) == text(by_hand.stop.to_dict())
-    assert text(front) == text(by_hand.front.to_dict())
+    assert stop["stopped_by"] == by_hand["stop"].stopped_by == case.reason
+    assert text(stop) == text(by_hand["stop"].to_dict())
+    assert text(front) == text(by_hand["front"].to_dict())
     assert {int(step) for step in front["kept"]} == case.front
     if case.top_k == 1:
         selected = max(case.best) if case.best else None
@@ -70,9 +68,8 @@ def check_means(case: Case, found: dict[str, Any]) -> None:
 
 def check_prompts(name: str, found: dict[str, Any]) -> None:
     case = BY_PROMPT[name]
-    by_hand = HandDrivenByPrompt(case)
-    by_hand.play()
-    hand = {key: json.loads(json.dumps(s.to_dict())) for key, s in by_hand.states.items()}
+    by_hand = HandDriven(case).play().states
+    hand = {key: json.loads(json.dumps(s.to_dict())) for key, s in by_hand.items()}
     states, expected = without_prompts(found["states"]), without_prompts(hand)
     assert found["steps"] == case.stop
     assert states["stop"] == expected["stop"]

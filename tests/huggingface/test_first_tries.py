@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_scores import Scripted, Share
 from tokenizers.processors import TemplateProcessing
-from trainer_runs import tiny_trainer
+from trainer_runs import tiny_trainer, train
 from transformers import PreTrainedTokenizerFast, Trainer
 
 from ctrlreward import Reward
@@ -44,9 +44,7 @@ def test_rules_decide_at_the_same_evaluation_in_any_order(
 ) -> None:
     trainer = make_trainer(**SAVING, load_best_model_at_end=True)
     best, stop = RewardCheckpoint("score/a"), RewardEarlyStopping("second/a", patience=2)
-    for callback in (best, stop, scorer_of(trainer), scorer_of(trainer, name="second")):
-        trainer.add_callback(callback)
-    trainer.train()
+    train(trainer, best, stop, scorer_of(trainer), scorer_of(trainer, name="second"))
     assert trainer.state.global_step == 3
     assert best.selected_step == 1
     assert trainer.state.best_model_checkpoint == f"{trainer.args.output_dir}/checkpoint-1"
@@ -59,11 +57,9 @@ def test_an_interval_ends_where_the_range_of_a_score_does(
 ) -> None:
     trainer, prompts = make_trainer(**SAVING), [f"Prompt {i}" for i in range(32)]
     scores = {"share": Share(29)["share"]}
-    trainer.add_callback(GenerationScorer(trainer, scores, prompts, generation=SHORT))
     bounds: dict[str, Any] = {"eval_score/share": (0.4, 1.0)}
     best = RewardCheckpoint("score/share", constraints=bounds, constraint_test="if_shown")
-    trainer.add_callback(best)
-    trainer.train()
+    train(trainer, GenerationScorer(trainer, scores, prompts, generation=SHORT), best)
     assert best.selected_step == 1  # 29 of 32: Student's interval would end at 1.013
 
 
@@ -73,9 +69,7 @@ def test_an_evaluation_without_a_checkpoint_is_not_selected(
     trainer = make_trainer(**SAVING, eval_on_start=True)
     best, front = RewardCheckpoint("score/a"), ParetoCheckpoint(["score/a", "eval_loss"])
     stop = RewardEarlyStopping("score/a", patience=9)
-    for callback in (scorer_of(trainer), best, front, stop):
-        trainer.add_callback(callback)
-    trainer.train()
+    train(trainer, scorer_of(trainer), best, front, stop)
     assert best.selected_step == 1  # not 0, the best
     assert 0 not in front.kept
     assert stop.state.best == 1.0
@@ -86,12 +80,20 @@ def test_other_rules_read_the_metric_that_the_trainer_compares(
 ) -> None:
     trainer = make_trainer(**SAVING, load_best_model_at_end=True)  # compares eval_loss
     loss, second = RewardEarlyStopping("eval_loss", patience=9), RewardCheckpoint("eval_loss")
-    for callback in (scorer_of(trainer), RewardCheckpoint("score/a"), second, loss):
-        trainer.add_callback(callback)
-    trainer.train()
+    train(trainer, scorer_of(trainer), RewardCheckpoint("score/a"), second, loss)
     logged = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
     assert loss.state.best == min(logged)
     assert second.state.kept == {logged.index(min(logged)) + 1: min(logged)}
+
+
+@pytest.mark.parametrize("bounded", ["score/a", "eval_score/a"])
+def test_a_bound_on_a_score_of_every_second_evaluation_delays_no_decision(
+    bounded: str, make_trainer: Callable[..., Trainer]
+) -> None:
+    trainer = make_trainer(max_steps=4)
+    best = RewardCheckpoint("eval_loss", constraints={bounded: (0, None)})
+    train(trainer, scorer_of(trainer, every_n_evaluations=2), best)
+    assert best.state.validations == 4
 
 
 def test_a_reward_is_a_held_out_score_and_prompts_are_as_in_trl(
@@ -109,8 +111,7 @@ def test_a_reward_is_a_held_out_score_and_prompts_are_as_in_trl(
         scorer = GenerationScorer(trainer, {"total": Reward(letters)}, prompts, generation=SHORT)
         assert scorer.prompts.prompts is not None
         assert scorer.prompts.prompts[0] == "abf"  # the chat by its template
-    trainer.add_callback(scorer)
-    trainer.train()
+    train(trainer, scorer)
     (mean,) = [r["eval_score/total"] for r in trainer.state.log_history if "eval_score/total" in r]
     assert 3 <= mean <= 5
 
@@ -167,69 +168,63 @@ def test_a_key_that_is_not_logged(
     make_trainer: Callable[..., Trainer], key: str, settings: dict[str, Any]
 ) -> None:
     trainer = make_trainer(max_steps=3, **settings)
-    with pytest.raises(ValueError, match=f"'{key}' is not logged"):
+    message = f"RewardEarlyStopping: '{key}' is not logged.* Add the callback that logs it before"
+    with pytest.raises(ValueError, match=message):
         train(trainer, RewardEarlyStopping(key, "max"))
     assert trainer.state.global_step == 1
 
 
-def train(trainer: Trainer, *callbacks: Any) -> None:
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    trainer.train()
+MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no evaluation": (
+        lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
+        "RewardEarlyStopping decides at evaluations, but eval_strategy is 'no'. Set",
+    ),
+    "no trainer": (
+        lambda make: GenerationScorer("gpt2", {"a": len}, ["ab"]),  # type: ignore[arg-type]
+        r"must be a transformers\.Trainer, got a str",
+    ),
+    "one key": (
+        lambda make: ParetoCheckpoint("score/a"),
+        "metrics must map two or more keys to their directions",
+    ),
+    "setting": (
+        lambda make: GenerationScorer(make(), {"a": len}, ["ab"], generation={"max_new_token": 4}),
+        r"generation has the key 'max_new_token', .* \(did you mean 'max_new_tokens'\?\)",
+    ),
+    "other trainer": (
+        lambda make: train(make(), scorer_of(make())),
+        "this GenerationScorer was built with another trainer",
+    ),
+    "same name": (
+        lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),
+        "two GenerationScorers have the name 'score'",
+    ),
+    "same rule": (
+        lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
+        "two callbacks are 'RewardEarlyStopping eval_loss', and a checkpoint has one state",
+    ),
+    "same guard": (
+        lambda make: train(
+            trainer := make(),
+            scorer_of(trainer),
+            *(ProxyGuard("score/a", {key: "min"}) for key in ("loss", "eval_loss")),
+        ),
+        "two ProxyGuards have the name 'guard'",
+    ),
+    "mode": (
+        lambda make: train(
+            trainer := make(), scorer_of(trainer), RewardCheckpoint("score/a", "min")
+        ),
+        "Use mode='max', or leave it out.$",
+    ),
+    "Lightning": (
+        lambda make: train(make(), OfLightning("score/a")),
+        "this RewardEarlyStopping is a callback of Lightning; ctrlreward.huggingface has",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("run", "error"),
-    [
-        (
-            lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
-            "RewardEarlyStopping decides at evaluations, but eval_strategy is 'no'. Set",
-        ),
-        (
-            lambda make: GenerationScorer(
-                make(), {"a": len}, ["ab"], generation={"max_new_token": 4}
-            ),
-            r"generation has the key 'max_new_token', .* \(did you mean 'max_new_tokens'\?\)",
-        ),
-        (
-            lambda make: train(make(), scorer_of(make())),
-            "this GenerationScorer was built with another trainer",
-        ),
-        (
-            lambda make: (lambda t: train(t, scorer_of(t), scorer_of(t)))(make()),
-            "two GenerationScorers have the name 'score'",
-        ),
-        (
-            lambda make: train(make(), *(RewardEarlyStopping("eval_loss") for _ in range(2))),
-            "two callbacks are 'RewardEarlyStopping eval_loss', and a checkpoint has one state",
-        ),
-        (
-            lambda make: (
-                lambda t: train(
-                    t,
-                    scorer_of(t),
-                    ProxyGuard("score/a", {"loss": "min"}),
-                    ProxyGuard("score/a", {"eval_loss": "min"}),
-                )
-            )(make()),
-            "two ProxyGuards have the name 'guard'",
-        ),
-        (
-            lambda make: (lambda t: train(t, scorer_of(t), RewardCheckpoint("score/a", "min")))(
-                make()
-            ),
-            "Use mode='max', or leave it out.$",
-        ),
-        (
-            lambda make: train(make(), OfLightning("score/a")),
-            "this RewardEarlyStopping is a callback of Lightning; ctrlreward.huggingface has",
-        ),
-    ],
-    ids=[
-        *["no evaluation", "setting", "other trainer", "same name", "same rule", "same guard"],
-        *["mode", "Lightning"],
-    ],
-)
+@pytest.mark.parametrize(("run", "error"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_named(
     make_trainer: Callable[..., Trainer], run: Callable[[Any], Any], error: str
 ) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from transformers import TrainerState
 
 from ctrlreward.huggingface.run_state import read_validation
-from ctrlreward.selection.decider import Evaluations
 
 ROWS = st.lists(
     st.dictionaries(
@@ -60,7 +59,7 @@ def test_the_last_value_of_each_key_counts(logs: list[list[Any]], now: list[Any]
     for rows in logs:
         state.log_history.extend(rows)
         expected = fold_of_the_whole_log([*state.log_history, metrics])
-        assert same(read_validation(state, metrics, Evaluations())[0], expected)
+        assert same(read_validation(state, metrics)[0], expected)
 
 
 def test_each_row_of_the_log_is_read_once() -> None:
@@ -69,15 +68,15 @@ def test_each_row_of_the_log_is_read_once() -> None:
     for step in range(400):
         log.append({"loss": 1 / (step + 1), "step": step})
         for _ in range(rules):
-            assert read_validation(state, {"eval_loss": 2.0}, Evaluations())[0]["step"] == step
+            assert read_validation(state, {"eval_loss": 2.0})[0]["step"] == step
     assert log.read == len(log)  # 5 · 400² / 2 rows if each evaluation read all
 
 
 def test_the_log_of_a_resumed_run_is_another_list(tmp_path: Path) -> None:
     state = TrainerState()
     state.log_history.append({"loss": 1.0})
-    assert read_validation(state, {}, Evaluations())[0] == {"loss": 1.0}
+    assert read_validation(state, {})[0] == {"loss": 1.0}
     state.save_to_json(str(tmp_path / "trainer_state.json"))
     assert "last_logged" not in (tmp_path / "trainer_state.json").read_text()
     state.log_history = [{"loss": 3.0}, {"loss": 2.0}]
-    assert read_validation(state, {}, Evaluations())[0] == {"loss": 2.0}
+    assert read_validation(state, {})[0] == {"loss": 2.0}

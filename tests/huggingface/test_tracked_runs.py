@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from scripted_scores import Scripted
+from trainer_runs import train
 from transformers import Trainer
 from wandb_runs import read_runs
 
@@ -71,9 +72,7 @@ def test_tables_and_one_alert(
     scorer = Scripted(declining, trainer, "max")
     scores = {"a": scorer["a"], "b": scorer["b"]}
     held_out = GenerationScorer(trainer, scores, PROMPTS, table_rows=2)
-    for callback in (held_out, ProxyGuard("score/b", "score/a")):
-        trainer.add_callback(callback)
-    trainer.train()
+    train(trainer, held_out, ProxyGuard("score/b", "score/a"))
     trainer.evaluate()  # trackio's run has ended; the trainer starts another
     (run,) = read_runs(tmp_path)
     tables = [row for row in run.rows if "score/samples" in row]

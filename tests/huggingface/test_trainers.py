@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scripted_scores import Scripted
+from trainer_runs import SETTINGS, train
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -25,7 +26,6 @@ from ctrlreward.cli import main
 from ctrlreward.huggingface import (
     BeforeAfter,
     GenerationScorer,
-    ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
@@ -156,11 +156,6 @@ def test_select_reads_the_offline_wandb_run(
     assert "stop at step 6" in out
 
 
-def test_a_front_of_one_key_is_refused() -> None:
-    with pytest.raises(TypeError, match="metrics must map two or more keys to their directions"):
-        ParetoCheckpoint("score/a")
-
-
 def test_no_validation_met_the_constraints(
     make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,8 +163,7 @@ def test_no_validation_met_the_constraints(
     scorer = Scripted(rise_and_fall, trainer, "max")
     trainer.add_callback(GenerationScorer(trainer, {"a": scorer["a"]}, ["ab", "cd"]))
     best = RewardCheckpoint("score/a", constraints={"score/a": (0.9, None)})
-    trainer.add_callback(best)
-    trainer.train()
+    train(trainer, best)
     assert best.selected_step is None
     assert trainer.state.best_model_checkpoint is None
     assert "none of 2 validations is a candidate: the model has the weights of" in caplog.text
@@ -199,12 +193,7 @@ def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
     ids = tokenizer("the soup").input_ids
     model = AutoModelForSeq2SeqLM.from_pretrained(tiny_t5)
     arguments = Seq2SeqTrainingArguments(
-        **{**SELECTING, "output_dir": str(tmp_path / "run"), "load_best_model_at_end": True},
-        eval_strategy="steps",
-        eval_steps=1,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
+        **SETTINGS | SELECTING, output_dir=str(tmp_path / "run"), load_best_model_at_end=True
     )
     trainer = Seq2SeqTrainer(
         model,
@@ -233,27 +222,16 @@ def test_trl(
     import trl
     from datasets import Dataset
 
-    folder = tiny_llama("abcdef")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = tiny_llama("abcdef")
+    tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.eos_token
-    settings: dict[str, Any] = {
-        **SELECTING,
-        "output_dir": str(tmp_path / "run"),
-        "load_best_model_at_end": True,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 2,
-    }
+    sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+    folder, settings = tmp_path / "run", {**SETTINGS, **SELECTING, **sizes, "bf16": False}
+    settings |= {"output_dir": str(folder), "load_best_model_at_end": True}
     if kind == "GRPO":
         settings |= {"num_generations": 2, "max_completion_length": 4}
         trainer = trl.GRPOTrainer(
-            folder,
+            model,
             reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
             args=trl.GRPOConfig(**settings),
             train_dataset=Dataset.from_dict({"prompt": ["ab", "cd"] * 8}),
@@ -263,7 +241,7 @@ def test_trl(
     else:
         texts = Dataset.from_dict({"text": ["abcd", "cdab"] * 8})
         trainer = trl.SFTTrainer(
-            folder,
+            model,
             args=trl.SFTConfig(**settings),
             train_dataset=texts,
             eval_dataset=texts.select(range(2)),
@@ -273,10 +251,9 @@ def test_trl(
     if kind == "GRPO":
         trainer.add_callback(ProxyGuard("reward", "score/a"))
     scorer = Scripted(rise_and_fall, trainer, "max")
-    trainer.add_callback(BeforeAfter(trainer, {"a": scorer["a"]}, ["ba", "dc"], 1))
-    trainer.train()
+    train(trainer, BeforeAfter(trainer, {"a": scorer["a"]}, ["ba", "dc"], 1))
     check(trainer, best, stop)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text())
     assert summary["selection"]["step"] == 2
     assert summary["selection"]["constraints"] == {"score/b": [0.5, None]}
     assert summary["steps"] == 6
@@ -293,18 +270,6 @@ def test_trl(
     if kind == "GRPO":  # the metrics of training are still logged
         assert all("reward" in row for row in trainer.state.log_history if "loss" in row)
         assert any("eval_guard/p_value" in row for row in trainer.state.log_history)
-
-
-def test_a_key_that_is_not_logged_is_named(make_trainer: Callable[..., Trainer]) -> None:
-    trainer = make_trainer()
-    trainer.add_callback(RewardEarlyStopping("score/sim", "max"))
-    with pytest.raises(ValueError, match=r"RewardEarlyStopping: 'score/sim' is not logged.*before"):
-        trainer.train()
-
-
-def test_the_first_argument_is_the_trainer() -> None:
-    with pytest.raises(TypeError, match=r"must be a transformers\.Trainer, got a str"):
-        GenerationScorer("gpt2", {"a": len}, ["ab"])  # type: ignore[arg-type]
 
 
 def test_a_resumed_run_scores_texts_whose_scores_were_lost(

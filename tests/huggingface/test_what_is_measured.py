@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from scripted_scores import Scripted
-from trainer_runs import tiny_trainer
+from trainer_runs import tiny_trainer, train
 from transformers import GenerationConfig, Trainer
 
 from ctrlreward import Reward, Samples, Similarity, WordVectors
@@ -142,12 +142,8 @@ def test_a_row_without_a_value_has_no_reward(column: list[Any], expected: list[A
     assert plain(["p"] * 2, texts, original=column) == expected
     (part,), _ = as_component_funcs(SIMILARITY, columns)
     assert part(["p"] * 2, texts, original=column) == expected
-
-
-def test_nor_in_an_asynchronous_reward() -> None:
-    (function,) = as_async_reward_funcs(SIMILARITY, {"sources": "original"})
-    rewards = asyncio.run(function(["p"] * 2, ["broth", "soup"], original=["soup", None]))
-    assert rewards == [0.6, None]
+    (awaited,) = as_async_reward_funcs(SIMILARITY, columns)
+    assert asyncio.run(awaited(["p"] * 2, texts, original=column)) == expected
 
 
 # Evaluations of the same weights, and after training
@@ -168,8 +164,7 @@ def test_an_evaluation_after_training_leaves_what_training_stored(
     make_trainer: Callable[..., Trainer],
 ) -> None:
     trainer = make_trainer(max_steps=2)
-    trainer.add_callback(scored(trainer))
-    trainer.train()
+    train(trainer, scored(trainer))
     before, rows = files(trainer), list(trainer.state.log_history)
     assert [*sorted(before)] == ["step=000001.jsonl", "step=000002.jsonl"]
     assert trainer.evaluate()["eval_score/a"] == 0.25
@@ -185,8 +180,7 @@ def test_a_resumed_run_scores_its_checkpoint_once(
 ) -> None:
     settings = {"save_strategy": "steps", "save_steps": 1}
     whole = tiny_trainer(tiny_llama("abcdef"), tmp_path / "whole", max_steps=4, **settings)
-    whole.add_callback(scored(whole, every_n_evaluations=every))
-    whole.train()
+    train(whole, scored(whole, every_n_evaluations=every))
     for steps in (2, 4):
         cut = tiny_trainer(tiny_llama("abcdef"), tmp_path / "cut", max_steps=steps,
                            eval_on_start=steps == 4, **settings)  # fmt: skip

@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from decision_cases import (
-    BY_PROMPT,
-    CASES,
-    TABLE,
-    ByPrompt,
-    Case,
-    HandDriven,
-    HandDrivenByPrompt,
-)
+from decision_cases import BY_PROMPT, CASES, TABLE, ByPrompt, Case, HandDriven
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_rules_decide_as_the_table_says(case: Case) -> None:
-    run = HandDriven(case)
-    run.play()
+    states = HandDriven(case).play(case.resume).states
     stop = case.stop if case.reason else -1
-    assert (run.stop.stopped_step, run.stop.stopped_by) == (stop, case.reason)
-    assert set(run.best.kept) == case.best
-    assert set(run.front.kept) == case.front
-
-
-@pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
-def test_resuming_at_any_step_equals_the_uninterrupted_run(case: Case) -> None:
-    whole = HandDriven(case)
-    whole.advance(0, case.steps)
-    for step in range(1, case.stop + 1):
-        run = HandDriven(case)
-        run.advance(0, step)
-        if not run.interrupt(step):
-            run.advance(step, case.steps)
-        assert repr(run.stop) == repr(whole.stop)  # NaN equals NaN here
-        assert (run.best, run.front) == (whole.best, whole.front)
+    assert (states["stop"].stopped_step, states["stop"].stopped_by) == (stop, case.reason)
+    assert set(states["best"].kept) == case.best
+    assert set(states["front"].kept) == case.front
 
 
 @pytest.mark.parametrize("case", BY_PROMPT.values(), ids=BY_PROMPT.keys())
 def test_rules_decide_by_prompt_as_the_table_says(case: ByPrompt) -> None:
-    run = HandDrivenByPrompt(case)
-    run.play()
+    run = HandDriven(case).play()
     stop, best, alarm = (run.states[name] for name in ("stop", "best", "alarm"))
     assert (stop.stopped_step, stop.stopped_by) == (case.stop if case.cause else -1, case.cause)
     assert run.rules["best"].best(best) == case.selected
     assert alarm.alarm_step == case.alarm
-    for cut in range(1, case.stop):
-        again = HandDrivenByPrompt(case)
-        again.play(cut=cut)
-        assert again.states == run.states
+
+
+@pytest.mark.parametrize("name", TABLE | BY_PROMPT)
+def test_resuming_at_any_step_equals_the_uninterrupted_run(name: str) -> None:
+    case = (TABLE | BY_PROMPT)[name]
+    whole = HandDriven(case).play()
+    for step in range(1, case.stop + 1):
+        assert repr(HandDriven(case).play(step).states) == repr(whole.states)  # NaN equals NaN here

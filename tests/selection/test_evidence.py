@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,11 @@ def fold(rule: Rule, rows: list[dict[str, Any]], cut: int | None = None) -> tupl
         if isinstance(decision, StopDecision) and decision.stop:
             break
     return state, decisions
+
+
+def alarm(rows: list[dict[str, Any]], *held_out: Any, **settings: Any) -> bool:
+    """Return whether the last validation raises an alarm."""
+    return fold(AlarmRule("proxy", *(held_out or ("y",)), **settings), rows)[0].alarm
 
 
 def declining(seed: int, slope: float, validations: int = 20, prompts: int = 32) -> list[Any]:
@@ -86,23 +90,12 @@ def test_decision_is_the_test_of_the_whole_run() -> None:
 def test_no_alarm_unless_the_proxy_has_risen() -> None:
     rows = [{**row, "proxy": -row["proxy"]} for row in declining(0, 2.0, 8)]
     assert not any(decision.alarm for decision in fold(AlarmRule("proxy", "y"), rows)[1])
-    assert fold(AlarmRule("proxy", "y", proxy_mode="min"), rows)[0].alarm
+    assert alarm(rows, proxy_mode="min")
     # With scores by prompt, the rise must be shown, too.
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(8, 32))
     unsure = [{**row, "proxy": k} for k, row in zip(noise, rows, strict=True)]
     assert not any(decision.alarm for decision in fold(AlarmRule("proxy", "y"), unsure)[1])
-
-
-def test_best_reference_notices_a_decline_after_a_rise() -> None:
-    up, down = declining(1, -3.0, 6), declining(1, 3.0, 6)
-    rows = [*up, *({**row, "y": row["y"] + up[-1]["y"] - down[0]["y"]} for row in down)]
-    rows = [{**row, "proxy": float(k)} for k, row in enumerate(rows)]
-    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm_step < 0  # as good as at the start
-    state, decisions = fold(AlarmRule("proxy", "y", reference="best"), rows)
-    assert state.alarm_step > 60
-    assert state.references["y"].step in (60, 70)
-    assert f"since step {state.references['y'].step}" in decisions[-1].reason
 
 
 def test_several_held_out_scores_share_the_level() -> None:
@@ -122,23 +115,23 @@ def test_several_held_out_scores_share_the_level() -> None:
 def test_drift_is_a_change_in_either_direction() -> None:
     for slope in (-2.0, 2.0):
         rows = declining(3, slope, 10)
-        assert fold(AlarmRule("proxy", {"y": "drift"}), rows)[0].alarm
-        assert fold(AlarmRule("proxy", "y", held_out_mode="drift"), rows)[0].alarm
-    assert not fold(AlarmRule("proxy", {"y": "max"}), declining(3, -2.0, 10))[0].alarm
+        assert alarm(rows, {"y": "drift"})
+        assert alarm(rows, held_out_mode="drift")
+    assert not alarm(declining(3, -2.0, 10), {"y": "max"})
 
 
 def test_a_decline_within_the_margin_does_not_matter() -> None:
     rows = declining(4, 1.0, 10)
-    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm
-    assert not fold(AlarmRule("proxy", "y", margin=5.0), rows)[0].alarm
-    assert not fold(AlarmRule("proxy", "y", margin={"y": 5.0}), rows)[0].alarm
+    assert alarm(rows)
+    assert not alarm(rows, margin=5.0)
+    assert not alarm(rows, margin={"y": 5.0})
     # With many prompts a harmless decline is certain, but within a tenth of their spread.
     rng = np.random.default_rng(0)
     level = rng.normal(size=5000)
-    harmless = [{"proxy": 0.0, "y": level}, {"proxy": 1.0, "y": level - 0.05}]
-    harmless[1]["y"] = harmless[1]["y"] + 0.1 * rng.normal(size=5000)
-    assert not fold(AlarmRule("proxy", "y"), harmless)[0].alarm
-    assert fold(AlarmRule("proxy", "y", margin=0.0), harmless)[0].alarm
+    later = level - 0.05 + 0.1 * rng.normal(size=5000)
+    harmless = [{"proxy": 0.0, "y": level}, {"proxy": 1.0, "y": later}]
+    assert not alarm(harmless)
+    assert alarm(harmless, margin=0.0)
 
 
 def test_other_prompts_are_a_new_reference() -> None:
@@ -182,11 +175,13 @@ def test_failed_prompts_are_left_out() -> None:
     rows = declining(0, 2.0, 8)
     for row in rows:
         row["y"] = np.concatenate([row["y"], [np.nan]])
-    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm
+    assert alarm(rows)
     assert "with 32 prompts" in fold(AlarmRule("proxy", "y"), rows)[1][-1].reason
 
 
 # Best
+
+SHARES = 0.9 + 0.3 * np.sqrt(3) * np.linspace(-1, 1, 32)
 
 
 def near(best: float, *others: float, seed: int = 0) -> list[dict[str, Any]]:
@@ -286,26 +281,22 @@ def test_constraints_by_point_or_interval(test, mean, keep) -> None:
     assert plain.keep == (mean >= 0.5)
 
 
-def test_eight_correct_answers_do_not_show_nine_in_ten() -> None:
-    """A share of 0.9 gives eight correct answers in 43 % of validations."""
-    for test, ranges, keep in (
-        ("point", {}, True),
-        ("if_shown", {}, False),
-        ("if_shown", {"z": (0.0, 1.0)}, False),
-    ):
-        rule = BestRule("y", constraints={"z": (0.9, None)}, ranges=ranges)
-        _, (decision,) = fold(replace(rule, constraint_test=test), [{"y": 0.5, "z": np.ones(8)}])
-        assert decision.keep == keep
-
-
-def test_intervals_stay_within_the_range_of_a_score() -> None:
-    """Student's interval of 0.9 ± 0.3 with 32 prompts ends at 1.02."""
-    shares = 0.9 + 0.3 * np.sqrt(3) * np.linspace(-1, 1, 32)
-    for ranges, keep in (({}, False), ({"z": (0.0, 1.0)}, True)):
-        bounds = {"z": (0.4, 1.0)}
-        rule = BestRule("y", constraints=bounds, constraint_test="if_shown", ranges=ranges)
-        _, (decision,) = fold(rule, [{**near(0.6)[0], "z": shares}])
-        assert decision.keep == keep
+@pytest.mark.parametrize(
+    ("scores", "bounds", "test", "ranges", "keep"),
+    [
+        # A share of 0.9 gives eight correct answers in 43 % of validations.
+        (np.ones(8), (0.9, None), "point", {}, True),
+        (np.ones(8), (0.9, None), "if_shown", {}, False),
+        (np.ones(8), (0.9, None), "if_shown", {"z": (0.0, 1.0)}, False),
+        # Student's interval of 0.9 ± 0.3 with 32 prompts ends at 1.02.
+        (SHARES, (0.4, 1.0), "if_shown", {}, False),
+        (SHARES, (0.4, 1.0), "if_shown", {"z": (0.0, 1.0)}, True),
+    ],
+)
+def test_intervals_stay_within_the_range_of_a_score(scores, bounds, test, ranges, keep) -> None:
+    rule = BestRule("y", constraints={"z": bounds}, constraint_test=test, ranges=ranges)
+    _, (decision,) = fold(rule, [{"y": 0.5, "z": scores}])
+    assert decision.keep == keep
 
 
 def test_optimism_needs_scores_of_two_validations() -> None:
@@ -321,37 +312,35 @@ def test_optimism_needs_scores_of_two_validations() -> None:
 # Stop
 
 
-def test_a_shown_decline_stops_before_patience_runs_out() -> None:
-    rows = near(0.6, 0.7, 0.65, 0.1)
-    assert fold(StopRule("y", patience=5), rows)[0].stopped_by is None
-    state, decisions = fold(StopRule("y", patience=5, decline=True), rows)
-    assert (state.stopped_by, state.stopped_step) == ("decline_shown", 40)
-    assert decisions[-1].reason.startswith("y is worse than at step 20, difference -0.6")
-    worse = [{"y": -row["y"]} for row in rows]
-    assert fold(StopRule("y", "min", patience=5, decline=True), worse)[0].stopped_step == 40
+FALLS = near(0.6, 0.7, 0.65, 0.1)
+CREEPS = near(*(0.6 + 0.01 * k for k in range(8)))
+RISES = near(*(0.6 + 0.6 * k for k in range(8)))
+MEANS = [{"y": 0.6}, {"y": 0.61}]  # without scores by prompt, any rise is an improvement
 
 
-def test_an_excluded_gain_stops() -> None:
-    rows = near(*(0.6 + 0.01 * k for k in range(8)))
-    patient = StopRule("y", patience=3, min_delta=0.5)
-    assert fold(patient, rows)[0].stopped_by == "patience_exhausted"
-    rule = StopRule("y", patience=3, min_delta=0.5, futility=True)
-    state, decisions = fold(rule, rows)
-    assert (state.stopped_by, state.stopped_step) == ("gain_excluded", 40)
-    assert "has not gained 0.5 since step 10" in decisions[3].reason
-    rising = near(*(0.6 + 0.6 * k for k in range(8)))
-    assert fold(rule, rising)[0].stopped_by is None
-
-
-def test_noise_is_no_improvement() -> None:
-    rows = near(0.60, 0.61, 0.62, 0.63)
-    assert fold(StopRule("y", patience=2), rows)[0].stopped_by is None
-    state, _ = fold(StopRule("y", patience=3, min_delta="noise"), rows)
-    assert (state.stopped_by, state.best) == ("patience_exhausted", pytest.approx(0.60))
-    shown = near(0.60, 1.2, 1.8, 2.4)
-    assert fold(StopRule("y", patience=1, min_delta="noise"), shown)[0].wait_count == 0
-    means = [{"y": 0.6}, {"y": 0.61}]  # without scores by prompt, any rise is one
-    assert fold(StopRule("y", patience=1, min_delta="noise"), means)[0].wait_count == 0
+@pytest.mark.parametrize(
+    ("rows", "settings", "cause", "step"),
+    [
+        (FALLS, {"patience": 5}, None, -1),
+        (FALLS, {"patience": 5, "decline": True}, "decline_shown", 40),
+        (CREEPS, {"patience": 3, "min_delta": 0.5}, "patience_exhausted", 40),
+        (CREEPS, {"patience": 3, "min_delta": 0.5, "futility": True}, "gain_excluded", 40),
+        (RISES, {"patience": 3, "min_delta": 0.5, "futility": True}, None, -1),
+        (CREEPS, {"patience": 2}, None, -1),
+        (CREEPS, {"patience": 3, "min_delta": "noise"}, "patience_exhausted", 40),
+        (RISES, {"patience": 1, "min_delta": "noise"}, None, -1),
+        (MEANS, {"patience": 1, "min_delta": "noise"}, None, -1),
+    ],
+)
+def test_scores_by_prompt_stop_a_run(rows, settings, cause, step) -> None:
+    state, decisions = fold(StopRule("y", **settings), rows)
+    assert (state.stopped_by, state.stopped_step) == (cause, step)
+    if cause == "decline_shown":
+        assert decisions[-1].reason.startswith("y is worse than at step 20, difference -0.6")
+    if cause == "gain_excluded":
+        assert "has not gained 0.5 since step 10" in decisions[-1].reason
+    lower = [{"y": -row["y"]} for row in rows]
+    assert fold(StopRule("y", "min", **settings), lower)[0].stopped_step == step
 
 
 @pytest.mark.parametrize(
@@ -359,8 +348,7 @@ def test_noise_is_no_improvement() -> None:
     [({"decline": True}, True), ({"decline": False}, False), ({"level": 1e-8}, False)],
 )
 def test_a_resumed_run_judges_its_last_validation_again(settings, stays) -> None:
-    rows = near(0.6, 0.7, 0.65, 0.1)
-    state, _ = fold(StopRule("y", patience=5, decline=True), rows)
+    state, _ = fold(StopRule("y", patience=5, decline=True), FALLS)
     rule = StopRule("y", **{"patience": 5, "decline": True, **settings})
     again, decision = rule.resume(state, 40)
     assert decision.stop == stays
