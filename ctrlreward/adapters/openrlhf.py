@@ -42,15 +42,13 @@ def as_reward_func(
 
     The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
     each component, `failed` (1.0 or 0.0) and the sample's share of the cost of a judge,
-    `judge/cost`: float32 tensors of shape (n,). In OpenRLHF every sample has a reward, and NaN
-    would spread to the advantages of other samples. So a failed sample gets `failed_score`; its
-    components are NaN in `extra_logs`.
+    `judge/cost`: float32 tensors of shape (n,). The components of a failed sample are NaN.
 
     Args:
         reward: Reward whose scores depend on one sample alone, or the arguments of `Reward`.
         special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
             tokens: the tokenizer's `all_special_tokens`. A string is one token.
-        failed_score: Score of a failed sample, a finite number.
+        failed_score: Score of a failed sample, a finite number: NaN would spread to others.
         columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
             `prefixes` is mapped, else the completion alone.
 

@@ -18,9 +18,8 @@ The reward manager decides which of three functions you need:
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component; and of a
 judge on a server `judge/requests`, `judge/tokens` and `judge/cost`, shared by a batch evenly. In
-verl every sample has a reward, and NaN would spread: of a score to the advantages of its group, of
-a component in `algorithm.gdpo_reward_keys` to all of the batch. So you have to choose the score of
-a failed sample, and a component that failed gets the worst value so far (`failed_components`).
+verl every sample has a reward, and NaN would spread to others. So you have to choose the score of a
+failed sample, and a component that failed gets the worst value so far (`failed_components`).
 """
 
 from __future__ import annotations
@@ -113,8 +112,7 @@ def as_async_compute_score(
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
     Takes the arguments of `as_batch_compute_score`; the first sample of a batch waits `wait`
-    seconds for others. A ValueError also if a component depends on several samples: which samples
-    share a batch is up to chance.
+    seconds for others. A ValueError also if a component depends on several samples.
 
     Examples:
         >>> import asyncio
@@ -247,20 +245,19 @@ class _ComputeScore:
         return result | {key: count / len(batch.total) for key, count in batch.counters.items()}
 
     def _noted(self, batch: RewardBatch) -> RewardBatch:
-        """Note the worst value of each component of a batch, and return the batch."""
+        """Note the worst value of each component so far, and return the batch."""
         for name, values in batch.components.items():
-            valid = values[~np.isnan(values)]
-            if len(valid):
+            valid = values[~np.isnan(values)].tolist()
+            if valid:
                 pick = max if self._is_cost(name) else min
-                found = float(pick(valid))
-                self.worst[name] = pick(self.worst.get(name, found), found)
+                self.worst[name] = pick([*valid, self.worst.get(name, valid[0])])
         return batch
 
     def _worst(self, name: str) -> float:
+        if name in self.worst:
+            return self.worst[name]
         component = self.reward.components.get(name)
-        if name in self.worst or component is None:
-            return self.worst.get(name, self.failed_score)
-        bound = component.spec.range[self._is_cost(name)]
+        bound = math.inf if component is None else component.spec.range[self._is_cost(name)]
         return bound if math.isfinite(bound) else self.failed_score
 
     def _is_cost(self, name: str) -> bool:
