@@ -403,11 +403,11 @@ def test_bad_thresholds_of_a_condition(options, message: str) -> None:
 @pytest.mark.parametrize(
     ("aggregate", "options", "message"),
     [
-        ("weighted", {"scales": {"a": (0, 1)}}, "takes no scales: only min and mean_minus_dev"),
+        ("weighted", {"scales": {"a": (0, 1)}}, "not take scales, only .min. and .mean_minus_dev"),
         ("min", {"scales": {"aa": (0, 1)}}, r"are a, b \(did you mean 'a'\?\)"),
         ("min", {"scales": {"a": (0, 1)}}, "no key 'b'"),
         ("min", {"scales": {"a": (0, 0), "b": (0, 1)}}, r"\['a'\] = \(0, 0\), must be a mean and"),
-        ("min", {"penalty": 1}, "'min' does not take a penalty"),
+        ("min", {"penalty": 1}, "'min' does not take penalty, only"),
         ("mean_minus_deviation", {"penalty": -1}, "penalty = -1, must be 0 or more"),
     ],
 )
@@ -448,7 +448,7 @@ def test_invalid_components_and_aggregates(components, aggregate, message) -> No
 
 
 def test_thresholds_are_four_and_those_of_gm(scorer: NumberScorer) -> None:
-    with pytest.raises(ValueError, match="aggregate = 'weighted' takes no thresholds: only 'gm'"):
+    with pytest.raises(ValueError, match="aggregate = 'weighted' does not take thresholds, only"):
         Reward({"g": scorer["gain"]}, thresholds=(63, 71, 97, -37))
     transfer = TransferScorer()
     sides = {name: transfer[name] for name in transfer.names}
