@@ -59,7 +59,6 @@ class Figure(NamedTuple):
 def figures(
     prompts: Sequence[EvaluatedPrompt],
     scores: Mapping[str, Scores],
-    ended: Sequence[bool] | None,
     attributes: Sequence[str],
     by_prefix: Mapping[str, Scores],
 ) -> list[Figure]:
@@ -67,15 +66,15 @@ def figures(
 
     `scores`, each of shape (n,), include perplexity with log-likelihood and tokens, and
     `AttributeClassifier`'s if there are `attributes`; `by_prefix` is Distinct over all texts of a
-    prefix; `ended` says whether an end token ended a text, None if that is not known.
+    prefix.
     """
-    names = [attribute_label(prompt.targets) for prompt in prompts]
+    names = np.array([attribute_label(prompt.targets) for prompt in prompts])
     found = []
-    for name in dict.fromkeys(names):
-        rows = np.flatnonzero(np.array(names) == name)
-        found += [Figure(COMBINATIONS, name, *each) for each in _of_texts(rows, scores, ended)]
+    for name in dict.fromkeys(names.tolist()):
+        own = _of_texts({key: values[names == name] for key, values in scores.items()})
+        found += [Figure(COMBINATIONS, name, *item) for item in own.items()]
     targets = [prompt.targets for prompt in prompts]
-    everything = dict(_of_texts(np.arange(len(prompts)), {**scores, **by_prefix}, ended))
+    everything = _of_texts({**scores, **by_prefix})
     for score_name in _CLASSIFIED if attributes else ():
         report = attribute_report(targets, scores, attributes, score_name)
         over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}
@@ -85,18 +84,14 @@ def figures(
     return found + [Figure(OVERALL, "", *item) for item in everything.items()]
 
 
-def _of_texts(
-    rows: np.ndarray[Any, Any], scores: Mapping[str, Scores], ended: Sequence[bool] | None
-) -> list[tuple[str, float]]:
-    values = {name: column[rows] for name, column in scores.items() if name != TOKENS}
+def _of_texts(scores: Mapping[str, Scores]) -> dict[str, float]:
     # An attribute that a text does not control is NaN; `accuracy` is NaN only if one failed.
-    whole = [v for k, v in values.items() if not k.startswith(_OF_AN_ATTRIBUTE)]
-    found = {name: valid_mean(column) for name, column in values.items()}
-    tokens = scores[TOKENS][rows]
-    found["corpus_perplexity"] = pooled_perplexity(values["log_likelihood"], tokens)
-    if ended is not None:
-        found["finished"] = float(np.mean(np.array(ended)[rows]))
-    return [*found.items(), ("failed", float(np.isnan(np.stack(whole)).any(axis=0).mean()))]
+    whole = [v for k, v in scores.items() if k != TOKENS and not k.startswith(_OF_AN_ATTRIBUTE)]
+    return {
+        **{name: valid_mean(values) for name, values in scores.items() if name != TOKENS},
+        "corpus_perplexity": pooled_perplexity(scores["log_likelihood"], scores[TOKENS]),
+        "failed": float(np.isnan(whole).any(axis=0).mean()),
+    }
 
 
 def to_csv(found: Sequence[Figure]) -> str:
@@ -144,8 +139,7 @@ def log_run(
 ) -> None:
     """Write an evaluation as a run of Weights & Biases, and print where it is.
 
-    The card is its config, the figures over all texts are its summary, and the figures of the
-    combinations and some texts are tables. The id follows from the card.
+    The card is its config, and its id follows from the card.
     """
     wandb = import_extra("wandb", "--wandb")
     id_ = sha256((folder / "card.json").read_bytes()).hexdigest()[:16]

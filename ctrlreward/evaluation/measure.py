@@ -89,7 +89,8 @@ class Measures:
         whole = [list(range(len(read)))]
         distinct_log = JsonLog(folder / "distinct.jsonl", identity)
         by_prefix = score_parts(distinct_log, whole, lambda rows: score(diverse, of_prefix[rows]))
-        found = figures(self.prompts, scores, ended, self.attributes, by_prefix)
+        finished = {} if ended is None else {"finished": np.array(ended, float)}
+        found = figures(self.prompts, {**scores, **finished}, self.attributes, by_prefix)
         kept = {name: values for name, values in scores.items() if name != TOKENS}
         write_scored_samples(folder / "texts.jsonl", samples, kept)
         write_whole(folder / "results.csv", to_csv(found))
@@ -124,7 +125,7 @@ class Measures:
             attribute_label({n: self.labels.get(word, word) for n, word in p.targets.items()})
             for p in self.prompts
         ]
-        return Samples(**{**samples.columns(), "labels": mapped})
+        return samples.replace(labels=mapped)
 
 
 def attribute_classifier(
@@ -134,10 +135,9 @@ def attribute_classifier(
 ) -> AttributeClassifier:
     """Return a classifier of each attribute: the given one, else CTRLEval with a built-in task."""
     models: dict[str, str | LabelProbabilities] = {}
-    if isinstance(given, Mapping):
-        models |= given
-    else:
-        models |= pairs("classifiers", "ATTRIBUTE=MODEL, sentiment=FOLDER", given)
+    if not isinstance(given, Mapping):
+        given = pairs("classifiers", "ATTRIBUTE=MODEL, sentiment=FOLDER", given)
+    models |= given
     for name in models:
         one_of("classifiers", name, labels)
     for name in labels:
@@ -174,7 +174,7 @@ def _print(found: Sequence[Figure], folder: Path) -> None:
         each = [f.value for f in found if (f.study, f.metric) == (COMBINATIONS, name)]
         deviation = values.get(f"{name}{DEVIATION}")
         spread = "" if deviation is None else f"{deviation:.4f}"
-        ends = (f"{end:.4f}" for end in (np.min(each), np.max(each)))
-        table.add_row(name, f"{value:.4f}", spread, *ends)
+        low, high = np.min(each), np.max(each)
+        table.add_row(name, f"{value:.4f}", spread, f"{low:.4f}", f"{high:.4f}")
     plain_console().print(table)
     print(f"{folder}: card.md, texts.jsonl, results.csv (for ctrlreward compare)")

@@ -112,7 +112,7 @@ def test_the_released_files_have_five_texts_of_each_prefix_and_combination(
     data_dir: Path, file: str
 ) -> None:
     released = read_outputs(data_dir / "multicontrol" / file)
-    prompts = [(each.prompt.prefix, tuple(each.prompt.targets.items())) for each in released]
+    prompts = [(prompt.prefix, tuple(prompt.targets.items())) for _, prompt in released]
     assert len(released) == 1400
     assert set(Counter(prompts).values()) == {5}
     assert len({prefix for prefix, _ in prompts}) == 35
