@@ -36,7 +36,7 @@ class NumberScorer(Scorer):
     `higher` says by name whether a score is better when higher.
     """
 
-    specs: Mapping[str, ScoreSpec] = {}  # noqa: RUF012
+    specs: Mapping[str, ScoreSpec] = {}
 
     def __init__(
         self,
@@ -136,7 +136,8 @@ def test_gm_is_the_adjusted_geometric_mean() -> None:
     rows = [(0.818, 0.719, 37.3), (0.819, 0.734, 26.3), (0.5, 0.9, 40.0)]
     sides = transfer()
     components = {"pp": sides["perplexity"], "style": sides["accuracy"], "sim": sides["similarity"]}
-    total = Reward(components, aggregate="gm")(samples_with(rows)).total
+    reward = pickle.loads(pickle.dumps(Reward(components, aggregate="gm")))
+    total = reward(samples_with(rows)).total
     assert total.tolist() == pytest.approx([10.0, 14.2, 0.0], abs=0.05)
     assert total.tolist() == adjusted_gm(*np.transpose(rows)).tolist()
 
