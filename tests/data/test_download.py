@@ -110,10 +110,16 @@ def test_a_name_becomes_a_checked_file_that_is_downloaded_once(site: Site, texts
     assert (site.starts, files_in(texts.path.parent)) == ([0], {"texts.txt"})
 
 
-def test_a_connection_that_breaks_is_continued(site: Site, texts: DataFile) -> None:
-    site.cuts = [50_000, 30_000]
+@pytest.mark.parametrize(
+    ("ranges", "cuts", "starts"),
+    [(True, [50_000, 30_000], [0, 50_000, 80_000]), (False, [50_000], [0, 0])],
+)
+def test_a_connection_that_breaks_is_continued_by_a_server_with_ranges(
+    site: Site, texts: DataFile, ranges: bool, cuts: list[int], starts: list[int]
+) -> None:
+    site.ranges, site.cuts = ranges, cuts
     assert texts.get().read_bytes() == CONTENT
-    assert site.starts == [0, 50_000, 80_000]
+    assert site.starts == starts
 
 
 def test_a_later_call_continues_one_that_gave_up(site: Site, texts: DataFile) -> None:
@@ -152,12 +158,6 @@ def test_parts_that_do_not_fit_are_downloaded_anew(site: Site, texts: DataFile) 
         assert texts.get().read_bytes() == CONTENT
         assert site.starts[-1] == 0
         texts.path.unlink()
-
-
-def test_a_server_without_ranges_sends_all_of_it_again(site: Site, texts: DataFile) -> None:
-    site.ranges, site.cuts = False, [50_000]
-    assert texts.get().read_bytes() == CONTENT
-    assert site.starts == [0, 0]
 
 
 def test_a_killed_process_is_continued_by_the_next(
@@ -234,10 +234,9 @@ def test_names_outside_the_data_set_are_refused(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "secret").write_text("secret")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="data set 'set' has no file"):
-        local_file(name)
-    with pytest.raises(ValueError, match="data set 'set' has no file"):
-        find(name)
+    for read in (local_file, find):
+        with pytest.raises(ValueError, match="data set 'set' has no file"):
+            read(name)
 
 
 def test_paths_stay_paths(texts: DataFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.probing.examination import (
-    BestOfN,
-    Examination,
-    best_of_n_curve,
-    examine,
-    overoptimisation,
-)
+from ctrlreward.probing.examination import BestOfN, best_of_n_curve, examine, overoptimisation
 from ctrlreward.text.passages import passages
 
 PASSAGES = passages()[::2]
@@ -84,20 +78,18 @@ def test_a_planted_weakness_is_found(weakness: Callable[..., list[float]], found
     assert found <= {probe for probe, verdict in by_probe.items() if verdict == "gamed"}
 
 
-def test_a_reward_of_the_exact_text_is_not_gamed() -> None:
+def test_what_is_not_gamed() -> None:
     known = set(SAMPLES.texts)
 
     def exact(texts: Sequence[str]) -> list[float]:
         return [float(text in known) for text in texts]
 
     assert set(verdicts(Reward({"exact": exact})).values()) == {"ok"}
-
-
-def test_a_constant_reward_is_blind_to_all() -> None:
     found = examine(Reward({"constant": lambda texts: [1.0] * len(texts)}), SAMPLES)
     assert {finding.verdict for finding in found.findings} == {"blind"}
     assert all(finding.wins == 0 for finding in found.findings)
     assert np.isnan(found.length_correlation["total"])
+    assert found.gamed == []
 
 
 def test_a_failed_text_does_not_win() -> None:
@@ -249,7 +241,3 @@ def test_a_function_of_messages_or_labels_is_told_what_it_gets(
         with pytest.raises(SystemExit):
             main(["probe", f"{path}:{name}", "--count", "5"])
         assert message in capsys.readouterr().err
-
-
-def test_nothing_found_is_an_empty_list() -> None:
-    assert Examination([], {}, {}, {}).gamed == []
