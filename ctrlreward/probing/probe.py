@@ -84,8 +84,8 @@ def read_texts(
             raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
         rows = list(itertools.islice(RowStream(Location(path)).placed(), count))
         return to_samples([row.cells for row in rows], columns, [row.place for row in rows])
-    # Every fourth is on the same topic: a few of them have all topics.
-    each = [p for group in zip(*[iter(passages())] * 10, strict=True) for p in group]
+    # Ten of each of four topics, in turn.
+    each = passages()
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
     prefixes = [passage.prefix for passage in chosen]
     named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
