@@ -63,23 +63,16 @@ class BestCheckpoint:
 
     Raises:
         ValueError: `checkpoint` does not contain `{step}`, `keep` is not positive, or there is no
-            best rule to keep by. When called: a key of a rule is not in the metrics of any
-            validation.
+            best rule to keep by. When called: no validation has had a key of a rule.
 
     Examples:
-        >>> import json
-        >>> from pathlib import Path
-        >>> from ctrlreward.selection import BestRule, RunRules, StopRule
-        >>> rules = RunRules(
-        ...     BestRule("reward", constraints={"acc": (0.5, None)}), StopRule("reward", patience=2)
-        ... )
+        >>> from ctrlreward.selection import BestRule, RunRules
+        >>> rules = RunRules(BestRule("reward", constraints={"acc": (0.5, None)}))
         >>> best_checkpoint = BestCheckpoint("runs/grpo", rules)
         >>> best_checkpoint(10, {"reward": 0.2, "acc": 0.7}).best
         10
         >>> best_checkpoint(20, {"reward": 0.6, "acc": 0.4}).best  # acc is too low
         10
-        >>> json.loads(Path("runs/grpo/best_checkpoint.json").read_text())["checkpoint"]
-        'runs/grpo/global_step_10'
     """
 
     def __init__(
@@ -106,11 +99,9 @@ class BestCheckpoint:
     ) -> Decided:
         """Decide after a validation at a training step, and write the file.
 
-        Args:
-            step: Training step of the validation.
-            metrics: Logged key → number; other values are left out.
-            evidence: Key → value of each held-out prompt, such as `HeldOutScorer.evidence`. It is
-                not stored: a resumed run decides on the means of earlier validations.
+        `metrics` are by logged key; values that are not numbers are left out. `evidence` is key →
+        value of each held-out prompt, such as `HeldOutScorer.evidence`. It is not stored: a resumed
+        run decides on the means of earlier validations.
         """
         numbers = {
             key: finite_or_none(float(value))

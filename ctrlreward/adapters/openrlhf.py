@@ -1,14 +1,8 @@
 """Adapter of a `Reward` to OpenRLHF's reward function (OpenRLHF 0.11).
 
-`--reward.remote_url rewards.py` names a Python file that defines `reward_func`:
-
-```python
-reward_func = as_reward_func(reward, tokenizer.all_special_tokens, failed_score=-1.0,
-                             columns={"labels": "label"})
-```
-
-OpenRLHF calls the function from several threads, one sample per call. It logs an exception and
-continues with a reward of None, which ends the run later; so call the function by hand first.
+`--reward.remote_url rewards.py` names a Python file that defines `reward_func`. OpenRLHF logs its
+exceptions and continues with a reward of None, which ends the run later; so call the function by
+hand first.
 """
 
 from __future__ import annotations

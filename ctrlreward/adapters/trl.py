@@ -1,11 +1,5 @@
 """Adapter of a `Reward` to the reward functions of TRL's GRPO and RLOO trainers (TRL 1.16).
 
-```python
-trainer = GRPOTrainer(
-    model, reward_funcs=as_reward_funcs(reward, {"labels": "sentiment", "prefixes": "prompt"}), ...
-)
-```
-
 Prompts and completions are texts or chats; of a chat completion, the assistant's messages are
 scored. A failed sample is None, which TRL leaves out of the advantages. The functions pickle, as
 `AsyncGRPOTrainer` needs.
@@ -41,10 +35,9 @@ class ComponentFuncs(NamedTuple):
     them, TRL would reward the wrong direction of a score that is better when lower.
 
     Examples:
-        >>> from ctrlreward import Perplexity, Reward
-        >>> functions, weights = as_component_funcs(Reward({"pp": Perplexity()["perplexity"]}))
-        >>> functions[0].__name__, weights  # better when lower
-        ('pp', [-1.0])
+        >>> from ctrlreward import Perplexity
+        >>> as_component_funcs(Perplexity()["perplexity"]).weights  # better when lower
+        [-1.0]
     """
 
     functions: list[RewardFunc]
@@ -56,13 +49,13 @@ def as_reward_funcs(
 ) -> list[RewardFunc]:
     """Return one function that returns the reward's total; it needs no `reward_weights`.
 
-    TRL logs `rewards/<name>/mean` and `/std` of the total, and `<name>/<component>` and
-    `<name>/fail_rate`. These are means over the samples of all ranks; components leave out failed
-    samples. Requests, tokens and cost of a judge, `<name>/judge/cost`, are means over the batches.
+    TRL logs `rewards/<name>/mean` and `/std` of the total, and as means over the samples of all
+    ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples. Requests, tokens and
+    cost of a judge, `<name>/judge/cost`, are means over the batches.
 
     Args:
-        reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so a
-            score over whole groups (`Distinct`) sees only the part of a group that is on its rank.
+        reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so
+            `Distinct` sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone. A
             sample without a value in such a column is of another task: its reward is None.
@@ -106,21 +99,19 @@ def as_component_funcs(
 ) -> ComponentFuncs:
     """Return one function per component, for TRL to combine; other arguments as `as_reward_funcs`.
 
-    Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
-    for `AsyncGRPOTrainer`, which takes no weights, use `as_reward_funcs`. The functions score a
-    batch once between them. A sample that fails in one component is None in all, because TRL would
-    sum the others; TRL logs `<component>/fail_rate`, and the cost of a judge as `judge/cost`.
+    Use this for `multi_objective_aggregation="normalize_then_sum"`. The functions score a batch
+    once between them. A sample that fails in one component is None in all, because TRL would sum
+    the others; TRL logs `<component>/fail_rate`, and the cost of a judge as `judge/cost`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
 
     Examples:
-        >>> from ctrlreward import CTRLEval, Perplexity, Reward
-        >>> coherence, perplexity = CTRLEval()["coherence"], Perplexity()["perplexity"]
-        >>> reward = Reward({"coherence": coherence, "perplexity": (perplexity, -0.001)})
-        >>> functions, weights = as_component_funcs(reward)
+        >>> from ctrlreward import CTRLEval, Perplexity
+        >>> scores = {"coherence": CTRLEval()["coherence"], "pp": Perplexity()["perplexity"]}
+        >>> functions, weights = as_component_funcs(scores)
         >>> [function.__name__ for function in functions], weights
-        (['coherence', 'perplexity'], [1.0, -0.001])
+        (['coherence', 'pp'], [1.0, -1.0])
     """
     reward = as_reward(reward)
     if reward.weights is None:

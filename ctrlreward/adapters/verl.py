@@ -1,20 +1,13 @@
 """Adapter of a `Reward` to verl's custom reward function (verl 0.9.1).
 
-A Python file builds the function at module level, and verl's config names the file and the
-variable (`reward.custom_reward_function.path` and `.name`):
-
-```python
-compute_score = as_async_compute_score(reward, -1.0, columns={"labels": "ground_truth"})
-```
-
-The reward manager decides which of three functions you need:
+verl's config names a Python file and a variable in it (`reward.custom_reward_function.path` and
+`.name`). The reward manager decides which of three functions you need:
 
 - `as_async_compute_score` for the managers of verl 0.9 (`naive`, `dapo`), which make many
   concurrent calls of one sample each. It scores concurrent samples in one batch.
 - `as_batch_compute_score` for the `batch` manager of earlier versions.
-- `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one:
-  it takes no coroutine, and runs the function in `reward.num_workers` processes with a copy of the
-  models each.
+- `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one,
+  and copies the models into each of `reward.num_workers` processes.
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component; and of a
 judge on a server `judge/requests`, `judge/tokens` and `judge/cost`, shared by a batch evenly. In
@@ -62,13 +55,12 @@ def as_batch_compute_score(
         failed_components: Value of a component that failed. `"worst"`: the worst one that this
             function has returned, before the first one the worst end of the score's range if it is
             finite, else `failed_score`. `"none"`: None, which verl's validation leaves out of its
-            means; one None of a component in `gdpo_reward_keys` makes all advantages NaN.
+            means; in `gdpo_reward_keys` it makes all advantages NaN.
 
     Raises:
         TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: A column that `Samples` doesn't have, a score that is not finite, a component
-            named `score` or `failed`, or `failed_components` is neither of the two. When called: a
-            key that the sample doesn't have.
+        ValueError: A column that `Samples` doesn't have, a score that is not finite, or a component
+            named `score` or `failed`. When called: a key that the sample doesn't have.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -88,8 +80,7 @@ def as_compute_score(
 ) -> Callable[..., Result]:
     """Return a function for managers that wait for one sample at a time.
 
-    Takes the arguments of `as_batch_compute_score`, and raises a ValueError also if a component
-    depends on several samples.
+    Takes the arguments of `as_batch_compute_score`, without components of several samples.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -111,8 +102,7 @@ def as_async_compute_score(
 ) -> Callable[..., Coroutine[Any, Any, Result]]:
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
-    Takes the arguments of `as_batch_compute_score`; the first sample of a batch waits `wait`
-    seconds for others. A ValueError also if a component depends on several samples.
+    Takes the arguments of `as_compute_score`; the first sample of a batch waits `wait` seconds.
 
     Examples:
         >>> import asyncio
@@ -131,8 +121,7 @@ def as_async_compute_score(
 class _ComputeScore:
     """Functions of a reward: bound methods, since closures don't pickle.
 
-    `caller` is the function that makes them if they get one sample at a time. Concurrent samples
-    are scored with all that arrive in the next `wait` seconds.
+    `caller` is the function that makes them if they get one sample at a time.
     """
 
     def __init__(
