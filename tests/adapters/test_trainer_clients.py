@@ -1,6 +1,6 @@
-"""Requests of the trainers' own code: OpenRLHF, verl and verifiers from their wheels, slime's.
+"""Requests of the trainers' own code: OpenRLHF, verl and verifiers from their wheels.
 
-OpenRLHF's experience is made from the replies by its own code, up to the advantages.
+OpenRLHF's experience is made from the replies by its own code.
 """
 
 from __future__ import annotations
@@ -125,47 +125,6 @@ def test_openrlhf_makes_its_experience(
     assert all(values.isfinite().all() for values in logged.values())
 
 
-@pytest.mark.parametrize("estimator", ["rloo", "group_norm", "reinforce_baseline"])
-def test_openrlhf_computes_advantages_of_the_shape_that_a_reply_gives(
-    openrlhf: Importer, estimator: str
-) -> None:
-    maker = openrlhf.module("trainer.ppo_utils.experience_maker").RemoteExperienceMaker
-    experience = openrlhf.module("trainer.ppo_utils.experience").Experience
-    algo = SimpleNamespace(advantage=SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0))
-    args = SimpleNamespace(
-        algo=algo,
-        rollout=SimpleNamespace(n_samples_per_prompt=2),
-        reward=SimpleNamespace(
-            clip_range=None, overlong_buffer_len=None, stop_properly_penalty_coef=None
-        ),
-    )
-    algo.advantage.no_std_norm = False
-    advantages = []
-    for shape in ((1,), (1, 1)):  # the in-process adapter's, and a reply's
-        experiences = [
-            experience(
-                sequences=torch.ones(1, 4, dtype=torch.long),
-                action_mask=torch.ones(1, 3, dtype=torch.bool),
-                kl=torch.zeros(1, 3),
-                rewards=torch.full(shape, total),
-                index=[i],
-                info={},
-            )
-            for i, total in enumerate([0.25, -9.0, 0.5, 1.0])
-        ]
-        this = SimpleNamespace(
-            strategy=SimpleNamespace(args=args),
-            args=args,
-            kl_ctl=SimpleNamespace(value=0.0),
-            advantage_estimator=estimator,
-        )
-        this.get_cumulative_returns = maker.get_cumulative_returns.__get__(this)
-        done = maker.compute_advantages_and_returns(this, experiences)
-        advantages.append(torch.cat([one.advantages for one in done or experiences]))
-    torch.testing.assert_close(advantages[0], advantages[1])
-    assert advantages[0].abs().max() > 0
-
-
 class Data:
     """One item of verl's `DataProto`."""
 
@@ -233,28 +192,6 @@ def test_verl_gives_up_at_once_on_a_text_without_markers(
     server = serve(reward, TrainerRoutes(-9.0, template=TemplateMarkers("<other>")))
     with pytest.raises(aiohttp.ClientResponseError, match="422"):
         disrm(server.url, "ab")
-
-
-def test_slime_as_its_client_asks(serve: Callable[..., Any], reward: Reward) -> None:
-    """slime is not on PyPI (the package of that name is another): its request, replayed."""
-    url = f"{serve(reward, OPTIONS).url}/slime"
-
-    async def ask(session: aiohttp.ClientSession, text: str, query: str) -> Any:
-        payload = {"prompt": PROMPT, "response": text, "label": None}
-        async with session.post(url + query, json=payload) as reply:
-            reply.raise_for_status()
-            return await reply.json()
-
-    async def ask_all(query: str) -> list[Any]:
-        timeout = aiohttp.ClientTimeout(total=120)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            return await asyncio.gather(*(ask(session, text + EOS, query) for text in TEXTS))
-
-    assert asyncio.run(ask_all("")) == totals_of(reward)
-    keyed = asyncio.run(ask_all("?components=true"))
-    assert [result["total"] for result in keyed] == totals_of(reward)
-    # slime tells failed samples apart by their keys only.
-    assert [result["failed"] for result in keyed] == [0.0, 1.0, 0.0, 0.0]
 
 
 class Message:

@@ -53,15 +53,18 @@ def test_every_reply_has_the_same_keys(serve: Callable[..., Any], reward: Reward
 
 
 def test_slime_gets_a_number_or_an_object(serve: Callable[..., Any], reward: Reward) -> None:
+    """As slime's client asks, which is not on PyPI: it tells failed samples apart by their keys."""
     client = serve(reward, OPTIONS).client
-    chat = [{"role": "user", "content": "c"}]
-    for prompt in ("c", chat):
-        body = {"prompt": prompt, "response": "ab<eos>", "label": None}
-        assert client.post("/slime", json=body).json() == 2 / 3 - 0.375
-    body = {"prompt": "c", "response": "f", "label": {"any": "thing"}}
-    assert client.post("/slime", json=body).text == "-9.0"
-    found = client.post("/slime?components=true", json=body).json()
-    assert found == {"total": -9.0, "share": -9.0, "length": -9.0, "failed": 1.0}
+    totals = totals_of(reward, ["c" + text for text in TEXTS])
+    for prompt in ("c", [{"role": "user", "content": "c"}]):
+        for text, total in zip(TEXTS, totals, strict=True):
+            body = {"prompt": prompt, "response": text, "label": {"any": "thing"}}
+            assert client.post("/slime", json=body).json() == total
+            found = client.post("/slime?components=true", json=body).json()
+            assert list(found) == ["total", "share", "length", "failed"]
+            assert (found["total"], found["failed"]) == (total, float(text == "f"))
+    failed = client.post("/slime?components=true", json={"prompt": "c", "response": "f"}).json()
+    assert failed == {"total": -9.0, "share": -9.0, "length": -9.0, "failed": 1.0}
 
 
 def test_embeddings_as_sglang_replies(serve: Callable[..., Any], reward: Reward) -> None:
