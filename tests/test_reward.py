@@ -6,7 +6,6 @@ import statistics
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 import pytest
@@ -307,82 +306,77 @@ FIRST, SECOND = judges("first", "second").values()
 SHARE, ACCURACY = shares("a")["a"], transfer()["accuracy"]
 
 
+AB = {"a": FIRST, "b": SECOND}
+
+
 @pytest.mark.parametrize(
-    ("components", "message"),
+    ("components", "aggregate", "options", "message"),
     [
-        ({"stile": FIRST, "easy": given_style()}, r"'style', .* \(did you mean 'stile'\?\): the"),
-        ({"a": given_style(given="b"), "b": given_style(given="a")}, "form a cycle, a → b → a"),
-        ({"a": given_style(given="a")}, "form a cycle, a → a"),
-        ({"style": COST, "easy": given_style()}, "'style', which is better when lower"),
+        ({}, "weighted", {}, r"components is empty, must have at least one scorer\['name'\]"),
+        ({"g": GAIN}, "mean", {}, "must be one of weighted, gm, min, mean_minus_deviation, "),
+        # Weights
+        ({"g": (GAIN, -0.5)}, "weighted", {}, r"weight -0\.5 rewards the opposite\. Use 0\.5"),
+        ({"c": (COST, 2)}, "weighted", {}, r"weight 2\.0 rewards the opposite\. Use -2\.0"),
+        ({"g": (GAIN, 1.0), "c": COST}, max, {}, "does not take weights, got weights for g"),
+        ({"a": (ACCURACY, 1.0), "g": GAIN}, "gm", {}, "not take weights, got weights for a"),
+        ({"g": (GAIN, 2.0)}, "min", {}, "does not take weights, got weights for g"),
+        ({"a": (SHARE, 2.0)}, "geometric_mean", {}, "not take weights, got weights for a"),
+        # Scores that an aggregate can't combine
+        ({"g": GAIN, "c": COST}, "min", {}, "but c is better when lower. Pass the scales"),
+        (
+            {"a": FIRST, "b": Perplexity()["log_likelihood"]},
+            "mean_minus_deviation",
+            {},
+            r"on one scale, but their ranges are a \(-inf, inf\), b \(-inf, 0\.0\)",
+        ),
+        (
+            {"a": SHARE, "p": shares("cost")["cost"]},
+            "geometric_mean",
+            {},
+            r"0 or more that are better when higher, but p has the range \(0.0, 1.0\). Use",
+        ),
+        ({"g": GAIN}, "geometric_mean", {}, r"but g has the range \(-inf, inf\)"),
+        ({"a": ACCURACY, "g": GAIN}, "gm", {}, "are accuracy, gain. Use 'geometric_mean'"),
+        # Options of an aggregate
+        (AB, "weighted", {"scales": {"a": (0, 1)}}, "not take scales, only .min. and .mean_minus_"),
+        (AB, "min", {"scales": {"aa": (0, 1)}}, r"are a, b \(did you mean 'a'\?\)"),
+        (AB, "min", {"scales": {"a": (0, 1)}}, "no key 'b'"),
+        (AB, "min", {"scales": {"a": (0, 0), "b": (0, 1)}}, r"\['a'\] = \(0, 0\), must be a mean"),
+        (AB, "min", {"penalty": 1}, "'min' does not take penalty, only"),
+        (AB, "mean_minus_deviation", {"penalty": -1}, "penalty = -1, must be 0 or more"),
+        (AB, "weighted", {"thresholds": (63, 71, 97, -37)}, "not take thresholds, only 'gm' can"),
+        (transfer(), "gm", {"thresholds": (63, 71, 97)}, "must be four finite numbers, t1 to t4"),
+        (transfer(), "gm", {"thresholds": (63, 71, math.nan, -37)}, "must be four finite numbers"),
+        # Conditions
+        ({"stile": FIRST, "e": given_style()}, "min", {}, r"'style', .* mean 'stile'\?\): the"),
+        (
+            {"a": given_style(given="b"), "b": given_style(given="a")},
+            "weighted",
+            {},
+            "form a cycle, a → b → a",
+        ),
+        ({"a": given_style(given="a")}, "weighted", {}, "form a cycle, a → a"),
+        ({"style": COST, "easy": given_style()}, "min", {}, "'style', which is better when lower"),
         (
             {"style": FIRST, "pp": Component(Perplexity(), "log_likelihood", "style", 0.5)},
+            "weighted",
+            {},
             r"no value of its score \(\(-inf, 0\.0\), better when higher\) is better than 0",
         ),
     ],
 )
-def test_bad_conditions(components, message: str) -> None:
+def test_what_can_not_be_combined(components, aggregate, options, message) -> None:
     with pytest.raises(ValueError, match=message):
-        Reward(components)
+        Reward(components, aggregate, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"given": "style"}, "a condition needs both"), ({"at_least": math.nan}, "must be finite")],
 )
-def test_bad_thresholds_of_a_condition(options, message: str) -> None:
+def test_bad_thresholds_of_a_condition(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         Component(FIRST.scorer, "first", **{"given": "style", **options})
-
-
-@pytest.mark.parametrize(
-    ("aggregate", "options", "message"),
-    [
-        ("weighted", {"scales": {"a": (0, 1)}}, "not take scales, only .min. and .mean_minus_dev"),
-        ("min", {"scales": {"aa": (0, 1)}}, r"are a, b \(did you mean 'a'\?\)"),
-        ("min", {"scales": {"a": (0, 1)}}, "no key 'b'"),
-        ("min", {"scales": {"a": (0, 0), "b": (0, 1)}}, r"\['a'\] = \(0, 0\), must be a mean and"),
-        ("min", {"penalty": 1}, "'min' does not take penalty, only"),
-        ("mean_minus_deviation", {"penalty": -1}, "penalty = -1, must be 0 or more"),
-        ("weighted", {"thresholds": (63, 71, 97, -37)}, "not take thresholds, only 'gm' can"),
-        ("gm", {"thresholds": (63, 71, 97)}, "must be four finite numbers, t1 to t4"),
-        ("gm", {"thresholds": (63, 71, math.nan, -37)}, "must be four finite numbers, t1 to t4"),
-    ],
-)
-def test_options_of_an_aggregate(aggregate: str, options, message: str) -> None:
-    components = transfer() if aggregate == "gm" else {"a": FIRST, "b": SECOND}
-    with pytest.raises(ValueError, match=message):
-        Reward(components, aggregate, **options)
-
-
-@pytest.mark.parametrize(
-    ("components", "aggregate", "message"),
-    [
-        ({}, "weighted", r"components is empty, must have at least one scorer\['name'\]"),
-        ({"g": (GAIN, -0.5)}, "weighted", r"weight -0\.5 rewards the opposite\. Use 0\.5"),
-        ({"c": (COST, 2)}, "weighted", r"weight 2\.0 rewards the opposite\. Use -2\.0"),
-        ({"g": (GAIN, 1.0), "c": COST}, max, "does not take weights, got weights for g"),
-        ({"a": (ACCURACY, 1.0), "g": GAIN}, "gm", "does not take weights, got weights for a"),
-        ({"g": (GAIN, 2.0)}, "min", "does not take weights, got weights for g"),
-        ({"a": (SHARE, 2.0)}, "geometric_mean", "does not take weights, got weights for a"),
-        ({"g": GAIN}, "mean", "must be one of weighted, gm, min, mean_minus_deviation, "),
-        ({"g": GAIN, "c": COST}, "min", "but c is better when lower. Pass the scales"),
-        (
-            {"a": FIRST, "b": Perplexity()["log_likelihood"]},
-            "mean_minus_deviation",
-            r"on one scale, but their ranges are a \(-inf, inf\), b \(-inf, 0\.0\)",
-        ),
-        (
-            {"a": SHARE, "p": shares("cost")["cost"]},
-            "geometric_mean",
-            r"0 or more that are better when higher, but p has the range \(0.0, 1.0\). Use",
-        ),
-        ({"g": GAIN}, "geometric_mean", r"but g has the range \(-inf, inf\)"),
-        ({"a": ACCURACY, "g": GAIN}, "gm", "components are accuracy, gain. Use 'geometric_mean'"),
-    ],
-)
-def test_invalid_components_and_aggregates(components, aggregate, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Reward(components, aggregate)
 
 
 # Failures
@@ -412,9 +406,7 @@ def test_a_failed_sample_is_nan_and_does_not_affect_the_others(scorer: NumberSco
         (["1 inf", "2 0"], lambda scores: scores["gain"], [True, False]),
     ],
 )
-def test_a_failure_cannot_be_hidden(
-    scorer: NumberScorer, texts: list[str], aggregate: Any, failed: list[bool]
-) -> None:
+def test_a_failure_cannot_be_hidden(scorer, texts, aggregate, failed) -> None:
     batch = Reward([scorer["gain"], scorer["cost"]], aggregate=aggregate)(texts)
     assert batch.failed.tolist() == failed
     assert np.isnan(batch.total).tolist() == failed
@@ -537,9 +529,7 @@ def brevity(texts: list[str]) -> list[float | None]:
     return [-float(len(text)) or None for text in texts]
 
 
-def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(
-    scorer: NumberScorer,
-) -> None:
+def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(scorer) -> None:
     both = Reward([brevity, (scorer["gain"], 0.5)])
     assert both.weights == {"brevity": 1.0, "gain": 0.5}
     assert Reward(scorer["cost"]).weights == {"cost": -1.0}

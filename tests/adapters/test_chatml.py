@@ -30,9 +30,7 @@ def conversation(prompt: str, response: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_prompt_and_response_are_those_of_the_conversation(
-    tokenizer: Any, system: str | None
-) -> None:
+def test_prompt_and_response_are_those_of_the_conversation(tokenizer, system) -> None:
     first = [] if system is None else [{"role": "system", "content": system}]
     for prompt, response in product(PROMPTS, RESPONSES):
         chat = [*first, *conversation(prompt, response)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import pickle
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,9 +29,7 @@ def logged(trainer: Any) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
-def test_grpo_logs_the_same_rewards(
-    train: Callable[..., Any], serve: Callable[..., Any], reward: Reward, build: Any
-) -> None:
+def test_grpo_logs_the_same_rewards(train, serve, reward, build) -> None:
     here = train(build(reward, COLUMNS))
     remote = RemoteReward(serve(reward).url)
     served = train(pickle.loads(pickle.dumps(build(remote, COLUMNS))))
@@ -43,9 +40,7 @@ def test_grpo_logs_the_same_rewards(
     np.testing.assert_equal(logged(served), logged(here))
 
 
-def test_component_functions_have_the_weights_of_the_server(
-    serve: Callable[..., Any], reward: Reward
-) -> None:
+def test_component_functions_have_the_weights_of_the_server(serve, reward) -> None:
     remote = RemoteReward(serve(reward).url)
     functions, weights = as_component_funcs(remote)
     here, weights_here = as_component_funcs(reward)
@@ -56,9 +51,7 @@ def test_component_functions_have_the_weights_of_the_server(
         assert function(*given) == other(*given)
 
 
-def test_verl_scores_concurrent_samples_in_one_request(
-    serve: Callable[..., Any], reward: Reward, letters: Any
-) -> None:
+def test_verl_scores_concurrent_samples_in_one_request(serve, reward, letters) -> None:
     texts = ["ab", "f", "aab", "b"]
 
     async def all_at_once(given: Reward) -> list[Any]:
@@ -72,9 +65,7 @@ def test_verl_scores_concurrent_samples_in_one_request(
 
 
 @pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
-def test_async_grpo_scores_a_group_as_in_process(
-    serve: Callable[..., Any], reward: Reward, build: Any
-) -> None:
+def test_async_grpo_scores_a_group_as_in_process(serve, reward, build) -> None:
     """The trainer's own rollout loop, without the vLLM server that it asks for completions."""
     worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
     accelerate.PartialState(cpu=True)  # as at the start of the loop's process; its logger needs it

@@ -91,9 +91,7 @@ def totals_of(reward: Reward) -> list[float]:
     return np.where(batch.failed, -9.0, batch.total).tolist()
 
 
-def test_openrlhf_makes_its_experience(
-    serve: Callable[..., Any], reward: Reward, openrlhf: Importer
-) -> None:
+def test_openrlhf_makes_its_experience(serve, reward, openrlhf) -> None:
     agent = openrlhf.module("utils.agent")
     executor = agent.SingleTurnAgentExecutor(f"{serve(reward, OPTIONS).url}/get_reward")
     params = SimpleNamespace(max_tokens=8, logprobs=None)
@@ -161,16 +159,12 @@ def disrm(importer: Callable[[Any], Importer]) -> Callable[..., Any]:
     return score
 
 
-def test_verl_gets_the_rewards_of_the_process(
-    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float]
-) -> None:
+def test_verl_gets_the_rewards_of_the_process(serve, reward, disrm) -> None:
     url = serve(reward, OPTIONS).url
     assert [disrm(url, text) for text in TEXTS] == totals_of(reward)
 
 
-def test_verl_asks_again_while_the_queue_is_full(
-    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float], monkeypatch: Any
-) -> None:
+def test_verl_asks_again_while_the_queue_is_full(serve, reward, disrm, monkeypatch) -> None:
     server = serve(reward, TrainerRoutes(**{**vars(OPTIONS), "patience": 0.0}))
     queue = server.app.state.requests
     score, seen = queue.score, []
@@ -186,9 +180,7 @@ def test_verl_asks_again_while_the_queue_is_full(
     assert len(seen) == 2
 
 
-def test_verl_gives_up_at_once_on_a_text_without_markers(
-    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float]
-) -> None:
+def test_verl_gives_up_at_once_on_a_text_without_markers(serve, reward, disrm) -> None:
     server = serve(reward, TrainerRoutes(-9.0, template=TemplateMarkers("<other>")))
     with pytest.raises(aiohttp.ClientResponseError, match="422"):
         disrm(server.url, "ab")
@@ -237,9 +229,7 @@ def nemo_gym(importer: Callable[[Any], Importer]) -> Any:
     return found.module("v1.tasksets.nemo_gym.taskset")
 
 
-def test_nemo_gym_masks_a_failed_sample(
-    nemo_gym: Any, serve: Callable[..., Any], reward: Reward
-) -> None:
+def test_nemo_gym_masks_a_failed_sample(nemo_gym, serve, reward) -> None:
     """In place of a `failed_score`: the client gets why, and the sample is left out."""
     url = serve(reward, OPTIONS).url
     config = nemo_gym.NeMoGymTaskConfig(resources_url=url)

@@ -94,9 +94,7 @@ def test_classify_as_vllm_replies(serve: Callable[..., Any], reward: Reward) -> 
     ]
 
 
-def test_labels_and_constants_reach_the_scorer(
-    serve: Callable[..., Any], reward: Reward, letters: Any
-) -> None:
+def test_labels_and_constants_reach_the_scorer(serve, reward, letters) -> None:
     options = TrainerRoutes(-9.0, {"labels": "label"}, {"sources": "menu"})
     body = {"query": ["ab"], "prompts": ["a"], "labels": ["glad"]}
     assert serve(reward, options).client.post("/get_reward", json=body).status_code == 200
@@ -146,13 +144,7 @@ def test_an_aggregate_that_is_no_sum_has_no_parts(serve: Callable[..., Any], let
     ],
 )
 def test_wrong_bodies_are_422_and_name_the_item(
-    serve: Callable[..., Any],
-    reward: Reward,
-    options: TrainerRoutes,
-    path: str,
-    body: dict[str, Any],
-    place: str,
-    message: str,
+    serve, reward, options, path, body, place, message
 ) -> None:
     reply = serve(reward, options).client.post(path, json=body)
     assert reply.status_code == 422, reply.text
@@ -163,9 +155,7 @@ def test_wrong_bodies_are_422_and_name_the_item(
 
 @pytest.mark.parametrize("path", ["/get_reward", "/slime", "/classify"])
 @pytest.mark.parametrize("content", [b'{"query": [}', b"", b"soup", b"\xff", b"[" * 100_000])
-def test_malformed_json_is_400_as_on_our_routes(
-    serve: Callable[..., Any], reward: Reward, path: str, content: bytes
-) -> None:
+def test_malformed_json_is_400_as_on_our_routes(serve, reward, path, content) -> None:
     client = serve(reward, OPTIONS).client
     headers = {"Content-Type": "application/json"}
     for route in (path, "/score"):
@@ -175,9 +165,7 @@ def test_malformed_json_is_400_as_on_our_routes(
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 10_000])
-def test_a_full_queue_holds_the_request_then_503(
-    serve: Callable[..., Any], reward: Reward, monkeypatch: pytest.MonkeyPatch, refusals: int
-) -> None:
+def test_a_full_queue_holds_the_request_then_503(serve, reward, monkeypatch, refusals) -> None:
     server = serve(reward, TrainerRoutes(-9.0, patience=0.2))
     queue = server.app.state.requests
     score, seen = queue.score, []
@@ -212,9 +200,7 @@ def test_a_sample_that_a_scorer_rejects(serve: Callable[..., Any], monkeypatch: 
     assert (reply["rewards"], reply["extra_logs"]["failed"]) == ([-9.0], [1.0])
 
 
-def test_options_that_cannot_work_are_refused_at_the_start(
-    reward: Reward, letters: Any, kinds: Any
-) -> None:
+def test_options_that_cannot_work_are_refused_at_the_start(reward, letters, kinds) -> None:
     for failed_score in (math.nan, math.inf):
         with pytest.raises(ValueError, match="must be finite"):
             trainer_routes(TrainerRoutes(failed_score), reward)

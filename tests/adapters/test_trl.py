@@ -60,7 +60,7 @@ def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: s
     ],
 )
 def test_training_uses_the_total_and_leaves_out_failed_samples(
-    train, reward, letters, algorithm: str, build, chat: bool
+    train, reward, letters, algorithm, build, chat
 ) -> None:
     columns = {"labels": "tone"} if chat else {"labels": "tone", "prefixes": "prompt"}
     functions = build(reward, columns, name="letters")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -65,9 +64,7 @@ WAYS = [by_single_calls, by_one_batch_call, by_concurrent_calls]
 
 
 @pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))
-def test_results_equal_the_rewards_and_share_keys(
-    reward, letters, way: Callable[[Reward], Any], calls: int
-) -> None:
+def test_results_equal_the_rewards_and_share_keys(reward, letters, way, calls) -> None:
     results = way(reward)
     assert len(letters.scored) == calls
     assert (letters.scored[0].labels[0], letters.scored[0].sources[0]) == ("glad", "s")

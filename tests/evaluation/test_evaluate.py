@@ -94,7 +94,16 @@ def evaluated(models: dict[str, str], prefixes: Path, tmp_path: Path) -> Callabl
     return run
 
 
-def words(models: dict[str, str], file: Path, output: Path, **changes: Any) -> list[str]:
+def words(
+    models: dict[str, str],
+    file: Path,
+    output: Path,
+    labels: list[str] | None = None,
+    classifiers: list[str] | None = None,
+    **changes: Any,
+) -> list[str]:
+    labels = labels or [f"{name}={','.join(each)}" for name, each in LABELS.items()]
+    classifiers = classifiers or [f"{name}={models[name]}" for name in LABELS]
     options = {
         "template": TEMPLATE,
         "prefixes": file,
@@ -106,8 +115,7 @@ def words(models: dict[str, str], file: Path, output: Path, **changes: Any) -> l
         **{name.replace("_", "-"): value for name, value in changes.items()},
     }
     command = ["evaluate", str(options.pop("model", models["generator"]))]
-    command += ["--labels", *(f"{name}={','.join(each)}" for name, each in LABELS.items())]
-    command += ["--classifiers", *(f"{name}={models[name]}" for name in LABELS)]
+    command += ["--labels", *labels, "--classifier", *classifiers]
     return command + [f"--{name}={value}" for name, value in options.items()]
 
 
@@ -135,9 +143,7 @@ def perplexity_of_evaluate(folder: str, text: str) -> float:
     return math.exp(loss.item())
 
 
-def test_the_figures_equal_twins_written_from_transformers(
-    plain: Path, models: dict[str, str]
-) -> None:
+def test_the_figures_equal_twins_written_from_transformers(plain, models) -> None:
     samples, found = Samples.from_jsonl(plain / "texts.jsonl"), results(plain)
     assert samples.labels is not None
     assert samples.prompts is not None
@@ -218,12 +224,7 @@ main(sys.argv[2:])
 
 @pytest.mark.parametrize("write", [1, 3, 6, 7, 8, 11])
 def test_a_killed_run_continues_with_equal_texts_and_figures(
-    evaluated: Callable[..., Path],
-    models: dict[str, str],
-    prefixes: Path,
-    plain: Path,
-    tmp_path: Path,
-    write: int,
+    evaluated, models, prefixes, plain, tmp_path, write
 ) -> None:
     """Killed at a write: within the first line of completions, the third, the first of scores (6),
     of Distinct by prefix (7), before the texts have their name (8), before the last file has (11).
@@ -247,18 +248,12 @@ def test_a_killed_run_continues_with_equal_texts_and_figures(
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 36])
-def test_the_batch_size_does_not_matter(
-    evaluated: Callable[..., Path], plain: Path, batch_size: int
-) -> None:
+def test_the_batch_size_does_not_matter(evaluated, plain, batch_size) -> None:
     assert content(evaluated("b", batch_size=batch_size)) == content(plain)
 
 
 def test_a_finished_run_is_not_repeated_nor_continued_with_another_seed(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    evaluated, plain, tmp_path, monkeypatch, capsys
 ) -> None:
     before = content(shutil.copytree(plain, tmp_path / "a"))
     monkeypatch.setattr("ctrlreward.evaluation.texts.EvaluatedModel.load", None)
@@ -269,12 +264,7 @@ def test_a_finished_run_is_not_repeated_nor_continued_with_another_seed(
     assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err
 
 
-def test_two_seeds_are_compared(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_two_seeds_are_compared(evaluated, plain, tmp_path, capsys) -> None:
     second, output = evaluated("b", seed=1), tmp_path / "comparison.json"
     assert content(plain)["texts.jsonl"] != content(second)["texts.jsonl"]
     capsys.readouterr()
@@ -289,9 +279,7 @@ def test_two_seeds_are_compared(
     assert of_all["run"] == pytest.approx(cv_star([ours, theirs]))
 
 
-def test_a_tuned_adapter_is_evaluated_from_its_run(
-    evaluated: Callable[..., Path], models: dict[str, str], plain: Path, tmp_path: Path
-) -> None:
+def test_a_tuned_adapter_is_evaluated_from_its_run(evaluated, models, plain, tmp_path) -> None:
     policy = load_policy(models["generator"], LoRA(4), "cpu")
     policy.save_pretrained(str(tmp_path / "run" / "checkpoints" / "adapter"))
     untrained = evaluated("untrained", model=tmp_path / "run")
@@ -318,9 +306,7 @@ def test_a_tuned_adapter_is_evaluated_from_its_run(
         find_model(str(tmp_path / "run"))
 
 
-def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
-    evaluated: Callable[..., Path],
-) -> None:
+def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(evaluated) -> None:
     options = {"completions": 8, "max_tokens": 30}
     whole = evaluated("keep", unfinished="keep", **options)
     dropped = evaluated("drop", **options)
@@ -343,9 +329,7 @@ def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
     assert differing
 
 
-def test_an_encoder_decoder_writes_the_whole_text(
-    evaluated: Callable[..., Path], tiny_t5: str
-) -> None:
+def test_an_encoder_decoder_writes_the_whole_text(evaluated, tiny_t5) -> None:
     template = "Write a {length} {sentiment} text that begins with {prefix}."
     folder = evaluated("t5", model=tiny_t5, template=template, completions=2)
     samples = Samples.from_jsonl(folder / "texts.jsonl")
@@ -359,11 +343,7 @@ def test_an_encoder_decoder_writes_the_whole_text(
 
 
 def test_the_card_goes_to_weights_and_biases(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    evaluated, plain, tmp_path, monkeypatch, capsys
 ) -> None:
     """Config, summary and tables of an offline run; the run of the same evaluation is the same."""
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -396,9 +376,7 @@ def test_the_card_goes_to_weights_and_biases(
     assert [cells[2] for cells in texts["data"]] == list(samples.texts)
 
 
-def test_options_of_a_yaml_file_and_the_card(
-    models: dict[str, str], prefixes: Path, plain: Path, tmp_path: Path
-) -> None:
+def test_options_of_a_yaml_file_and_the_card(models, prefixes, plain, tmp_path) -> None:
     """A map of labels, a further scorer, and a classifier as an object: descriptions of labels."""
     save_bert(tmp_path / "encoder", BertModel)
     encoder = str(tmp_path / "encoder")
@@ -462,43 +440,26 @@ def test_options_of_a_yaml_file_and_the_card(
         ({"completions": 0}, "completions must be positive, got 0"),
         ({"label_map": "negative"}, "label_map = 'negative' must be OLD=NEW"),
         ({"label_map": "negative=NEG"}, "'NEG' is not a label of the classifier for 'sentiment'"),
+        ({"labels": ["negative"]}, "labels = 'negative' must be ATTRIBUTE=LABEL,LABEL"),
+        ({"labels": ["sentiment="]}, "labels of 'sentiment' must be one or more"),
+        (
+            {"labels": ["mood=a", "topic=b"], "classifiers": ["topic=x"]},
+            "attribute 'mood' needs a classifier",
+        ),
+        ({"classifiers": ["sentimnt=x"]}, "'sentiment'?"),
+        ({"classifiers": ["sentiment"]}, "must be ATTRIBUTE=MODEL"),
         ({"base": "smollm2-135m"}, "is not the folder of an adapter"),
         ({"model": "/nowhere"}, "model = '/nowhere' is neither a folder"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_generated(
-    evaluated: Callable[..., Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    message: str,
+    evaluated, tmp_path, capsys, changes, message
 ) -> None:
     with pytest.raises(SystemExit) as exit:
         evaluated("a", **changes)
     assert exit.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--labels", "negative"], "labels = 'negative' must be ATTRIBUTE=LABEL,LABEL"),
-        (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
-        (["--labels", "mood=sad,glad"], "attribute 'mood' needs a classifier"),
-        (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),
-        (["--labels", "sentiment=a,b", "--classifier", "sentiment"], "must be ATTRIBUTE=MODEL"),
-    ],
-)
-def test_labels_and_classifiers_are_checked(
-    models: dict[str, str],
-    tmp_path: Path,
-    fails: Callable[..., str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    rest = ["--template", "{mood} {prefix}", "--output", str(tmp_path / "a")]
-    assert message in fails("evaluate", models["generator"], *arguments, *rest)
 
 
 LABEL_DESCRIPTIONS = "ctrlreward.LabelDescriptions"
@@ -517,7 +478,7 @@ LABEL_DESCRIPTIONS = "ctrlreward.LabelDescriptions"
     ],
 )
 def test_a_mistake_in_a_classifier_of_a_file_is_one_line(
-    tmp_path: Path, fails: Callable[..., str], path: str, options: dict[str, Any], message: str
+    tmp_path, fails, path, options, message
 ) -> None:
     file = tmp_path / "evaluation.yaml"
     file.write_text(json.dumps({"classifiers": {"sentiment": {"class_path": path, **options}}}))

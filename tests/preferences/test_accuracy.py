@@ -148,9 +148,7 @@ ABSENT = "No such column: '{}'. The columns are"
         ([REWARD_OPTION, "--cluster=kind"], ABSENT.format("kind")),
     ],
 )
-def test_what_is_absent_is_named(
-    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_absent_is_named(folder, options, message, capsys) -> None:
     with pytest.raises(SystemExit):
         measured(*options)
     assert message in capsys.readouterr().err

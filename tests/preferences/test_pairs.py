@@ -113,9 +113,7 @@ def test_a_column_in_place_of_a_reward(capsys: pytest.CaptureFixture[str]) -> No
     assert "left out: 1 completions without a reward" in capsys.readouterr().out
 
 
-def test_a_crash_loses_no_reward(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_loses_no_reward(capsys, monkeypatch) -> None:
     monkeypatch.setattr("ctrlreward.preferences.pairs._CHUNK", 2)
     content = rows(prompt=[*"pqpqrr"], text=["a", "b", "aa", "bb", "c", "crash"])
     write(content)
@@ -158,12 +156,7 @@ P_AND_A = {"prompt": ["p"], "text": ["a"]}
         (rows(**P_AND_A, rating=["good"]), None, "in.jsonl:1: rating = 'good' must be"),
     ],
 )
-def test_wrong_input(
-    content: list[dict[str, Any]],
-    options: list[str] | None,  # None for a score in place of a reward
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_input(content, options, message, capsys) -> None:
     write(content)
     if options is None:
         assert message in fails(capsys, "--score=rating", reward=None)

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,9 +152,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_the_command_probes_a_function_of_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def words(completions, **kwargs):\n    return [len(c.split()) for c in completions]\n"
@@ -179,9 +176,7 @@ def test_the_command_probes_a_function_of_a_file(
     assert "gamed by: none of the probes" in printed
 
 
-def test_texts_have_the_columns_of_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_have_the_columns_of_score(tmp_path, capsys) -> None:
     (tmp_path / "rewards.py").write_text(
         "def ends(texts):\n    return [t[-1:] == '.' for t in texts]"
     )
@@ -203,9 +198,7 @@ def test_texts_have_the_columns_of_score(
         (["json:dumps", "--held_out", "absent.py:f"], "No such file: absent.py"),
     ],
 )
-def test_wrong_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments(arguments, message, capsys) -> None:
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -217,18 +210,14 @@ def test_too_few_texts() -> None:
         examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)
 
 
-def test_a_module_is_found_in_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_found_in_the_working_folder(tmp_path, monkeypatch) -> None:
     (tmp_path / "own_rewards.py").write_text("def words(texts):\n    return map(len, texts)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert load_reward("own_rewards:words")(["ab"]).total.tolist() == [2.0]
 
 
-def test_a_function_of_messages_or_labels_is_told_what_it_gets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_of_messages_or_labels_is_told_what_it_gets(tmp_path, capsys) -> None:
     path = tmp_path / "rewards.py"
     path.write_text(
         "def chat(completions, **kwargs):\n    return [len(c[0]['content']) for c in completions]\n"
