@@ -201,18 +201,18 @@ def _read_catalogue() -> Mapping[str, DataSet]:
     data_sets = {}
     for name, entry in listed.items():
         address, made_by = entry.get("address"), entry.get("made_by")
-        found = {
-            file["name"]: DataFile(
+        found = {}
+        for file in entry["files"]:
+            path = None if file.get("made") else file.get("path", entry.get("path"))
+            found[file["name"]] = DataFile(
                 data_set=name,
                 name=file["name"],
                 place=f"{file.get('folder', entry['folder'])}/{file['name']}".lstrip("/"),
-                address=f"{address}/{file['path']}" if "path" in file else None,
+                address=path and f"{address}/{path.format(name=file['name'])}",
                 size=file.get("bytes"),
                 sha256=file.get("sha256"),
                 git_blob=file.get("git_blob"),
             )
-            for file in entry["files"]
-        }
         data_sets[name] = DataSet(name, address, entry["licence"], entry["cite"], found, made_by)
     return data_sets
 
