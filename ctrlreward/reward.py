@@ -338,15 +338,12 @@ class Reward(AnyReward):
         return f"<{type(self).__name__}: {', '.join(self.components)}>"
 
     def load(self) -> None:
-        """Load all models now, on this thread; without it, the first scoring loads them.
-
-        Building a model may draw random numbers: call this before `submit` if their state matters.
-        """
+        """Load all models now: before `submit` on a thread, since this may draw random numbers."""
         for scorer in self._scorers():
             scorer.load()
 
     def release(self) -> None:
-        """End the background thread and free all models; a later call loads them again."""
+        """See `AnyReward`."""
         self._worker.close(cancel=True)
         self.time_limit.close()
         for scorer in self._scorers():

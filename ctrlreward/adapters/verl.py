@@ -133,17 +133,14 @@ class _ComputeScore:
         caller: str = "",
         wait: float = 0.0,
     ) -> None:
-        self.reward = as_reward(reward)
+        self.reward, self.failed_score, self.wait = as_reward(reward), failed_score, wait
+        self.columns = check_columns(columns, self.reward)
         check_failed_score(self.reward, failed_score, ("score", "failed"))
         if caller:
             check_pointwise(self.reward, caller)
-        self.failed_score = failed_score
-        self.failed_components = one_of(
-            "failed_components", failed_components, get_args(FailedComponents)
-        )
+        one_of("failed_components", failed_components, get_args(FailedComponents))
+        self.failed_components = failed_components
         self.worst: dict[str, float] = {}
-        self.columns = check_columns(columns, self.reward)
-        self.wait = wait
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None
 

@@ -58,10 +58,10 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
             name, equals, label = word.partition("=")
             if equals:
                 attribute = name.strip()
-                labels.setdefault(attribute, [])
             elif not attribute:
                 raise ValueError(f"labels = {word!r} must be ATTRIBUTE=LABEL,LABEL")
-            labels[attribute] += [each for each in (label if equals else word).split(",") if each]
+            more = [each for each in (label if equals else word).split(",") if each]
+            labels[attribute] = labels.get(attribute, []) + more
     for name, each in labels.items():
         if not name or not each or name == _PREFIX or len(set(each)) < len(each):
             raise ValueError(
@@ -175,7 +175,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
         if base is not None:
             raise ValueError(f"base = {base!r}, but {model} is not the folder of an adapter")
         return EvaluatedModel(model, None)
-    found = sorted({path.parent for path in folder.rglob(_ADAPTER)})
+    found = sorted(path.parent for path in folder.rglob(_ADAPTER))
     found = [path for path in found if path.name != _LAST] or found
     if len(found) > 1:
         raise ValueError(
@@ -227,10 +227,7 @@ class TextLog:
         """Return the completions so far, and for each whether an end token ended it."""
         records = self.log.read()
         texts = [text for record in records for text in record["completions"]]
-        ended = [each for record in records for each in record["ended"]]
-        if len(texts) > len(self.prompts) or len(texts) != len(ended):
-            raise ValueError(f"{self.log.path} has {len(texts)} completions. Delete it.")
-        return texts, ended
+        return texts, [each for record in records for each in record["ended"]]
 
     def complete(
         self, model: EvaluatedModel, device: str, dtype: Dtype | None, batch_size: int
@@ -264,12 +261,11 @@ class TextLog:
         """
         n = len(self.prompts)
         completions, ended = completions or [" …"] * n, ended or [True] * n
-        texts = []
         starts = [prompt.prefix if self.continues else "" for prompt in self.prompts]
-        for start, completion, complete in zip(starts, completions, ended, strict=True):
-            text = start + completion
-            cut_off = self.drop and not complete
-            texts.append(without_unfinished(text, len(start)) if cut_off else text)
+        texts = [start + completion for start, completion in zip(starts, completions, strict=True)]
+        for i, start in enumerate(starts):
+            if self.drop and not ended[i]:
+                texts[i] = without_unfinished(texts[i], len(start))
         labels = [attribute_label(prompt.targets) for prompt in self.prompts]
         return Samples(
             texts=texts,

@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from trainer_clients import OPENRLHF, VERIFIERS, VERL, Importer
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.contract import QueueFull
 from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 
 EOS = "<eos>"
@@ -164,18 +163,9 @@ def test_verl_gets_the_rewards_of_the_process(serve, reward, disrm) -> None:
     assert [disrm(url, text) for text in TEXTS] == totals_of(reward)
 
 
-def test_verl_asks_again_while_the_queue_is_full(serve, reward, disrm, monkeypatch) -> None:
+def test_verl_asks_again_while_the_queue_is_full(serve, reward, disrm, refuse) -> None:
     server = serve(reward, TrainerRoutes(**{**vars(OPTIONS), "patience": 0.0}))
-    queue = server.app.state.requests
-    score, seen = queue.score, []
-
-    async def full_once(*given: Any, **more: Any) -> Any:
-        seen.append(given)
-        if len(seen) == 1:
-            raise QueueFull(1000, 30)
-        return await score(*given, **more)
-
-    monkeypatch.setattr(queue, "score", full_once)
+    seen = refuse(server, 1)
     assert disrm(server.url, "ab") == totals_of(reward)[0]
     assert len(seen) == 2
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
-from ctrlreward.serving.contract import QueueFull
 from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 from ctrlreward.serving.trainer_routes import _finite_values, trainer_routes
 
@@ -165,18 +164,9 @@ def test_malformed_json_is_400_as_on_our_routes(serve, reward, path, content) ->
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 10_000])
-def test_a_full_queue_holds_the_request_then_503(serve, reward, monkeypatch, refusals) -> None:
+def test_a_full_queue_holds_the_request_then_503(serve, reward, refuse, refusals) -> None:
     server = serve(reward, TrainerRoutes(-9.0, patience=0.2))
-    queue = server.app.state.requests
-    score, seen = queue.score, []
-
-    async def full_at_first(*given: Any, **more: Any) -> Any:
-        seen.append(given)
-        if len(seen) <= refusals:
-            raise QueueFull(1000, 30)
-        return await score(*given, **more)
-
-    monkeypatch.setattr(queue, "score", full_at_first)
+    seen = refuse(server, refusals)
     reply = server.client.post("/slime", json={"prompt": "", "response": "ab"})
     if refusals < 10_000:
         assert reply.json() == 0.75
