@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -59,6 +60,7 @@ AVERAGES = {
 }
 
 
+@dataclass(frozen=True)
 class Measures:
     """Scorers of an evaluation, by part: `classifiers`, `perplexity`, `distinct`, `scorers.0`.
 
@@ -66,17 +68,11 @@ class Measures:
     `label_map` is OLD=NEW: labels of the classifiers in place of the prompts' labels.
     """
 
-    def __init__(
-        self,
-        scorers: Mapping[str, Scorer],
-        prompts: Sequence[EvaluatedPrompt],
-        completions: int,
-        attributes: Sequence[str],
-        label_map: Sequence[str] | None,
-    ) -> None:
-        self.scorers, self.prompts, self.completions = scorers, prompts, completions
-        self.attributes = tuple(attributes)
-        self.labels = pairs("label_map", "OLD=NEW, negative=LABEL_0", label_map)
+    scorers: Mapping[str, Scorer]
+    prompts: Sequence[EvaluatedPrompt]
+    completions: int
+    attributes: Sequence[str]
+    label_map: Sequence[str] | None
 
     def check(self, samples: Samples) -> None:
         """Raise unless the scorers can score the samples; loads no weights."""
@@ -142,8 +138,9 @@ class Measures:
 
     def _mapped(self, samples: Samples) -> Samples:
         """Return the samples with the labels of the classifiers."""
+        labels = pairs("label_map", "OLD=NEW, negative=LABEL_0", self.label_map)
         mapped = [
-            attribute_label({n: self.labels.get(word, word) for n, word in p.targets.items()})
+            attribute_label({n: labels.get(word, word) for n, word in p.targets.items()})
             for p in self.prompts
         ]
         return samples.replace(labels=mapped)

@@ -101,8 +101,8 @@ def preferences(
     figures: dict[str, dict[str, PairAccuracy]] = {name: {} for name in values}
     for subset, kept in _subsets(rows, pairs).items():
         own = [clusters[i] for i in kept]
-        for name, both in values.items():
-            chosen, rejected = (side[kept] if better[name] else -side[kept] for side in both)
+        for name, pair in values.items():
+            chosen, rejected = (side[kept] if better[name] else -side[kept] for side in pair)
             figures[name][subset] = pair_accuracy(chosen, rejected, own, resamples, seed)
     _print(figures, better, data.name, len(set(clusters)))
     if output is not None:
