@@ -240,27 +240,21 @@ class ScoreOfAll(_ScoreMetric):
 
     def compute(self) -> Tensor:
         """Return the mean of the score, float64; a ValueError if only some updates had ids."""
-        samples = _decode(self.records)
-        if samples is None:
+        content = dim_zero_cat(self.records).cpu().numpy() if len(self.records) else b""
+        updates: list[tuple[list[int] | None, dict[str, list[str]]]] = [
+            json.loads(line) for line in bytes(content).decode().splitlines()
+        ]
+        if not updates:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
+        samples = Samples.concat(Samples(**columns) for _, columns in updates)
+        ids = [i for each, _ in updates for i in each or ()]
+        if ids and len(ids) < len(samples):
+            raise ValueError(
+                f"ids were passed for {len(ids)} of {len(samples)} samples. Pass them in every "
+                "update, or in none."
+            )
+        if ids:
+            rows = {i: row for row, i in enumerate(ids)}
+            samples = samples[[rows[i] for i in sorted(rows)]]
         values = score({"score": self.component}, samples)["score"]
         return torch.tensor(valid_mean(values), dtype=torch.float64, device=self.device)
-
-
-def _decode(records: list[Tensor] | Tensor) -> Samples | None:
-    """Return the recorded samples, sorted and deduplicated by id; None if there are none."""
-    content = dim_zero_cat(records).cpu().numpy() if len(records) else b""
-    updates: list[tuple[list[int] | None, dict[str, list[str]]]] = [
-        json.loads(line) for line in bytes(content).decode().splitlines()
-    ]
-    if not updates:
-        return None
-    samples = Samples.concat(Samples(**columns) for _, columns in updates)
-    ids = [i for each, _ in updates for i in each or ()]
-    if ids and len(ids) < len(samples):
-        raise ValueError(
-            f"ids were passed for {len(ids)} of {len(samples)} samples. Pass them in every update, "
-            "or in none."
-        )
-    rows = {i: row for row, i in enumerate(ids)}
-    return samples[[rows[i] for i in sorted(rows)]] if ids else samples

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters._conversion import build_samples, check_columns, is_missing
+from ctrlreward.adapters._conversion import build_samples, check_columns
 from ctrlreward.engine.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
@@ -146,7 +146,13 @@ class _RewardFunc:
         """
         table = {name: column for name, column in given.items() if name not in _NOT_COLUMNS}
         mapped = [table[column] for column in self.columns.values() if column in table]
-        rows = [i for i in range(len(completions)) if not any(is_missing(col[i]) for col in mapped)]
+        absent = {  # None, or NaN as of pandas
+            i
+            for column in mapped
+            for i, value in enumerate(column)
+            if value is None or (isinstance(value, float) and math.isnan(value))
+        }
+        rows = [i for i in range(len(completions)) if i not in absent]
         samples = build_samples(
             [plain_text(completions[i], "assistant") for i in rows],
             [plain_text(prompts[i]) for i in rows],

@@ -420,7 +420,8 @@ def _values(result: Any, n: int) -> tuple[Floats, dict[str, Floats]]:
     """Return the rewards and components of a function's result, for n completions."""
     if isinstance(result, RewardBatch):
         return np.where(result.failed, np.nan, result.total), dict(result.components)
-    values, columns = result, dict[str, Any]()
+    values: Any = result
+    columns: Mapping[str, Any] = {}
     if isinstance(result, Mapping) and "rewards" in result:  # OpenRLHF
         values, columns = result["rewards"], result.get("extra_logs") or {}
     elif isinstance(result, Mapping):  # verl

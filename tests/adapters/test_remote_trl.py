@@ -1,4 +1,4 @@
-"""TRL's GRPO and verl's coroutine with a served reward: the rewards of the process."""
+"""TRL's GRPO with a served reward: the rewards of the process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from ctrlreward import Reward
-from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
-from ctrlreward.adapters.verl import as_async_compute_score
+from ctrlreward.adapters.trl import as_async_reward_funcs, as_reward_funcs
 from ctrlreward.serving.remote_reward import RemoteReward
 
 COLUMNS = {"labels": "tone", "prefixes": "prompt"}
@@ -38,30 +37,6 @@ def test_grpo_logs_the_same_rewards(train, serve, reward, build) -> None:
     )
     assert list(served._logs["completion"]) == list(here._logs["completion"])
     np.testing.assert_equal(logged(served), logged(here))
-
-
-def test_component_functions_have_the_weights_of_the_server(serve, reward) -> None:
-    remote = RemoteReward(serve(reward).url)
-    functions, weights = as_component_funcs(remote)
-    here, weights_here = as_component_funcs(reward)
-    assert weights == weights_here == [2.0, -0.125]
-    for function, other in zip(functions, here, strict=True):
-        given = (["p"] * 3, ["ab", "f", "aab"])
-        assert function.__name__ == other.__name__
-        assert function(*given) == other(*given)
-
-
-def test_verl_scores_concurrent_samples_in_one_request(serve, reward, letters) -> None:
-    texts = ["ab", "f", "aab", "b"]
-
-    async def all_at_once(given: Reward) -> list[Any]:
-        compute_score = as_async_compute_score(given, -9.0)
-        return await asyncio.gather(*(compute_score("d", text, None) for text in texts))
-
-    here = asyncio.run(all_at_once(reward))
-    letters.scored.clear()
-    assert asyncio.run(all_at_once(RemoteReward(serve(reward).url))) == here
-    assert [sorted(samples.texts) for samples in letters.scored] == [sorted(texts)]
 
 
 @pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
