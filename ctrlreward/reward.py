@@ -50,6 +50,8 @@ Scales: TypeAlias = Mapping[str, tuple[float, float]]
 
 # The aggregates of an ensemble: members that measure the same, on one scale.
 _ENSEMBLES = ("min", "mean_minus_deviation")
+# The aggregates that take an option.
+_TAKES = {"thresholds": ("gm",), "scales": _ENSEMBLES, "penalty": ("mean_minus_deviation",)}
 
 # Column of a `RewardBatch` with the deviation of an ensemble's members.
 DISAGREEMENT = "disagreement"
@@ -61,16 +63,12 @@ class RewardBatch:
 
     Attributes:
         total: One reward per sample, float64, shape (n,); NaN if it failed.
-        components: Each named score as returned by its scorer, float64, shape (n,); for a component
-            with a condition the value that counts. With the aggregate `"mean_minus_deviation"` also
-            `disagreement`, the deviation of the members.
-        failed: True where a component is NaN, or the total is NaN or beyond float32,
-            shape (n,).
+        components: Each score by name, float64, shape (n,); with a condition the value that counts.
+            With the aggregate `"mean_minus_deviation"` also `disagreement`.
+        failed: True where a component is NaN, or the total is NaN or beyond float32, shape (n,).
         seconds: Wall time of scoring.
-        reasons: Texts that say why a sample has its score, by component, n of each; only those that
-            a judge gave.
-        counters: Requests, tokens and cost of this batch, by the key of a log, `judge/cost`; empty
-            without a judge on a server.
+        reasons: A judge's reasons by component, n of each.
+        counters: A judge's requests, tokens and cost, by the key of a log, `judge/cost`.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -92,51 +90,47 @@ class RewardBatch:
     @staticmethod
     def concat(parts: Sequence[RewardBatch]) -> RewardBatch:
         """Concatenate parts that were scored at the same time, so `seconds` is their maximum."""
+        names = parts[0].components
         told = dict.fromkeys(name for part in parts for name in part.reasons)
         counted = dict.fromkeys(key for part in parts for key in part.counters)
         return RewardBatch(
             np.concatenate([part.total for part in parts]),
-            {
-                name: np.concatenate([part.components[name] for part in parts])
-                for name in parts[0].components
-            },
+            {name: np.concatenate([part.components[name] for part in parts]) for name in names},
             np.concatenate([part.failed for part in parts]),
             max(part.seconds for part in parts),
-            {
-                name: [w for p in parts for w in p.reasons.get(name, [""] * len(p.total))]
-                for name in told
-            },
+            {n: [w for p in parts for w in p.reasons.get(n, [""] * len(p.total))] for n in told},
             {key: sum(part.counters.get(key, 0) for part in parts) for key in counted},
         )
 
     def __getitem__(self, rows: slice | npt.NDArray[np.intp]) -> RewardBatch:
         """Return the rewards of some samples."""
-        components = {name: values[rows] for name, values in self.components.items()}
         kept = np.arange(len(self.total))[rows]
-        reasons = {name: [texts[i] for i in kept] for name, texts in self.reasons.items()}
-        total, failed = self.total[rows], self.failed[rows]
-        return RewardBatch(total, components, failed, self.seconds, reasons, self.counters)
+        return replace(
+            self,
+            total=self.total[rows],
+            components={name: values[rows] for name, values in self.components.items()},
+            failed=self.failed[rows],
+            reasons={name: [texts[i] for i in kept] for name, texts in self.reasons.items()},
+        )
 
     def statistics(self) -> dict[str, float]:
-        """Return `fail_rate`, in [0, 1], and mean and standard deviation of total and components.
-
-        The means (`<name>`) and standard deviations (`<name>_std`) are over the samples that did
-        not fail; NaN if all failed. `counters` are included.
+        """Return `fail_rate`, in [0, 1], and of the total and each component `<name>` and
+        `<name>_std`, mean and standard deviation over the samples that did not fail (NaN if all
+        did), and `counters`.
         """
-        valid = ~self.failed
         statistics = {"fail_rate": float(self.failed.mean()) if len(self.failed) else 0.0}
         for name, values in {"total": self.total, **self.components}.items():
-            statistics[name] = float(values[valid].mean()) if valid.any() else np.nan
-            statistics[f"{name}_std"] = float(values[valid].std()) if valid.any() else np.nan
+            valid = values[~self.failed]
+            statistics[name] = float(valid.mean()) if len(valid) else np.nan
+            statistics[f"{name}_std"] = float(valid.std()) if len(valid) else np.nan
         return {**statistics, **self.counters}
 
 
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which queries a server.
 
-    `components` are by name; `reward["relevance"]` is one. `derived` are the names of the further
-    columns of its batches. `weights` belong to a weighted reward, `thresholds` (t1 to t4) and
-    `accuracy_score` to `"gm"`; None with other aggregates.
+    `components` are by name, `derived` the names of the further columns of its batches. `weights`
+    belong to a weighted reward, `thresholds` (t1 to t4) and `accuracy_score` to `"gm"`; else None.
     """
 
     components: Mapping[str, Component]
@@ -203,38 +197,36 @@ _OTHER_NAMES = {
 class Reward(AnyReward):
     """Several components combined into one reward per sample; higher is better.
 
-    A call scores in the caller's thread, `submit` on a background thread; on a CUDA device both
-    use separate streams. Repeated samples are scored once, and scorers that share a model
-    share its forward passes.
+    Repeated samples are scored once, and scorers that share a model share its forward passes.
 
     Args:
         components: Name → component or (component, weight). A component is `scorer["coherence"]`,
-            a scorer with a single score, or a plain function (see `FunctionScorer` for how it is
-            called). Also one component, or a list of them, which are named by their scores.
-        aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
-            score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
-            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, pass either
-            `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
-            graded above t1. `"min"`: the lowest score, so that no component can be traded for
-            another (worst-case optimisation of Coste et al. 2023). `"mean_minus_deviation"`: their
-            mean minus `penalty` times their standard deviation, the `disagreement`, for components
-            that measure the same with different models: if they disagree, the total is low
-            (uncertainty-weighted optimisation, with the deviation in place of the paper's
-            variance). Both need a common scale: `scales`, or scores that are better when higher and
-            have one range. `"geometric_mean"`: of scores such as the relevance of several
-            attributes, which must be 0 or more and better when higher; a low one costs most. Or a
-            callable that maps the scores by name, each of shape (n,), to totals of shape (n,), such
-            as the result of `fit_aggregate`, or its JSON file,
-            `Path("learned.json")`.
+            a scorer with a single score, or a plain function (see `FunctionScorer`). Also one
+            component, or a list of them, which are named by their scores.
+        aggregate: One of
+
+            - `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a score
+              that is better when lower.
+            - `"gm"`: the adjusted geometric mean of an accuracy, a similarity and a perplexity
+              (Pang & Gimpel 2019, eq. 1). The accuracy is `accuracy`, the decision, or
+              `label_probability`, which is graded above t1.
+            - `"min"`: the lowest score (worst-case optimisation of Coste et al. 2023).
+            - `"mean_minus_deviation"`: the mean minus `penalty` times the standard deviation, the
+              `disagreement`, of components that measure the same with different models
+              (uncertainty-weighted optimisation, with the deviation in place of the paper's
+              variance). Like `"min"` it needs a common scale: `scales`, or scores that are better
+              when higher and have one range.
+            - `"geometric_mean"`: of scores of 0 or more that are better when higher.
+            - A callable that maps the scores by name, each of shape (n,), to totals of shape (n,),
+              such as the result of `fit_aggregate`, or its JSON file, `Path("learned.json")`.
         device: Device to move all scorers to; None keeps the devices.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its classifier, word
             vectors and language model. With t1 ≥ 0, a copied input of the other style has reward 0.
         scales: Component → mean and standard deviation on good texts, as `fit_scales` returns
-            them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
-            deviations by which it is better than the mean.
+            them: each score becomes the number of deviations by which it is better than the mean.
         penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
-        timeout: Time limit for scoring a batch, in seconds, such as 10 times the usual time; a
-            scorer that hangs then raises a `ScoringTimeout` with its line. None for no limit.
+        timeout: Time limit for scoring a batch, in seconds; a scorer that hangs then raises a
+            `ScoringTimeout` with its line. None for no limit.
 
     A `Component` with `given` and `at_least` counts only for samples where the named component
     reaches the threshold, and is 0 otherwise (GDPO, Liu et al. 2026, eq. 8). A loss counts
@@ -242,18 +234,13 @@ class Reward(AnyReward):
     does the sample.
 
     Attributes:
-        aggregate: The function from scores by name to totals.
-        time_limit: Time limit that scoring runs within, from `timeout`. For the others see
-            `AnyReward`.
+        aggregate: The function from scores by name to totals. For others see `AnyReward`.
 
     Raises:
         TypeError: `components` is of another type.
         ValueError: No components, two of one name, a scorer with several scores, a weight that
-            rewards the wrong direction, weights with another aggregate than `"weighted"`,
-            components that the aggregate can't combine, thresholds with another aggregate than
-            `"gm"`, or not four of them, scales or a penalty that the aggregate doesn't take, a
-            condition on an unknown component, a cycle of conditions, or a condition of a score
-            that can't exceed 0.
+            rewards the wrong direction, components that the aggregate can't combine, an option
+            that it doesn't take, or a condition that can't be met.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -267,12 +254,6 @@ class Reward(AnyReward):
         ...     return [-float(len(text)) for text in texts]
         >>> Reward(brevity)(["Good soup."]).total  # as is Reward({"brevity": brevity})
         array([-10.])
-        >>> from ctrlreward import Accuracy, CTRLEval
-        >>> style = Accuracy(CTRLEval(task="sentiment"))["label_probability"]
-        >>> parts = {"style": style, "content": content, "fluency": Perplexity()["perplexity"]}
-        >>> gm = Reward(parts, aggregate="gm", thresholds=(50, 40, 200, -140))
-        >>> gm.accuracy_score, gm.thresholds
-        ('label_probability', (50.0, 40.0, 200.0, -140.0))
     """
 
     def __init__(
@@ -288,9 +269,7 @@ class Reward(AnyReward):
         self.components, given_weights = _split(components)
         self._conditional = conditions(self.components)
         self.derived = ()
-        self.weights: dict[str, float] | None = None
-        self.thresholds: Thresholds | None = None
-        self.accuracy_score: AccuracyScore | None = None
+        self.weights = self.thresholds = self.accuracy_score = None
         if isinstance(aggregate, str | Path) and str(aggregate).endswith(".json"):
             aggregate = LearnedAggregate.load(aggregate)
         if isinstance(aggregate, LearnedAggregate):
@@ -299,16 +278,13 @@ class Reward(AnyReward):
             raise TypeError(f"aggregate = {aggregate!r:.60}. Pass several components as a list.")
         if not callable(aggregate):
             one_of("aggregate", str(aggregate), (*get_args(AggregateName), "a callable"))
-        if thresholds is not None and aggregate != "gm":
-            raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
-        if scales is not None and aggregate not in _ENSEMBLES:
-            raise ValueError(
-                f"aggregate = {aggregate!r} takes no scales: only {' and '.join(_ENSEMBLES)} do"
-            )
-        if penalty is not None and aggregate != "mean_minus_deviation":
-            raise ValueError(
-                f"aggregate = {aggregate!r} does not take a penalty, only mean_minus_deviation does"
-            )
+        options = {"thresholds": thresholds, "scales": scales, "penalty": penalty}
+        for name, given in options.items():
+            if given is not None and aggregate not in _TAKES[name]:
+                raise ValueError(
+                    f"aggregate = {aggregate!r} does not take {name}, only "
+                    f"{' and '.join(map(repr, _TAKES[name]))} can."
+                )
         if penalty is not None and not penalty >= 0:
             raise ValueError(f"penalty = {penalty}, must be 0 or more")
         if given_weights and aggregate != "weighted":
@@ -362,15 +338,12 @@ class Reward(AnyReward):
         return f"<{type(self).__name__}: {', '.join(self.components)}>"
 
     def load(self) -> None:
-        """Load all models now, on this thread; without it, the first scoring loads them.
-
-        Building a model may draw random numbers: call this before `submit` if their state matters.
-        """
+        """Load all models now: before `submit` on a thread, since this may draw random numbers."""
         for scorer in self._scorers():
             scorer.load()
 
     def release(self) -> None:
-        """End the background thread and free all models; a later call loads them again."""
+        """See `AnyReward`."""
         self._worker.close(cancel=True)
         self.time_limit.close()
         for scorer in self._scorers():
@@ -462,20 +435,13 @@ def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> 
 def counted(
     conditional: Mapping[str, Component], scores: Mapping[str, Scores]
 ) -> dict[str, Scores]:
-    """Return scores by name; scores with a condition are masked where they do not count.
-
-    `conditional` are the components with a condition, each after the one that its condition names.
-    """
+    """Return scores by name, masked where the conditions that `conditions` returns fail."""
     result = dict(scores)
-    for name, component in conditional.items():
-        assert component.given is not None
-        assert component.at_least is not None
-        result[name] = counted_where(
-            result[name],
-            result[component.given],
-            component.at_least,
-            component.spec.higher_is_better,
-        )
+    for name, c in conditional.items():
+        assert c.given is not None
+        assert c.at_least is not None
+        higher = c.spec.higher_is_better
+        result[name] = counted_where(result[name], result[c.given], c.at_least, higher)
     return result
 
 
@@ -484,12 +450,10 @@ def fit_scales(
 ) -> dict[str, tuple[float, float]]:
     """Return the mean and standard deviation of each component on good texts, for `scales`.
 
-    The texts are examples of good output, or outputs of the policy before training; failed
-    ones are left out.
-
     Args:
         components: Components, as for `Reward`, or a reward.
-        samples: The texts; with `columns` as in a call of a reward.
+        samples: Examples of good output, or outputs of the policy before training, with `columns`
+            as in a call of a reward. Failed ones are left out.
 
     Raises:
         ValueError: A component is equal for all texts, or fails for all.
@@ -501,23 +465,19 @@ def fit_scales(
         {'words': (3.5, 1.5)}
     """
     reward = as_reward(components)
-    scores = reward(samples, **columns).components
+    batch = reward(samples, **columns)
     scales = {}
     for name in reward.components:
-        valid = scores[name][~np.isnan(scores[name])]
-        if not len(valid):
-            raise ValueError(
-                f"{name} fails for all {len(scores[name])} texts, so that it has no scale. Pass "
-                "texts that it can score."
-            )
-        mean, deviation = float(valid.mean()), float(valid.std())
+        valid = batch.components[name][~np.isnan(batch.components[name])]
+        deviation = float(valid.std()) if len(valid) else 0.0
         # Equal values have a deviation by rounding: 1e-17 for several 0.1.
-        if not deviation > np.finfo(np.float32).eps * np.abs(valid).max():
+        if not deviation > np.finfo(np.float32).eps * np.abs(valid).max(initial=0.0):
+            found = f"is {valid[0]}" if len(valid) else "fails"
             raise ValueError(
-                f"{name} is {valid[0]} for all {len(scores[name])} texts, so that it has no scale. "
-                "Pass texts whose scores differ."
+                f"{name} {found} for all {len(batch.total)} texts, so that it has no scale. Pass "
+                "texts that it can score, and whose scores differ."
             )
-        scales[name] = (mean, deviation)
+        scales[name] = (float(valid.mean()), deviation)
     return scales
 
 
@@ -594,10 +554,11 @@ def conditions(components: Mapping[str, Component]) -> dict[str, Component]:
             )
         spec = components[name].spec
         if (spec.range[1] <= 0) if spec.higher_is_better else (spec.range[0] >= 0):
+            better = "higher" if spec.higher_is_better else "lower"
             raise ValueError(
-                f"{place}, but no value of its score ({spec.range}, better when "
-                f"{'higher' if spec.higher_is_better else 'lower'}) is better than 0, the value "
-                "if the condition fails. Use a score that is better when higher and can exceed 0."
+                f"{place}, but no value of its score ({spec.range}, better when {better}) is "
+                "better than 0, the value if the condition fails. Use a score that is better when "
+                "higher and can exceed 0."
             )
     try:
         order = TopologicalSorter({n: [given] for n, given in conditions.items()}).static_order()
@@ -629,16 +590,15 @@ def check_direction(name: str, component: Component, weight: float) -> None:
 
 def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:
     """Return the score used as accuracy, and the names of the three in eq. 1's order."""
-    score_names = [component.name for component in components.values()]
-    keys = dict(zip(score_names, components, strict=True))
+    keys = {component.name: key for key, component in components.items()}
     for accuracy in get_args(AccuracyScore):
         wanted = (accuracy, "similarity", "perplexity")
-        if sorted(score_names) == sorted(wanted):
+        if keys.keys() == {*wanted} and len(components) == 3:
             return accuracy, tuple(keys[name] for name in wanted)
     raise ValueError(
         "aggregate = 'gm' needs exactly one accuracy or label_probability, one similarity and one "
-        f"perplexity, but the components are {', '.join(score_names)}. Use 'geometric_mean' for "
-        "the plain mean of other scores."
+        f"perplexity, but the components are {', '.join(c.name for c in components.values())}. Use "
+        "'geometric_mean' for the plain mean of other scores."
     )
 
 

@@ -26,7 +26,7 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.corpus.shard_store import ShardStore
 from ctrlreward.data import local_file
-from ctrlreward.evaluation.figures import Figure, to_csv
+from ctrlreward.evaluation.measure import to_csv
 from ctrlreward.evaluation.texts import read_prefixes
 from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.functional.preferences import LearnedAggregate
@@ -364,8 +364,7 @@ def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_names_in_tables_are_cells() -> None:
-    figure = Figure("combinations", "=cmd|x", "accuracy", -0.5)
-    assert "combinations,'=cmd|x,accuracy,-0.5" in to_csv([figure])
+    assert "combinations,'=cmd|x,accuracy,-0.5" in to_csv({"=cmd|x": {"accuracy": -0.5}})
     assert r"a\|b" in markdown_table(["run"], [["a|b"]])
 
 

@@ -76,11 +76,6 @@ def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[st
             )
 
 
-def is_missing(value: object) -> bool:
-    """Return whether a data set has no value in a cell: None, or NaN as of pandas."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def build_samples(
     completions: Sequence[str],
     prompts: Sequence[str] | None,

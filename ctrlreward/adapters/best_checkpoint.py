@@ -21,8 +21,6 @@ class Trainer(PPOTrainer):
         best_checkpoint(global_step, metrics)
         return metrics
 ```
-
-If you don't write such a class, `ctrlreward select` reads the logs of both.
 """
 
 from __future__ import annotations
@@ -36,32 +34,20 @@ from typing import Any
 import numpy as np
 
 from ctrlreward.arguments import positive
-from ctrlreward.files import (
-    JsonLog,
-    finite_or_none,
-    json_text,
-    pointed_to,
-    remove,
-    write_whole,
-)
+from ctrlreward.files import JsonLog, finite_or_none, json_text, pointed_to, remove, write_whole
 from ctrlreward.selection import Decided, RunRules
 from ctrlreward.selection.metrics import Evidence
-
-FILE = "best_checkpoint.json"
-HISTORY = "metrics.jsonl"
 
 
 class BestCheckpoint:
     """Applies the rules of a run after each validation, and names the checkpoint to keep in a file.
 
     `<folder>/best_checkpoint.json` has `step`, `checkpoint` (a path, or null while no validation
-    met the constraints), `value`, `reason`, `stop_step` and `alarm_step`, and is written whole.
+    met the constraints), `value`, `reason`, `stop_step` and `alarm_step`. With `keep` it names only
+    checkpoints that are on disk: if the trainer saves after it validates, `pending` is the step of
+    a better one until the next validation, or `refresh` after the last.
     `<folder>/metrics.jsonl` has the metrics of all validations, for `ctrlreward select`. A resumed
-    run continues it: rows of the same and later steps are replaced.
-
-    Save as often as you validate, since only a saved checkpoint can be kept. With `keep` the file
-    names only checkpoints that are on disk: if the trainer saves after it validates, `pending` is
-    the step of a better one until the next validation, or `refresh` after the last.
+    run replaces rows of the same and later steps. Save as often as you validate.
 
     Args:
         folder: Folder of the run, for example verl's `trainer.default_local_dir`.
@@ -77,23 +63,16 @@ class BestCheckpoint:
 
     Raises:
         ValueError: `checkpoint` does not contain `{step}`, `keep` is not positive, or there is no
-            best rule to keep by. When called: a key of a rule is not in the metrics of any
-            validation.
+            best rule to keep by. When called: no validation has had a key of a rule.
 
     Examples:
-        >>> import json
-        >>> from pathlib import Path
-        >>> from ctrlreward.selection import BestRule, RunRules, StopRule
-        >>> rules = RunRules(
-        ...     BestRule("reward", constraints={"acc": (0.5, None)}), StopRule("reward", patience=2)
-        ... )
+        >>> from ctrlreward.selection import BestRule, RunRules
+        >>> rules = RunRules(BestRule("reward", constraints={"acc": (0.5, None)}))
         >>> best_checkpoint = BestCheckpoint("runs/grpo", rules)
         >>> best_checkpoint(10, {"reward": 0.2, "acc": 0.7}).best
         10
         >>> best_checkpoint(20, {"reward": 0.6, "acc": 0.4}).best  # acc is too low
         10
-        >>> json.loads(Path("runs/grpo/best_checkpoint.json").read_text())["checkpoint"]
-        'runs/grpo/global_step_10'
     """
 
     def __init__(
@@ -112,23 +91,17 @@ class BestCheckpoint:
         self.rules = rules
         self.checkpoint = checkpoint
         self.decided: list[Decided] = []
-        self._history = JsonLog(self.folder / HISTORY)
+        self._history = JsonLog(self.folder / "metrics.jsonl")
         self._evidence: dict[int, Evidence] = {}
-        self._started = False
 
     def __call__(
         self, step: int, metrics: Mapping[str, Any], evidence: Evidence | None = None
     ) -> Decided:
-        """Decide after a validation, and write the file.
+        """Decide after a validation at a training step, and write the file.
 
-        Args:
-            step: Training step of the validation.
-            metrics: Logged key → number; other values are left out.
-            evidence: Key → value of each held-out prompt, such as `HeldOutScorer.evidence`. It is
-                not stored, so that a resumed run decides on the means of earlier validations.
-
-        Raises:
-            ValueError: No validation has had a key of a rule.
+        `metrics` are by logged key; values that are not numbers are left out. `evidence` is key →
+        value of each held-out prompt, such as `HeldOutScorer.evidence`. It is not stored: a resumed
+        run decides on the means of earlier validations.
         """
         numbers = {
             key: finite_or_none(float(value))
@@ -136,24 +109,26 @@ class BestCheckpoint:
             if isinstance(value, int | float | np.number) and type(value) is not bool
         }
         rows = self._history.read()
-        if not self._started or (rows and rows[-1]["step"] >= step):
+        if rows and rows[-1]["step"] >= step:
             self._history.replace(row for row in rows if row["step"] < step)
-            self._started = True
         self._history.append({"step": int(step), **numbers})
-        self._evidence = {s: row for s, row in self._evidence.items() if s < step}
-        self._evidence[step] = evidence or {}
         rows = self._history.read()
+        self._evidence[step] = evidence or {}
         keys = {key for row in rows for key in row}
         missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
         if missing:
             raise ValueError(f"{missing[0]!r} is not logged, must be one of {sorted(keys)}")
-        steps = [(row["step"], _numbers(row), self._evidence.get(row["step"], {})) for row in rows]
+        steps = []
+        for row in rows:
+            at = row.pop("step")
+            values = {key: math.nan if v is None else v for key, v in row.items()}  # as JSON has it
+            steps.append((at, values, self._evidence.get(at, {})))
         self.decided = list(self.rules.replay(self.rules.validations(steps)))
         self._write(pending=True)
         return self.decided[-1]
 
     def refresh(self) -> None:
-        """Name the best checkpoint that is on disk now; call it after the last one was saved."""
+        """Name the best checkpoint that is on disk now, after the last one was saved."""
         if self.decided:
             self._write(pending=False)
 
@@ -168,10 +143,9 @@ class BestCheckpoint:
         saved = {each.step for each in seen if self._path(each.step).exists()}
         found = list(rules.replay(each for each in seen if each.step in saved))
         is_better = last.best == seen[-1].step and seen[-1].step not in saved
-        self._name(
-            found[-1] if found else None, pending=seen[-1].step if is_better and pending else None
-        )
-        kept = {found[-1].best} if found else set()
+        chosen = found[-1] if found else None
+        self._name(chosen, pending=seen[-1].step if is_better and pending else None)
+        kept = {chosen.best} if chosen else set()
         for each in found:
             if each.keep is not None:
                 kept |= {each.validation.step} if each.keep.keep else set()
@@ -187,12 +161,7 @@ class BestCheckpoint:
         best = None if chosen is None else chosen.best
         checkpoint = None if best is None else str(self._path(best))
         content = self.rules.choice(self.decided, chosen, checkpoint)
-        write_whole(self.folder / FILE, json_text({**content, **more}))
+        write_whole(self.folder / "best_checkpoint.json", json_text({**content, **more}))
 
     def _path(self, step: int) -> Path:
         return self.folder / self.checkpoint.format(step=step)
-
-
-def _numbers(row: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the metrics of a row of the history; JSON has no NaN."""
-    return {key: math.nan if v is None else v for key, v in row.items() if key != "step"}

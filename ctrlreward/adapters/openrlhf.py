@@ -1,14 +1,8 @@
 """Adapter of a `Reward` to OpenRLHF's reward function (OpenRLHF 0.11).
 
-`--reward.remote_url rewards.py` names a Python file that defines `reward_func`:
-
-```python
-reward_func = as_reward_func(reward, tokenizer.all_special_tokens, failed_score=-1.0,
-                             columns={"labels": "label"})
-```
-
-OpenRLHF calls the function from several threads, one sample per call. It logs an exception and
-continues with a reward of None, which ends the run later; so call the function by hand first.
+`--reward.remote_url rewards.py` names a Python file that defines `reward_func`. OpenRLHF logs its
+exceptions and continues with a reward of None, which ends the run later; so call the function by
+hand first.
 """
 
 from __future__ import annotations
@@ -42,15 +36,13 @@ def as_reward_func(
 
     The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
     each component, `failed` (1.0 or 0.0) and the sample's share of the cost of a judge,
-    `judge/cost`: float32 tensors of shape (n,). In OpenRLHF every sample has a reward, and NaN
-    would spread to the advantages of other samples. So a failed sample gets `failed_score`; its
-    components are NaN in `extra_logs`.
+    `judge/cost`: float32 tensors of shape (n,). The components of a failed sample are NaN.
 
     Args:
         reward: Reward whose scores depend on one sample alone, or the arguments of `Reward`.
         special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
             tokens: the tokenizer's `all_special_tokens`. A string is one token.
-        failed_score: Score of a failed sample, a finite number.
+        failed_score: Score of a failed sample, a finite number: NaN would spread to others.
         columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
             `prefixes` is mapped, else the completion alone.
 

@@ -82,9 +82,8 @@ _next_id: Iterator[int] = count(1)
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics computed from sums over the samples.
 
-    The states are the sums of all scores of the scorer. Metrics of one scorer therefore have equal
-    states, and a `MetricCollection` scores each batch once for all of them. A score whose columns
-    the samples lack is left out, unless it is the metric's own.
+    The states are the sums of all scores of the scorer whose columns the samples have. Metrics of
+    one scorer therefore have equal states, and a `MetricCollection` scores each batch once.
     """
 
     totals: Tensor
@@ -118,7 +117,6 @@ class _ScoreSums(_ScoreMetric):
         """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         samples = as_samples(data, **columns)
         scorer, own, given = self.component.scorer, self.component.name, samples.columns().keys()
-        # Scores of other metrics only if the samples have their columns.
         rows = [
             row
             for row, name in enumerate(self._names)
@@ -146,9 +144,8 @@ class _ScoreSums(_ScoreMetric):
 class ScoreMean(_ScoreSums):
     """Mean of a score over the samples that did not fail; NaN if all failed.
 
-    Samples that a distributed sampler repeats count twice; `ScoreOfAll` can leave them out. The
-    component is a score that depends on one sample alone, `ctrleval["coherence"]`, or a scorer with
-    a single score.
+    The component is a score that depends on one sample alone, `ctrleval["coherence"]`, or a scorer
+    with a single score. Samples that a distributed sampler repeats count twice.
 
     Raises:
         ValueError: The score depends on several samples, or the scorer has several scores.
@@ -194,8 +191,8 @@ class FailRate(_ScoreSums):
 class ScoreOfAll(_ScoreMetric):
     """Mean of a score computed over the samples of all ranks together; NaN if all failed.
 
-    Meant for scores that depend on several samples (`distinct["distinct_2"]`). The state is the
-    samples themselves: `compute` gathers them on every rank, and each rank scores all of them.
+    For scores that depend on several samples (`distinct["distinct_2"]`): `compute` gathers the
+    samples on every rank, and each rank scores all of them.
 
     Raises:
         ValueError: The scorer has several scores.
@@ -243,27 +240,21 @@ class ScoreOfAll(_ScoreMetric):
 
     def compute(self) -> Tensor:
         """Return the mean of the score, float64; a ValueError if only some updates had ids."""
-        samples = _decode(self.records)
-        if samples is None:
+        content = dim_zero_cat(self.records).cpu().numpy() if len(self.records) else b""
+        updates: list[tuple[list[int] | None, dict[str, list[str]]]] = [
+            json.loads(line) for line in bytes(content).decode().splitlines()
+        ]
+        if not updates:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
+        samples = Samples.concat(Samples(**columns) for _, columns in updates)
+        ids = [i for each, _ in updates for i in each or ()]
+        if ids and len(ids) < len(samples):
+            raise ValueError(
+                f"ids were passed for {len(ids)} of {len(samples)} samples. Pass them in every "
+                "update, or in none."
+            )
+        if ids:
+            rows = {i: row for row, i in enumerate(ids)}
+            samples = samples[[rows[i] for i in sorted(rows)]]
         values = score({"score": self.component}, samples)["score"]
         return torch.tensor(valid_mean(values), dtype=torch.float64, device=self.device)
-
-
-def _decode(records: list[Tensor] | Tensor) -> Samples | None:
-    """Return the recorded samples, sorted and deduplicated by id; None if there are none."""
-    if isinstance(records, list) and not records:
-        return None
-    lines = bytes(dim_zero_cat(records).cpu().numpy()).decode().splitlines()
-    if not lines:
-        return None
-    updates: list[tuple[list[int] | None, dict[str, list[str]]]] = [*map(json.loads, lines)]
-    samples = Samples.concat(Samples(**columns) for _, columns in updates)
-    ids = [i for each, _ in updates for i in each or ()]
-    if ids and len(ids) < len(samples):
-        raise ValueError(
-            f"ids were passed for {len(ids)} of {len(samples)} samples. Pass them in every update, "
-            "or in none."
-        )
-    rows = {i: row for row, i in enumerate(ids)}
-    return samples[[rows[i] for i in sorted(rows)]] if ids else samples

@@ -1,15 +1,8 @@
 """Adapter of a `Reward` to the reward functions of TRL's GRPO and RLOO trainers (TRL 1.16).
 
-```python
-trainer = GRPOTrainer(
-    model, reward_funcs=as_reward_funcs(reward, {"labels": "sentiment", "prefixes": "prompt"}), ...
-)
-```
-
 Prompts and completions are texts or chats; of a chat completion, the assistant's messages are
-scored. A failed sample is None, which TRL leaves out of the advantages. The functions are objects
-that pickle, since `AsyncGRPOTrainer` sends them to a spawned process, which loads the models.
-`trl` itself is not imported.
+scored. A failed sample is None, which TRL leaves out of the advantages. The functions pickle, as
+`AsyncGRPOTrainer` needs.
 """
 
 from __future__ import annotations
@@ -20,11 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters._conversion import (
-    build_samples,
-    check_columns,
-    is_missing,
-)
+from ctrlreward.adapters._conversion import build_samples, check_columns
 from ctrlreward.engine.sharing import locked
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
@@ -34,8 +23,6 @@ from ctrlreward.text.chats import as_prompt, plain_text
 Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]
 AsyncRewardFunc = Callable[..., Coroutine[Any, Any, Rewards]]
-LogMetric = Callable[[str, float], None]
-LogExtra = Callable[[str, list[Any]], None]
 
 # Keywords that TRL passes in addition to the dataset's columns.
 _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
@@ -44,15 +31,13 @@ _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "tr
 class ComponentFuncs(NamedTuple):
     """Reward functions of single components, and the weights that combine them.
 
-    `functions` has one per component, with the component's name, for `reward_funcs`; `weights` are
-    for `GRPOConfig(reward_weights=...)`. Without them TRL weights all functions by 1, which rewards
-    the wrong direction of a score that is better when lower.
+    `functions` are for `reward_funcs`, `weights` for `GRPOConfig(reward_weights=...)`: without
+    them, TRL would reward the wrong direction of a score that is better when lower.
 
     Examples:
-        >>> from ctrlreward import Perplexity, Reward
-        >>> functions, weights = as_component_funcs(Reward({"pp": Perplexity()["perplexity"]}))
-        >>> functions[0].__name__, weights  # better when lower
-        ('pp', [-1.0])
+        >>> from ctrlreward import Perplexity
+        >>> as_component_funcs(Perplexity()["perplexity"]).weights  # better when lower
+        [-1.0]
     """
 
     functions: list[RewardFunc]
@@ -64,13 +49,13 @@ def as_reward_funcs(
 ) -> list[RewardFunc]:
     """Return one function that returns the reward's total; it needs no `reward_weights`.
 
-    TRL logs `rewards/<name>/mean` and `/std` of the total, and `<name>/<component>` and
-    `<name>/fail_rate`. These are means over the samples of all ranks; components leave out failed
-    samples. Requests, tokens and cost of a judge, `<name>/judge/cost`, are means over the batches.
+    TRL logs `rewards/<name>/mean` and `/std` of the total, and as means over the samples of all
+    ranks `<name>/fail_rate` and `<name>/<component>`, without failed samples. Requests, tokens and
+    cost of a judge, `<name>/judge/cost`, are means over the batches.
 
     Args:
-        reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so a
-            score over whole groups (`Distinct`) sees only the part of a group that is on its rank.
+        reward: The reward, or the arguments of `Reward`. Each rank scores its own samples, so
+            `Distinct` sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone. A
             sample without a value in such a column is of another task: its reward is None.
@@ -97,8 +82,7 @@ def as_async_reward_funcs(
 ) -> list[AsyncRewardFunc]:
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
-    Use it with several rewards on different devices. `AsyncGRPOTrainer` takes either, and logs the
-    total alone: it has no log for what a reward function counts.
+    Use it with several rewards on different devices. `AsyncGRPOTrainer` logs the total alone.
 
     Examples:
         >>> from ctrlreward import Perplexity
@@ -115,21 +99,19 @@ def as_component_funcs(
 ) -> ComponentFuncs:
     """Return one function per component, for TRL to combine; other arguments as `as_reward_funcs`.
 
-    Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
-    for `AsyncGRPOTrainer`, which takes no weights, use `as_reward_funcs`. The functions score a
-    batch once between them. A sample that fails in one component is None in all, because TRL would
-    sum the others; TRL logs `<component>/fail_rate`, and the cost of a judge as `judge/cost`.
+    Use this for `multi_objective_aggregation="normalize_then_sum"`. The functions score a batch
+    once between them. A sample that fails in one component is None in all, because TRL would sum
+    the others; TRL logs `<component>/fail_rate`, and the cost of a judge as `judge/cost`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
 
     Examples:
-        >>> from ctrlreward import CTRLEval, Perplexity, Reward
-        >>> coherence, perplexity = CTRLEval()["coherence"], Perplexity()["perplexity"]
-        >>> reward = Reward({"coherence": coherence, "perplexity": (perplexity, -0.001)})
-        >>> functions, weights = as_component_funcs(reward)
+        >>> from ctrlreward import CTRLEval, Perplexity
+        >>> scores = {"coherence": CTRLEval()["coherence"], "pp": Perplexity()["perplexity"]}
+        >>> functions, weights = as_component_funcs(scores)
         >>> [function.__name__ for function in functions], weights
-        (['coherence', 'perplexity'], [1.0, -0.001])
+        (['coherence', 'pp'], [1.0, -1.0])
     """
     reward = as_reward(reward)
     if reward.weights is None:
@@ -156,15 +138,21 @@ class _RewardFunc:
         return self.name
 
     def samples(
-        self, prompts: Sequence[Any], completions: Sequence[Any], dataset: Mapping[str, Any]
+        self, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]
     ) -> tuple[list[int], Samples]:
         """Convert a batch of TRL; return the rows that are scored, and their samples.
 
         A row without a value in a mapped column is of another task.
         """
-        table = {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS}
+        table = {name: column for name, column in given.items() if name not in _NOT_COLUMNS}
         mapped = [table[column] for column in self.columns.values() if column in table]
-        rows = [i for i in range(len(completions)) if not any(is_missing(col[i]) for col in mapped)]
+        absent = {  # None, or NaN as of pandas
+            i
+            for column in mapped
+            for i, value in enumerate(column)
+            if value is None or (isinstance(value, float) and math.isnan(value))
+        }
+        rows = [i for i in range(len(completions)) if i not in absent]
         samples = build_samples(
             [plain_text(completions[i], "assistant") for i in rows],
             [plain_text(prompts[i]) for i in rows],
@@ -174,28 +162,24 @@ class _RewardFunc:
         return rows, samples.replace(prompts=[as_prompt(prompts[i]) for i in rows])
 
     def logged_total(
-        self,
-        batch: RewardBatch,
-        rows: Sequence[int],
-        n: int,
-        log_metric: LogMetric | None,
-        log_extra: LogExtra | None,
+        self, batch: RewardBatch, rows: Sequence[int], n: int, given: Mapping[str, Any]
     ) -> Rewards:
         """Return the total of n samples, of which `rows` were scored; log it, and its components.
 
         Metrics of each sample, since TRL averages over the samples of all ranks; components as
         columns of TRL's table of completions, which must be the same in all batches.
         """
-        if log_extra is not None:
-            for component, values in batch.components.items():
+        log_metric, log_extra = given.get("log_metric"), given.get("log_extra")
+        for component, values in batch.components.items():
+            if log_extra is not None:
                 shown = [None if math.isnan(value) else float(value) for value in values]
                 log_extra(f"{self.name}/{component}", _spread(shown, rows, n))
+            if log_metric is not None:
+                for value in values[~batch.failed]:
+                    log_metric(f"{self.name}/{component}", float(value))
         if log_metric is not None:
             for failed in batch.failed:
                 log_metric(f"{self.name}/fail_rate", float(failed))
-            for component, values in batch.components.items():
-                for value in values[~batch.failed]:
-                    log_metric(f"{self.name}/{component}", float(value))
             for key, count in batch.counters.items():
                 log_metric(f"{self.name}/{key}", float(count))
         return _spread(_failed_as_none(batch.total, batch), rows, n)
@@ -204,48 +188,29 @@ class _RewardFunc:
 class _Total(_RewardFunc):
     """Total of a reward."""
 
-    def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        log_metric: LogMetric | None = None,
-        log_extra: LogExtra | None = None,
-        **dataset: Any,
-    ) -> Rewards:
-        rows, samples = self.samples(prompts, completions, dataset)
-        batch = self.reward(samples)
-        return self.logged_total(batch, rows, len(completions), log_metric, log_extra)
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
+        rows, samples = self.samples(prompts, completions, given)
+        return self.logged_total(self.reward(samples), rows, len(completions), given)
 
 
 class _AsyncTotal(_RewardFunc):
     """Total of a reward that is scored on its background thread."""
 
     async def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        log_metric: LogMetric | None = None,
-        log_extra: LogExtra | None = None,
-        **dataset: Any,
+        self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any
     ) -> Rewards:
-        rows, samples = self.samples(prompts, completions, dataset)
+        rows, samples = self.samples(prompts, completions, given)
         batch = await asyncio.wrap_future(self.reward.submit(samples))
-        return self.logged_total(batch, rows, len(completions), log_metric, log_extra)
+        return self.logged_total(batch, rows, len(completions), given)
 
 
 class _Component(_RewardFunc):
     """One component of a reward that several functions share."""
 
-    def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        log_metric: LogMetric | None = None,
-        **dataset: Any,
-    ) -> Rewards:
-        rows, samples = self.samples(prompts, completions, dataset)
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Rewards:
+        rows, samples = self.samples(prompts, completions, given)
         batch = self.reward(samples)
-        values = batch.components[self.name]
+        values, log_metric = batch.components[self.name], given.get("log_metric")
         if log_metric is not None:
             for value in values:
                 log_metric(f"{self.name}/fail_rate", float(math.isnan(value)))

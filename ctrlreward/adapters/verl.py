@@ -1,26 +1,18 @@
 """Adapter of a `Reward` to verl's custom reward function (verl 0.9.1).
 
-A Python file builds the function at module level, and verl's config names the file and the
-variable (`reward.custom_reward_function.path` and `.name`):
-
-```python
-compute_score = as_async_compute_score(reward, -1.0, columns={"labels": "ground_truth"})
-```
-
-The reward manager decides which of three functions you need:
+verl's config names a Python file and a variable in it (`reward.custom_reward_function.path` and
+`.name`). The reward manager decides which of three functions you need:
 
 - `as_async_compute_score` for the managers of verl 0.9 (`naive`, `dapo`), which make many
   concurrent calls of one sample each. It scores concurrent samples in one batch.
 - `as_batch_compute_score` for the `batch` manager of earlier versions.
-- `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one:
-  it takes no coroutine, and runs the function in `reward.num_workers` processes with a copy of the
-  models each.
+- `as_compute_score` for managers that wait for one sample at a time; the slowest. `remote` is one,
+  and copies the models into each of `reward.num_workers` processes.
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; each component; and of a
 judge on a server `judge/requests`, `judge/tokens` and `judge/cost`, shared by a batch evenly. In
-verl every sample has a reward, and NaN would spread: of a score to the advantages of its group, of
-a component in `algorithm.gdpo_reward_keys` to all of the batch. So you have to choose the score of
-a failed sample, and a component that failed gets the worst value so far (`failed_components`).
+verl every sample has a reward, and NaN would spread to others. So you have to choose the score of a
+failed sample, and a component that failed gets the worst value so far (`failed_components`).
 """
 
 from __future__ import annotations
@@ -63,13 +55,12 @@ def as_batch_compute_score(
         failed_components: Value of a component that failed. `"worst"`: the worst one that this
             function has returned, before the first one the worst end of the score's range if it is
             finite, else `failed_score`. `"none"`: None, which verl's validation leaves out of its
-            means; one None of a component in `gdpo_reward_keys` makes all advantages NaN.
+            means; in `gdpo_reward_keys` it makes all advantages NaN.
 
     Raises:
         TypeError: `reward` is neither a `Reward` nor components.
-        ValueError: A column that `Samples` doesn't have, a score that is not finite, a component
-            named `score` or `failed`, or `failed_components` is neither of the two. When called: a
-            key that the sample doesn't have.
+        ValueError: A column that `Samples` doesn't have, a score that is not finite, or a component
+            named `score` or `failed`. When called: a key that the sample doesn't have.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -89,8 +80,7 @@ def as_compute_score(
 ) -> Callable[..., Result]:
     """Return a function for managers that wait for one sample at a time.
 
-    Takes the arguments of `as_batch_compute_score`, and raises a ValueError also if a component
-    depends on several samples.
+    Takes the arguments of `as_batch_compute_score`, without components of several samples.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -112,9 +102,7 @@ def as_async_compute_score(
 ) -> Callable[..., Coroutine[Any, Any, Result]]:
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
-    Takes the arguments of `as_batch_compute_score`; the first sample of a batch waits `wait`
-    seconds for others. A ValueError also if a component depends on several samples: which samples
-    share a batch is up to chance.
+    Takes the arguments of `as_compute_score`; the first sample of a batch waits `wait` seconds.
 
     Examples:
         >>> import asyncio
@@ -133,8 +121,7 @@ def as_async_compute_score(
 class _ComputeScore:
     """Functions of a reward: bound methods, since closures don't pickle.
 
-    `caller` is the function that makes them if they get one sample at a time. Concurrent samples
-    are scored with all that arrive in the next `wait` seconds.
+    `caller` is the function that makes them if they get one sample at a time.
     """
 
     def __init__(
@@ -146,17 +133,14 @@ class _ComputeScore:
         caller: str = "",
         wait: float = 0.0,
     ) -> None:
-        self.reward = as_reward(reward)
+        self.reward, self.failed_score, self.wait = as_reward(reward), failed_score, wait
+        self.columns = check_columns(columns, self.reward)
         check_failed_score(self.reward, failed_score, ("score", "failed"))
         if caller:
             check_pointwise(self.reward, caller)
-        self.failed_score = failed_score
-        self.failed_components = one_of(
-            "failed_components", failed_components, get_args(FailedComponents)
-        )
+        one_of("failed_components", failed_components, get_args(FailedComponents))
+        self.failed_components = failed_components
         self.worst: dict[str, float] = {}
-        self.columns = check_columns(columns, self.reward)
-        self.wait = wait
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None
 
@@ -247,20 +231,19 @@ class _ComputeScore:
         return result | {key: count / len(batch.total) for key, count in batch.counters.items()}
 
     def _noted(self, batch: RewardBatch) -> RewardBatch:
-        """Note the worst value of each component of a batch, and return the batch."""
+        """Note the worst value of each component so far, and return the batch."""
         for name, values in batch.components.items():
-            valid = values[~np.isnan(values)]
-            if len(valid):
+            valid = values[~np.isnan(values)].tolist()
+            if valid:
                 pick = max if self._is_cost(name) else min
-                found = float(pick(valid))
-                self.worst[name] = pick(self.worst.get(name, found), found)
+                self.worst[name] = pick([*valid, self.worst.get(name, valid[0])])
         return batch
 
     def _worst(self, name: str) -> float:
+        if name in self.worst:
+            return self.worst[name]
         component = self.reward.components.get(name)
-        if name in self.worst or component is None:
-            return self.worst.get(name, self.failed_score)
-        bound = component.spec.range[self._is_cost(name)]
+        bound = math.inf if component is None else component.spec.range[self._is_cost(name)]
         return bound if math.isfinite(bound) else self.failed_score
 
     def _is_cost(self, name: str) -> bool:

@@ -9,20 +9,20 @@ import logging
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from torch.nn import Module
 
 from ctrlreward.adapters._conversion import completions_of
 from ctrlreward.adapters.trl import _RewardFunc
 from ctrlreward.arguments import positive
+from ctrlreward.engine.sharing import locked
 from ctrlreward.files import JsonLog, without_nan
-from ctrlreward.functional.means import valid_mean
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples, shortened
@@ -61,18 +61,14 @@ def watch(
     """Return the reward function with the same values and exceptions, logged and watched.
 
     Logs each step under `watch/`: means and standard deviations of the reward and its components
-    (`watch/component/<name>`), seconds, failures, groups of equal rewards, length, repetition, the
-    share of completions with the phrase that has spread most, and the agreement of the components.
-    An error of the recording never reaches the trainer: it is logged once, and watching stops.
+    (`watch/component/<name>`), seconds, failures, and the statistics of `DriftMonitor`. They go to
+    `log_metric` where the trainer passes it (TRL), else to the active run of W&B or trackio, else
+    to `watch-<process>.jsonl` in the current folder. With several ranks, rank 0 writes and tests
+    its own completions. An error of the recording is logged once, and ends the watching.
 
     An alarm is a warning in the log of Python, and in `alarms` of the result: the reward has risen,
-    and completions have drifted beyond a tolerance from the first steps (`DriftMonitor`). Learning
-    what the task asks for can do both, such as longer reasoning. So an alarm is a reason to read
-    its example.
-
-    Metrics go to `log_metric` where the trainer passes it (TRL), else to the active run of W&B or
-    trackio, else to `watch-<process>.jsonl` in the current folder, which `ctrlreward select` and
-    `report` read. With several ranks, rank 0 writes and tests its own completions.
+    and completions have drifted beyond a tolerance from the first steps. Read its example: learning
+    the task, such as longer reasoning, can do both.
 
     Args:
         reward: A reward function of TRL (`completions`, `prompts`, columns), verl (`compute_score`
@@ -101,9 +97,8 @@ def watch(
         ('brevity', [])
     """
     functions = reward if isinstance(reward, list) else [reward]
-    torch = sys.modules.get("torch")
     for function in functions:
-        if not callable(function) or (torch is not None and isinstance(function, torch.nn.Module)):
+        if not callable(function) or isinstance(function, Module):
             raise TypeError(
                 f"reward must be a function, a Reward or a list of functions, got "
                 f"{shortened(function)}. For a reward model, use RewardModel(model)."
@@ -112,8 +107,9 @@ def watch(
         raise ValueError("reward is an empty list, must have at least one function")
     if weights is not None and len(weights) != len(functions):
         raise ValueError(f"weights has {len(weights)} items for {len(functions)} functions")
+    names = [_name_of(function) for function in functions]
     recorder = _Recorder(
-        names=_distinct([_name_of(function) for function in functions]),
+        names=[n if names.count(n) == 1 else f"{n}_{i + 1}" for i, n in enumerate(names)],
         weights=[1.0] * len(functions) if weights is None else list(map(float, weights)),
         monitor=DriftMonitor(reference_steps, level, tolerances, expected_phrases),
         path=None if path is None else Path(path),
@@ -142,18 +138,13 @@ class _WatchedFunction:
     def __init__(self, function: Callable[..., Any], index: int, recorder: _Recorder) -> None:
         functools.update_wrapper(self, function, updated=())
         self.__name__ = _name_of(function)
+        self.alarms = recorder.monitor.alarms
         self._index, self._recorder = index, recorder
 
-    @property
-    def alarms(self) -> list[DriftAlarm]:
-        """Alarms until now."""
-        return self._recorder.monitor.alarms
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs, columns = self._read_columns(kwargs)
-        started = time.perf_counter()
+        kwargs, observe = self._observer(args, kwargs)
         result = self.__wrapped__(*args, **kwargs)
-        self._observe(args, kwargs, result, time.perf_counter() - started, columns)
+        observe(result)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -162,49 +153,47 @@ class _WatchedFunction:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(wrapped, name)
 
-    def _read_columns(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-        """Return the keywords, and the components that one of our functions logs in the call."""
+    def _observer(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Any], None]]:
+        """Return the keywords to call the function with, and a function that records its result."""
         columns: dict[str, list[Any]] = {}
         log_extra = kwargs.get("log_extra")
-        if log_extra is None or not isinstance(self.__wrapped__, _RewardFunc):
-            return kwargs, columns
+        if log_extra is not None and isinstance(self.__wrapped__, _RewardFunc):
 
-        def log_and_read(column: str, values: list[Any]) -> None:
-            columns[column.removeprefix(f"{self.__name__}/")] = list(values)
-            log_extra(column, values)
+            def log_and_read(column: str, values: list[Any]) -> None:  # of a component of ours
+                columns[column.removeprefix(f"{self.__name__}/")] = list(values)
+                log_extra(column, values)
 
-        return {**kwargs, "log_extra": log_and_read}, columns
+            kwargs = {**kwargs, "log_extra": log_and_read}
+        started = time.perf_counter()
 
-    def _observe(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        result: Any,
-        seconds: float,
-        columns: Mapping[str, list[Any]],
-    ) -> None:
-        def call() -> _Call:
-            given = _arguments(self.__wrapped__, args, kwargs)
-            prompts, texts = _completions(given)
-            rewards, components = _values(result, len(texts))
-            components |= {name: _floats(values) for name, values in columns.items()}
-            state, log_metric = given.get("trainer_state"), given.get("log_metric")
-            step = None if state is None else int(state.global_step) + 1
-            evaluated = _in_evaluation(log_metric)
-            return _Call(prompts, texts, rewards, components, seconds, step, log_metric, evaluated)
+        def observe(result: Any) -> None:
+            seconds = time.perf_counter() - started
 
-        self._recorder.record(self._index, call)
+            def call() -> _Call:
+                names = inspect.signature(self.__wrapped__).parameters if args else ()
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                prompts, texts = _completions(given)
+                rewards, components = _values(result, len(texts))
+                components |= {name: _floats(values) for name, values in columns.items()}
+                state, metric = given.get("trainer_state"), given.get("log_metric")
+                step = None if state is None else int(state.global_step) + 1
+                evaluated = _in_evaluation(metric)
+                return _Call(prompts, texts, rewards, components, seconds, step, metric, evaluated)
+
+            self._recorder.record(self._index, call)
+
+        return kwargs, observe
 
 
 class _AsyncWatchedFunction(_WatchedFunction):
     """An asynchronous reward function with a recorder."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs, columns = self._read_columns(kwargs)
-        started = time.perf_counter()
+        kwargs, observe = self._observer(args, kwargs)
         result = await self.__wrapped__(*args, **kwargs)
-        seconds = time.perf_counter() - started
-        self._observe(args, kwargs, result, seconds, columns)
+        observe(result)
         return result
 
 
@@ -220,11 +209,9 @@ class _WatchedScore:
         batch = self.reward._score(samples)
 
         def call() -> _Call:
-            prompts = samples.groups or samples.prompts or samples.prefixes
-            rewards = np.where(batch.failed, np.nan, batch.total)
-            components = dict(batch.components)
             texts = samples.completions
-            return _Call(_keys(prompts, len(texts)), texts, rewards, components, batch.seconds)
+            prompts = _keys(samples.groups or samples.prompts or samples.prefixes, len(texts))
+            return _Call(prompts, texts, *_values(batch, len(texts)), batch.seconds)
 
         self.recorder.record(self.index, call)
         return batch
@@ -257,14 +244,10 @@ class _Recorder:
     calls: list[_Call] = field(default_factory=list)  # of one step
     steps: int = 0
     failed: bool = False
-    lock: Any = field(default_factory=threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and statistics; a copy in another process starts a new call."""
-        return {**self.__dict__, "parts": {}, "calls": [], "lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, lock=threading.Lock())
+        return {**self.__dict__, "parts": {}, "calls": []}
 
     def record(self, index: int, read: Callable[[], _Call]) -> None:
         """Record a call of a function; an error is logged once, and ends the recording."""
@@ -272,7 +255,7 @@ class _Recorder:
             return
         try:
             call = read()
-            with self.lock:
+            with locked(self):
                 self._add(index, call)
         except Exception as error:  # training is worth more than its log
             self.failed = True
@@ -304,19 +287,11 @@ class _Recorder:
             return parts[0]
         columns = np.array([part.rewards for part in parts])
         summed = np.nansum(columns * np.array(self.weights)[:, None], axis=0)
-        rewards = np.where(np.isnan(columns).all(axis=0), np.nan, summed)
-        components = dict(zip(self.names, columns, strict=True))
-        last = parts[-1]
-        seconds = sum(part.seconds for part in parts)
-        return _Call(
-            last.prompts,
-            last.texts,
-            rewards,
-            components,
-            seconds,
-            last.step,
-            last.log_metric,
-            last.evaluated,
+        return replace(
+            parts[-1],
+            rewards=np.where(np.isnan(columns).all(axis=0), np.nan, summed),
+            components=dict(zip(self.names, columns, strict=True)),
+            seconds=sum(part.seconds for part in parts),
         )
 
     def _end_step(self, call: _Call) -> None:
@@ -325,30 +300,30 @@ class _Recorder:
         parts = {f"component/{name}": values for name, values in call.components.items()}
         for name, values in {"reward": call.rewards, **parts}.items():
             valid = values[np.isfinite(values)]
-            logged[name] = valid_mean(valid)
+            logged[name] = float(valid.mean()) if len(valid) else math.nan
             logged[f"{name}_std"] = float(valid.std()) if len(valid) else math.nan
-        if call.evaluated:
-            self._write(call, {f"watch/{name}": value for name, value in logged.items()}, [])
-            return
-        if self.path is not None and self.steps == 0:
-            self.steps = _last_step(self.path)
-        self.steps = self.steps + 1 if call.step is None else call.step
-        step = self.steps
-        rollouts = Rollouts(step, call.prompts, call.texts, call.rewards, call.components)
-        statistics, alarms = self.monitor.update(rollouts)
-        logged |= {**statistics, "alarms": float(len(self.monitor.alarms))}
+        alarms: list[DriftAlarm] = []
+        if not call.evaluated:
+            if self.path is not None and self.steps == 0:  # perhaps a log that is continued
+                rows = JsonLog(self.path).read()
+                self.steps = int(rows[-1].get("step", 0)) if rows else 0
+            self.steps = self.steps + 1 if call.step is None else call.step
+            statistics, alarms = self.monitor.update(
+                Rollouts(self.steps, call.prompts, call.texts, call.rewards, call.components)
+            )
+            logged |= {**statistics, "alarms": float(len(self.monitor.alarms))}
         self._write(call, {f"watch/{name}": value for name, value in logged.items()}, alarms)
 
     def _write(self, call: _Call, metrics: dict[str, float], alarms: list[DriftAlarm]) -> None:
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         if call.log_metric is not None:
-            for name, value in metrics.items():
-                if math.isfinite(value):  # TRL averages over ranks
-                    call.log_metric(name, value)
+            for name, value in finite.items():  # TRL averages over ranks
+                call.log_metric(name, value)
         if rank_and_ranks()[0] or call.evaluated:
             return
         for alarm in alarms:
             log.warning("watch: %s", alarm)
-        tracked = call.log_metric is not None or _track(metrics)
+        tracked = call.log_metric is not None or _track(metrics, finite)
         if self.path is None and not tracked:
             self.path = Path(f"watch-{os.getpid()}.jsonl")
         if self.path is not None:
@@ -357,23 +332,17 @@ class _Recorder:
             JsonLog(self.path).append(without_nan({"step": self.steps, **metrics, **told, **found}))
 
 
-def _track(metrics: Mapping[str, float]) -> bool:
+def _track(metrics: dict[str, float], finite: dict[str, float]) -> bool:
     """Log to the active run of W&B or trackio; return whether there is one."""
-    wandb, trackio = sys.modules.get("wandb"), sys.modules.get("trackio")
-    run = getattr(wandb, "run", None)
+    run = getattr(sys.modules.get("wandb"), "run", None)
     if run is not None:
-        run.log(dict(metrics), commit=False)  # with the trainer's next row, so that steps agree
+        run.log(metrics, commit=False)  # with the trainer's next row, so that steps agree
+    trackio: Any = sys.modules.get("trackio")
     context = getattr(trackio, "context_vars", None)
-    running = context is not None and context.current_run.get() is not None
-    if running and trackio is not None:
-        trackio.log({name: value for name, value in metrics.items() if math.isfinite(value)})
-    return run is not None or running
-
-
-def _last_step(path: Path) -> int:
-    """Return the last step of a log that is continued, 0 for a new one."""
-    rows = JsonLog(path).read()
-    return int(rows[-1].get("step", 0)) if rows else 0
+    if context is None or context.current_run.get() is None:
+        return run is not None
+    trackio.log(finite)
+    return True
 
 
 def _in_evaluation(log_metric: object) -> bool:
@@ -390,15 +359,13 @@ def _concatenated(calls: Sequence[_Call]) -> _Call:
         return calls[0]
     last = calls[-1]
     names = [name for name in last.components if all(name in each.components for each in calls)]
-    return _Call(
-        [prompt for each in calls for prompt in each.prompts],
-        [text for each in calls for text in each.texts],
-        np.concatenate([each.rewards for each in calls]),
-        {name: np.concatenate([each.components[name] for each in calls]) for name in names},
-        sum(each.seconds for each in calls),
-        last.step,
-        last.log_metric,
-        last.evaluated,
+    return replace(
+        last,
+        prompts=[prompt for each in calls for prompt in each.prompts],
+        texts=[text for each in calls for text in each.texts],
+        rewards=np.concatenate([each.rewards for each in calls]),
+        components={name: np.concatenate([e.components[name] for e in calls]) for name in names},
+        seconds=sum(each.seconds for each in calls),
     )
 
 
@@ -417,33 +384,13 @@ def _name_of(function: Any) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number where two functions have the same."""
-    return [name if names.count(name) == 1 else f"{name}_{i + 1}" for i, name in enumerate(names)]
-
-
-def _arguments(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    given = dict(kwargs)
-    if args:
-        try:
-            names = list(inspect.signature(function).parameters)
-        except (TypeError, ValueError):
-            names = []
-        names += [f"argument {i}" for i in range(len(names), len(args))]
-        given = {**dict(zip(names, args, strict=False)), **given}
-    return given
-
-
 def _completions(given: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
     """Return keys of the prompts, and the completions, of a trainer's arguments."""
     if "queries" in given and "prompts" in given:
         return list(given["prompts"]), completions_of(given["queries"], given["prompts"])
     if "solution_str" in given:
-        single = [given.get(name) for name in ("ground_truth", "extra_info")]
-        return [_verl_key(*single)], [str(given["solution_str"])]
+        key = _verl_key(given.get("ground_truth"), given.get("extra_info"))
+        return [key], [str(given["solution_str"])]
     if "solution_strs" in given:
         texts = list(map(str, given["solution_strs"]))
         nothing = [None] * len(texts)
@@ -473,26 +420,22 @@ def _values(result: Any, n: int) -> tuple[Floats, dict[str, Floats]]:
     """Return the rewards and components of a function's result, for n completions."""
     if isinstance(result, RewardBatch):
         return np.where(result.failed, np.nan, result.total), dict(result.components)
+    values: Any = result
+    columns: Mapping[str, Any] = {}
     if isinstance(result, Mapping) and "rewards" in result:  # OpenRLHF
-        logs = result.get("extra_logs") or {}
-        rewards = _floats(result["rewards"])
-        components = {name: _floats(values) for name, values in logs.items()}
+        values, columns = result["rewards"], result.get("extra_logs") or {}
     elif isinstance(result, Mapping):  # verl
         return _values([result], n)
     elif hasattr(result, "__len__") and len(result) and isinstance(result[0], Mapping):
-        rewards = _floats([row["score"] for row in result])
-        names = [name for name in result[0] if name != "score"]
-        columns = {name: [row.get(name) for row in result] for name in names}
-        components = {
-            name: _floats(values)
-            for name, values in columns.items()
-            if all(value is None or isinstance(value, int | float) for value in values)
-        }
-    else:
-        rewards, components = _floats(result), {}
+        values = [row["score"] for row in result]
+        columns = {k: [row.get(k) for row in result] for k in result[0] if k != "score"}
+        numbers = int | float | None
+        columns = {k: c for k, c in columns.items() if all(isinstance(v, numbers) for v in c)}
+    rewards = _floats(values)
     if len(rewards) != n:
         raise ValueError(f"the reward has {len(rewards)} values for {n} completions")
-    components = {name: values for name, values in components.items() if len(values) == n}
+    components = {name: _floats(column) for name, column in columns.items()}
+    components = {name: column for name, column in components.items() if len(column) == n}
     failed = components.pop(FAILED, np.zeros(n))
     return np.where(failed > 0, np.nan, rewards), components
 

@@ -24,8 +24,8 @@ _HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
 class DataFile:
     r"""A file of a data set, at `place` below a data folder.
 
-    `address` is None for a generated file, `size` (bytes) if unknown, `sha256` if
-    only `git_blob` is known, git's hash of the content, `sha1("blob SIZE\0" + content)`.
+    `address` is None for a generated file, `size` (bytes) if unknown. Either `sha256` or `git_blob`
+    is known, git's hash of the content, `sha1("blob SIZE\0" + content)`.
     """
 
     data_set: str
@@ -50,8 +50,7 @@ class DataFile:
     def get(self) -> Path:
         """Return the path of the file; download or make it first if it is missing.
 
-        The file is complete and checked, or absent; one process gets it and the others wait. An
-        existing file is used unchanged; `problem` checks it.
+        The file is complete and checked, or absent. An existing file is used unchanged.
 
         Raises:
             OSError: The file can't be downloaded or written, or has another checksum.
@@ -74,15 +73,15 @@ class DataFile:
         """Return how the content of a file differs from the published one; None if it does not."""
         if self.size is not None and path.stat().st_size != self.size:
             return f"has {path.stat().st_size:,} bytes, expected {self.size:,}"
-        kind, expected = ("sha256", self.sha256) if self.sha256 else ("sha1", self.git_blob)
-        digest = hashlib.new(kind, usedforsecurity=False)
-        if not self.sha256:
-            digest.update(b"blob %d\0" % path.stat().st_size)
+        name, expected, digest = "sha256", self.sha256, hashlib.sha256()
+        if expected is None:
+            header = b"blob %d\0" % path.stat().st_size
+            name, expected = "git blob hash", self.git_blob
+            digest = hashlib.sha1(header, usedforsecurity=False)
         with path.open("rb") as file:
             while part := file.read(1 << 20):
                 digest.update(part)
         if digest.hexdigest() != expected:
-            name = kind if self.sha256 else "git blob hash"
             return f"has {name} {digest.hexdigest()}, expected {expected}"
         return None
 
@@ -116,9 +115,9 @@ class DataFile:
 class DataSet:
     """A data set: its terms, citation, and its files by name.
 
-    `address` is its public folder, None if all files are made. `made_by` is a module with
-    `make`, which gets the name of a file without an address, and a function from the name of
-    another file of the data set, or below its address, to a path.
+    `address` is its public folder, None if all files are made. `made_by` is a module with `make`,
+    which gets the name of a file, and a function from the name of another file of the data set, or
+    below its address, to a path.
     """
 
     name: str
@@ -165,8 +164,8 @@ def local_file(file: str | Path) -> Path:
 
     Args:
         file: One of
-            - a file of a data set, `yelp-shen/sentiment.dev.0`, which `get`s it (write
-              `./yelp-shen/…` for a local folder of the same name);
+            - a file of a data set, `yelp-shen/sentiment.dev.0` (a local folder of the same name is
+              `./yelp-shen/…`);
             - `hf://datasets/<owner>/<name>/<file>`, a file of a data set on the Hugging Face hub;
             - a local path, which need not exist.
 
@@ -180,11 +179,8 @@ def local_file(file: str | Path) -> Path:
 
         return Path(hf_hub_download(on_hub[1], on_hub[2], repo_type="dataset"))
     data_set, slash, rest = name.partition("/")
-    if (
-        slash
-        and data_set in DATA_SETS
-        and (rest in DATA_SETS[data_set].files or not Path(name).exists())
-    ):
+    known = DATA_SETS[data_set].files if slash and data_set in DATA_SETS else {}
+    if rest in known or (known and not Path(name).exists()):
         (found,) = find(name)
         return found.get()
     return Path(name).expanduser()
@@ -204,26 +200,20 @@ def _read_catalogue() -> Mapping[str, DataSet]:
     listed = json.loads(files(__package__).joinpath("sources.json").read_text(encoding="utf-8"))
     data_sets = {}
     for name, entry in listed.items():
-        address = entry.get("address")
-        data_sets[name] = DataSet(
-            name,
-            address,
-            entry["licence"],
-            entry["cite"],
-            {
-                file["name"]: DataFile(
-                    data_set=name,
-                    name=file["name"],
-                    place=f"{file.get('folder', entry['folder'])}/{file['name']}".lstrip("/"),
-                    address=f"{address}/{file['path']}" if "path" in file else None,
-                    size=file.get("bytes"),
-                    sha256=file.get("sha256"),
-                    git_blob=file.get("git_blob"),
-                )
-                for file in entry["files"]
-            },
-            entry.get("made_by"),
-        )
+        address, made_by = entry.get("address"), entry.get("made_by")
+        found = {}
+        for file in entry["files"]:
+            path = None if file.get("made") else file.get("path", entry.get("path"))
+            found[file["name"]] = DataFile(
+                data_set=name,
+                name=file["name"],
+                place=f"{file.get('folder', entry['folder'])}/{file['name']}".lstrip("/"),
+                address=path and f"{address}/{path.format(name=file['name'])}",
+                size=file.get("bytes"),
+                sha256=file.get("sha256"),
+                git_blob=file.get("git_blob"),
+            )
+        data_sets[name] = DataSet(name, address, entry["licence"], entry["cite"], found, made_by)
     return data_sets
 
 

@@ -25,9 +25,8 @@ def download(
 ) -> None:
     """Download a file into an existing folder; it appears when it is complete and checked.
 
-    A partial download stays in `.NAME.partial`, so that a later call continues there. If the server
-    does not send parts of files, or the parts do not fit, the file is downloaded again. One process
-    at a time may do this. `problem` returns the problem of a complete file, or None.
+    A later call continues a partial download, `.NAME.partial`, or starts anew if the parts do not
+    fit. One process at a time may do this. `problem` returns the problem of a complete file.
 
     Raises:
         OSError: The server can't be reached, does not have the file, or has another one. Names the

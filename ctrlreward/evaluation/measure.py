@@ -1,12 +1,15 @@
-"""Scores and figures of an evaluation's texts, and its card, written into one folder."""
+"""Scores and figures of an evaluation's texts, by combination of labels and over all of them."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.table import Table
@@ -14,30 +17,50 @@ from rich.table import Table
 from ctrlreward.arguments import one_of
 from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.corpus.shard_store import in_chunks, score_parts
-from ctrlreward.evaluation.figures import (
-    AVERAGES,
-    COMBINATIONS,
-    OVERALL,
-    Figure,
-    card_text,
-    figures,
-    log_run,
-    to_csv,
-)
 from ctrlreward.evaluation.texts import EvaluatedPrompt
-from ctrlreward.files import JsonLog, write_whole
+from ctrlreward.extras import import_extra
+from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, CTRLEval
-from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples, score
-from ctrlreward.scorers.perplexity import TOKENS
-from ctrlreward.scorers.records import write_scored_samples
+from ctrlreward.scorers.attribute import attribute_report
+from ctrlreward.scorers.base import DEVIATION, Component, Scorer, Scores, check_samples, score
+from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
+from ctrlreward.scorers.records import sample_table, write_scored_samples
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
+from ctrlreward.tables.parsing import csv_header, formula_free
+
+# Figures by metric of each combination of labels, and last, as "", over all texts.
+Figures: TypeAlias = dict[str, dict[str, float]]
 
 _TASKS = ("sentiment", "topic")  # of CTRLEval
 _PROMPTS_PER_RECORD = 16
+_TEXTS = 64  # in a table of Weights & Biases
+_CLASSIFIED = ("accuracy", "label_probability")
+_OF_AN_ATTRIBUTE = tuple(f"{name}_" for name in _CLASSIFIED)
+_CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
+
+# Populations of the averages in the card, by figure; others are means over texts, then
+# combinations.
+AVERAGES = {
+    "accuracy_ATTRIBUTE": "share of a combination's texts that the attribute's classifier assigns "
+    "to the target label; overall, mean and population standard deviation over combinations",
+    "accuracy": "mean over the attributes of a combination; overall, mean and population standard "
+    "deviation over combinations",
+    "label_probability…": "the same of the probability of the target label",
+    "perplexity": "mean over the texts of exp(mean negative log-probability of the text's tokens), "
+    "prefix included, after a start token: mean_perplexity of the evaluate library",
+    "corpus_perplexity": "exp(mean negative log-probability) over the tokens of all texts",
+    "distinct_N": "unique n-grams over tokens, prefix included, of all texts of one prefix, of all "
+    "combinations together; mean over prefixes. For a combination: over the texts of both",
+    "finished": "share of completions that an end token ended, before the limit of tokens",
+    "failed": "share of texts with a score that could not be computed; the means leave it out",
+    "overall": "means over all texts, except where combinations are named",
+}
 
 
+@dataclass(frozen=True)
 class Measures:
     """Scorers of an evaluation, by part: `classifiers`, `perplexity`, `distinct`, `scorers.0`.
 
@@ -45,17 +68,11 @@ class Measures:
     `label_map` is OLD=NEW: labels of the classifiers in place of the prompts' labels.
     """
 
-    def __init__(
-        self,
-        scorers: Mapping[str, Scorer],
-        prompts: Sequence[EvaluatedPrompt],
-        completions: int,
-        attributes: Sequence[str],
-        label_map: Sequence[str] | None,
-    ) -> None:
-        self.scorers, self.prompts, self.completions = scorers, prompts, completions
-        self.attributes = tuple(attributes)
-        self.labels = pairs("label_map", "OLD=NEW, negative=LABEL_0", label_map)
+    scorers: Mapping[str, Scorer]
+    prompts: Sequence[EvaluatedPrompt]
+    completions: int
+    attributes: Sequence[str]
+    label_map: Sequence[str] | None
 
     def check(self, samples: Samples) -> None:
         """Raise unless the scorers can score the samples; loads no weights."""
@@ -89,7 +106,8 @@ class Measures:
         whole = [list(range(len(read)))]
         distinct_log = JsonLog(folder / "distinct.jsonl", identity)
         by_prefix = score_parts(distinct_log, whole, lambda rows: score(diverse, of_prefix[rows]))
-        found = figures(self.prompts, scores, ended, self.attributes, by_prefix)
+        finished = {} if ended is None else {"finished": np.array(ended, float)}
+        found = figures(self.prompts, {**scores, **finished}, self.attributes, by_prefix)
         kept = {name: values for name, values in scores.items() if name != TOKENS}
         write_scored_samples(folder / "texts.jsonl", samples, kept)
         write_whole(folder / "results.csv", to_csv(found))
@@ -120,11 +138,12 @@ class Measures:
 
     def _mapped(self, samples: Samples) -> Samples:
         """Return the samples with the labels of the classifiers."""
+        labels = pairs("label_map", "OLD=NEW, negative=LABEL_0", self.label_map)
         mapped = [
-            attribute_label({n: self.labels.get(word, word) for n, word in p.targets.items()})
+            attribute_label({n: labels.get(word, word) for n, word in p.targets.items()})
             for p in self.prompts
         ]
-        return Samples(**{**samples.columns(), "labels": mapped})
+        return samples.replace(labels=mapped)
 
 
 def attribute_classifier(
@@ -133,11 +152,11 @@ def attribute_classifier(
     device: str,
 ) -> AttributeClassifier:
     """Return a classifier of each attribute: the given one, else CTRLEval with a built-in task."""
-    models: dict[str, str | LabelProbabilities] = {}
-    if isinstance(given, Mapping):
-        models |= given
-    else:
-        models |= pairs("classifiers", "ATTRIBUTE=MODEL, sentiment=FOLDER", given)
+    models: Mapping[str, str | LabelProbabilities] = (
+        given
+        if isinstance(given, Mapping)
+        else pairs("classifiers", "ATTRIBUTE=MODEL, sentiment=FOLDER", given)
+    )
     for name in models:
         one_of("classifiers", name, labels)
     for name in labels:
@@ -161,20 +180,138 @@ def pairs(option: str, form: str, given: Sequence[str] | None) -> dict[str, str]
     return {name: value for name, _, value in pairs}
 
 
-def _print(found: Sequence[Figure], folder: Path) -> None:
+def figures(
+    prompts: Sequence[EvaluatedPrompt],
+    scores: Mapping[str, Scores],
+    attributes: Sequence[str],
+    by_prefix: Mapping[str, Scores],
+) -> Figures:
+    """Return the figures of each combination, then the figures over all n texts.
+
+    `scores`, each of shape (n,), include perplexity with log-likelihood and tokens, and
+    `AttributeClassifier`'s if there are `attributes`; `by_prefix` is Distinct over all texts of a
+    prefix.
+    """
+    names = np.array([attribute_label(prompt.targets) for prompt in prompts])
+    found = {
+        name: _of_texts({key: values[names == name] for key, values in scores.items()})
+        for name in dict.fromkeys(names.tolist())
+    }
+    targets = [prompt.targets for prompt in prompts]
+    found[""] = everything = _of_texts({**scores, **by_prefix})
+    for score_name in _CLASSIFIED if attributes else ():
+        report = attribute_report(targets, scores, attributes, score_name)
+        over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}
+        for key, value in {score_name: report.average, **over}.items():
+            everything[key] = value.mean
+            everything[f"{key}{DEVIATION}"] = value.deviation
+    return found
+
+
+def _of_texts(scores: Mapping[str, Scores]) -> dict[str, float]:
+    # An attribute that a text does not control is NaN; `accuracy` is NaN only if one failed.
+    whole = [v for k, v in scores.items() if k != TOKENS and not k.startswith(_OF_AN_ATTRIBUTE)]
+    return {
+        **{name: valid_mean(values) for name, values in scores.items() if name != TOKENS},
+        "corpus_perplexity": pooled_perplexity(scores["log_likelihood"], scores[TOKENS]),
+        "failed": float(np.isnan(whole).any(axis=0).mean()),
+    }
+
+
+def to_csv(found: Figures) -> str:
+    """Return results.csv, which `ctrlreward compare` reads; NaN is an empty cell."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    text.write(csv_header(("study", "system", "metric", "value")))
+    for system, values in found.items():
+        study = "combinations" if system else "overall"
+        for metric, value in values.items():
+            number = finite_or_none(value)
+            cells = map(formula_free, (study, system, metric))
+            rows.writerow([*cells, "" if number is None else repr(number)])
+    return text.getvalue()
+
+
+def card_text(
+    card: Mapping[str, Mapping[str, Any]], found: Figures, attributes: Sequence[str]
+) -> str:
+    """Return the evaluation card as Markdown: the figures, and how they were computed."""
+    lines = ["# Evaluation card", "", "| figure | all texts | deviation over combinations |"]
+    lines += ["|---|---|---|"]
+    for name, value in found[""].items():
+        if not name.endswith(DEVIATION):
+            lines.append(f"| {name} | {value:.4f} | {_deviation(found, name)} |")
+    chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD if attributes else _CARD[1:])
+    lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
+    for name, values in found.items():
+        if name:
+            shown = name.replace("|", r"\|")
+            lines.append(f"| {shown} | {' | '.join(f'{values[m]:.4f}' for m in chosen)} |")
+    for section, content in card.items():
+        lines += ["", f"## {section}", ""]
+        for key, item in content.items():
+            shown = ", ".join(map(str, item)) if isinstance(item, list | tuple) else str(item)
+            lines.append(f"- {key}: {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def log_run(
+    project: str,
+    folder: Path,
+    card: Mapping[str, Any],
+    found: Figures,
+    samples: Samples,
+    scores: Mapping[str, Scores],
+) -> None:
+    """Write an evaluation as a run of Weights & Biases, and print where it is.
+
+    The card is its config, and its id follows from the card.
+    """
+    wandb = import_extra("wandb", "--wandb")
+    id_ = sha256((folder / "card.json").read_bytes()).hexdigest()[:16]
+    metrics = list(next(iter(found.values())))
+    rows = [
+        [name, *(finite_or_none(values[metric]) for metric in metrics)]
+        for name, values in found.items()
+        if name
+    ]
+    columns, texts = sample_table(samples, scores, _TEXTS)
+    with wandb.init(
+        project=project,
+        name=folder.name,
+        id=id_,
+        job_type="evaluation",
+        config=dict(card),
+        dir=folder,
+        settings=wandb.Settings(silent=True),
+    ) as run:
+        run.log(
+            {
+                "combinations": wandb.Table(columns=["combination", *metrics], data=rows),
+                "samples": wandb.Table(columns=columns, data=texts),
+            }
+        )
+        run.summary.update({name: finite_or_none(value) for name, value in found[""].items()})
+        place = f"wandb sync {Path(run.dir).parent}" if run.offline else run.url
+    print(f"Weights & Biases: {place}")
+
+
+def _deviation(found: Figures, name: str) -> str:
+    value = found[""].get(f"{name}{DEVIATION}")
+    return "" if value is None else f"{value:.4f}"
+
+
+def _print(found: Figures, folder: Path) -> None:
     """Print the figures over all texts, their spread over combinations, and the output folder."""
-    values = {f.metric: f.value for f in found if f.study == OVERALL}
     table = Table(box=None, pad_edge=False)
     table.add_column("figure", overflow="fold")
     for heading in ("all", "± over combinations", "lowest", "highest"):
         table.add_column(heading, justify="right")
-    for name, value in values.items():
+    for name, value in found[""].items():
         if name.startswith(("label_probability", "log_likelihood")) or name.endswith(DEVIATION):
             continue
-        each = [f.value for f in found if (f.study, f.metric) == (COMBINATIONS, name)]
-        deviation = values.get(f"{name}{DEVIATION}")
-        spread = "" if deviation is None else f"{deviation:.4f}"
-        ends = (f"{end:.4f}" for end in (np.min(each), np.max(each)))
-        table.add_row(name, f"{value:.4f}", spread, *ends)
+        each = [values[name] for system, values in found.items() if system]
+        ends = f"{np.min(each):.4f}", f"{np.max(each):.4f}"
+        table.add_row(name, f"{value:.4f}", _deviation(found, name), *ends)
     plain_console().print(table)
     print(f"{folder}: card.md, texts.jsonl, results.csv (for ctrlreward compare)")

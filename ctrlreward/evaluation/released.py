@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ctrlreward.data import local_file
 from ctrlreward.evaluation.measure import Measures, attribute_classifier
@@ -25,13 +24,6 @@ ATTRIBUTES = {
     "topic": ("world", "sports", "business", "science"),
     "detoxification": ("toxic", "nontoxic"),
 }
-
-
-class Output(NamedTuple):
-    """A released text with its prefix and its target labels."""
-
-    text: str
-    prompt: EvaluatedPrompt
 
 
 def evaluate_outputs(
@@ -72,8 +64,7 @@ def evaluate_outputs(
     if wandb is not None:
         import_extra("wandb", "--wandb")
     path = local_file(outputs)
-    released = read_outputs(path)
-    prompts = [each.prompt for each in released]
+    texts, prompts = zip(*read_outputs(path), strict=True)
     labels = {
         name: [label for label in known if any(p.targets.get(name) == label for p in prompts)]
         for name, known in ATTRIBUTES.items()
@@ -88,7 +79,7 @@ def evaluate_outputs(
         used["classifiers"] = attribute_classifier(controlled, classifiers, device)
     names = [attribute_label(prompt.targets) for prompt in prompts]
     samples = Samples(
-        texts=[each.text for each in released],
+        texts=texts,
         labels=names,
         groups=[f"{n}\n{p.prefix}" for n, p in zip(names, prompts, strict=True)],
     )
@@ -110,18 +101,18 @@ def evaluate_outputs(
         measures.write(folder, samples, None, described, wandb)
 
 
-def read_outputs(path: Path) -> list[Output]:
+def read_outputs(path: Path) -> list[tuple[str, EvaluatedPrompt]]:
     """Return the texts of a file; texts of one prefix and combination are consecutive.
 
-    The prefix of a text is the longest of PPLM's that it begins with; some texts lack the full
-    stop or comma at its end.
+    The prefix of a text is the longest of PPLM's that it begins with.
 
     Raises:
         ValueError: A line is not `[[sentiment, topic, detoxification], text]`, its text begins with
             none of the prefixes, or prefixes and combinations differ in their number of texts.
     """
+    # Some texts lack the full stop or comma at the end of the prefix.
     prefixes = [prefix.rstrip(".,") for prefix in read_prefixes(PPLM)]
-    found = []
+    by_place: dict[tuple[str, str], list[tuple[str, EvaluatedPrompt]]] = {}
     for number, line in enumerate(decode_utf8(path.read_bytes(), path).splitlines(), 1):
         place = f"{path}:{number}"
         match parse_json(line, Path(place)):
@@ -145,15 +136,15 @@ def read_outputs(path: Path) -> list[Output]:
         if not begun:
             raise ValueError(f"{place} begins with none of PPLM's prefixes: {shortened(text, 80)}")
         prefix = max(begun, key=len)
-        found.append(Output(text, EvaluatedPrompt(prefix, prefix, targets)))
-    places = Counter((attribute_label(each.prompt.targets), each.prompt.prefix) for each in found)
-    if not found:
+        output = (text, EvaluatedPrompt(prefix, prefix, targets))
+        by_place.setdefault((attribute_label(targets), prefix), []).append(output)
+    if not by_place:
         raise ValueError(f"{path} has no texts")
-    (most, largest), *_, (fewest, smallest) = places.most_common() * 2
-    if largest > smallest:
+    counts = {place: len(found) for place, found in by_place.items()}
+    most, fewest = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+    if counts[most] > counts[fewest]:
         raise ValueError(
-            f"{path} must have as many texts of each prefix and combination, got {largest} of "
-            f"{' '.join(most)!r} and {smallest} of {' '.join(fewest)!r}"
+            f"{path} must have as many texts of each prefix and combination, got {counts[most]} of "
+            f"{' '.join(most)!r} and {counts[fewest]} of {' '.join(fewest)!r}"
         )
-    order = {place: i for i, place in enumerate(places)}
-    return sorted(found, key=lambda o: order[attribute_label(o.prompt.targets), o.prompt.prefix])
+    return [output for found in by_place.values() for output in found]

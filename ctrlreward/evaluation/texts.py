@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from peft import PeftConfig
-from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.data import local_file
@@ -59,10 +58,10 @@ def read_labels(given: Mapping[str, Sequence[str]] | Sequence[str]) -> dict[str,
             name, equals, label = word.partition("=")
             if equals:
                 attribute = name.strip()
-                labels.setdefault(attribute, [])
             elif not attribute:
                 raise ValueError(f"labels = {word!r} must be ATTRIBUTE=LABEL,LABEL")
-            labels[attribute] += [each for each in (label if equals else word).split(",") if each]
+            more = [each for each in (label if equals else word).split(",") if each]
+            labels[attribute] = labels.get(attribute, []) + more
     for name, each in labels.items():
         if not name or not each or name == _PREFIX or len(set(each)) < len(each):
             raise ValueError(
@@ -109,9 +108,8 @@ def build_prompts(
 ) -> list[EvaluatedPrompt]:
     """Return the prompts; prompts of a combination of labels are consecutive.
 
-    The template is the input of the model, with `{prefix}` and the name of each attribute in
-    braces. A model that `continues` it needs the prefix at its end; for a chat or an
-    encoder-decoder, whose output is the whole text, `continues` is False.
+    The template has `{prefix}` and the name of each attribute in braces. A model that `continues`
+    it needs the prefix at its end; the output of other models is the whole text.
     """
     wanted = [_PREFIX, *labels]
     try:
@@ -149,8 +147,8 @@ class EvaluatedModel(NamedTuple):
     @property
     def identity(self) -> dict[str, str]:
         """Identities of the weights behind the names, independent of their location."""
-        names = {"base": self.base, "adapter": self.adapter}
-        return {key: weights_identity(name) for key, name in names.items() if name is not None}
+        names = self._asdict().items()
+        return {key: weights_identity(name) for key, name in names if name is not None}
 
     @property
     def has_encoder(self) -> bool:
@@ -177,7 +175,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
         if base is not None:
             raise ValueError(f"base = {base!r}, but {model} is not the folder of an adapter")
         return EvaluatedModel(model, None)
-    found = sorted({path.parent for path in folder.rglob(_ADAPTER)})
+    found = sorted(path.parent for path in folder.rglob(_ADAPTER))
     found = [path for path in found if path.name != _LAST] or found
     if len(found) > 1:
         raise ValueError(
@@ -199,9 +197,9 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
 class TextLog:
     """Log of completions: prompts in their order, the completions of a prompt in a row.
 
-    Each record is a batch; a resumed run must share `identity` and all settings. A text is prefix +
-    completion if the model `continues` prefixes, else the completion. `drop` leaves out the last
-    sentence of a completion that the limit of tokens cut off.
+    A resumed run must share `identity` and all settings. A text is prefix + completion if the model
+    `continues` prefixes, else the completion. `drop` leaves out the last sentence of a completion
+    that the limit of tokens cut off.
     """
 
     def __init__(
@@ -221,22 +219,15 @@ class TextLog:
         self.seeds = [_seed(seed, prompt.prompt, n) for prompt in prompts for n in numbers]
         self.options = options
         self.sampling = {k: v for k, v in asdict(options).items() if k not in _UNUSED}
-        own = {
-            "prompts": [prompt.prompt for prompt in prompts],
-            "completions": completions,
-            "sampling": self.sampling,
-            "seed": seed,
-        }
-        self.log = JsonLog(path, {**identity, **own})
+        own = {"completions": completions, "sampling": self.sampling, "seed": seed}
+        inputs = [prompt.prompt for prompt in prompts]
+        self.log = JsonLog(path, {**identity, "prompts": inputs, **own})
 
     def read(self) -> tuple[list[str], list[bool]]:
         """Return the completions so far, and for each whether an end token ended it."""
         records = self.log.read()
         texts = [text for record in records for text in record["completions"]]
-        ended = [each for record in records for each in record["ended"]]
-        if len(texts) > len(self.prompts) or len(texts) != len(ended):
-            raise ValueError(f"{self.log.path} has {len(texts)} completions. Delete it.")
-        return texts, ended
+        return texts, [each for record in records for each in record["ended"]]
 
     def complete(
         self, model: EvaluatedModel, device: str, dtype: Dtype | None, batch_size: int
@@ -250,17 +241,15 @@ class TextLog:
             add_end_tokens(loaded, tokenizer, self.options.stop, turn)
             with track("generating", total, done=done) as advance:
                 for start in range(done, total, batch_size):
-                    rows = slice(start, min(start + batch_size, total))
-                    self._append(loaded, tokenizer, rows)
-                    advance(rows.stop - rows.start)
+                    rows = slice(start, start + batch_size)
+                    inputs = [prompt.prompt for prompt in self.prompts[rows]]
+                    texts = model_texts(tokenizer, self.options, inputs)
+                    heat, seeds = self.options.eval_temperature, self.seeds[rows]
+                    found = sample(loaded, tokenizer, texts, self.options, heat, seeds)
+                    ended = found.ended.tolist()
+                    self.log.append({"completions": found.completions, "ended": ended})
+                    advance(len(inputs))
         return self.read()
-
-    def _append(self, model: Any, tokenizer: PreTrainedTokenizerBase, rows: slice) -> None:
-        prompts = [prompt.prompt for prompt in self.prompts[rows]]
-        texts = model_texts(tokenizer, self.options, prompts)
-        temperature = self.options.eval_temperature
-        rollout = sample(model, tokenizer, texts, self.options, temperature, self.seeds[rows])
-        self.log.append({"completions": rollout.completions, "ended": rollout.ended.tolist()})
 
     def samples(
         self, completions: Sequence[str] | None = None, ended: Sequence[bool] | None = None
@@ -272,12 +261,11 @@ class TextLog:
         """
         n = len(self.prompts)
         completions, ended = completions or [" …"] * n, ended or [True] * n
-        texts = []
         starts = [prompt.prefix if self.continues else "" for prompt in self.prompts]
-        for start, completion, complete in zip(starts, completions, ended, strict=True):
-            text = start + completion
-            cut_off = self.drop and not complete
-            texts.append(without_unfinished(text, len(start)) if cut_off else text)
+        texts = [start + completion for start, completion in zip(starts, completions, strict=True)]
+        for i, start in enumerate(starts):
+            if self.drop and not ended[i]:
+                texts[i] = without_unfinished(texts[i], len(start))
         labels = [attribute_label(prompt.targets) for prompt in self.prompts]
         return Samples(
             texts=texts,

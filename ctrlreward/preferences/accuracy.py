@@ -98,23 +98,15 @@ def preferences(
         values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
         better |= directions
     clusters = _clusters(rows, sides, cluster)
-    subsets = _subsets(rows, pairs)
-    figures: dict[str, dict[str, PairAccuracy]] = {}
-    for name, (chosen, rejected) in values.items():
-        sign = 1.0 if better[name] else -1.0
-        figures[name] = {
-            subset: pair_accuracy(
-                sign * chosen[kept],
-                sign * rejected[kept],
-                [clusters[i] for i in kept],
-                resamples,
-                seed,
-            )
-            for subset, kept in subsets.items()
-        }
+    figures: dict[str, dict[str, PairAccuracy]] = {name: {} for name in values}
+    for subset, kept in _subsets(rows, pairs).items():
+        own = [clusters[i] for i in kept]
+        for name, pair in values.items():
+            chosen, rejected = (side[kept] if better[name] else -side[kept] for side in pair)
+            figures[name][subset] = pair_accuracy(chosen, rejected, own, resamples, seed)
     _print(figures, better, data.name, len(set(clusters)))
     if output is not None:
-        write_whole(output, json_text(_record(figures)))
+        write_whole(output, json_text({name: _record(each) for name, each in figures.items()}))
     if scores is not None:
         columns_of = {
             f"{side}_{name}": both[i]
@@ -168,18 +160,16 @@ def _existing(rows: Sequence[Row], name: str, file: str) -> tuple[Scores, Scores
     for form in ("{side}_{name}", "{name}_{side}"):
         found = [form.format(side=side, name=name) for side in ("chosen", "rejected")]
         if rows and all(column in rows[0] for column in found):
+            cells = ([row.get(column) for row in rows] for column in found)
             chosen, rejected = (
-                np.array([_number(row.get(column)) for row in rows]) for column in found
+                np.array([np.nan if cell in (None, "") else float(cell) for cell in column])
+                for column in cells
             )
             return chosen, rejected
     raise ValueError(
         f"{file} has no columns chosen_{name} and rejected_{name}, nor {name}_chosen and "
         f"{name}_rejected, only {', '.join(rows[0])}"
     )
-
-
-def _number(cell: Any) -> float:
-    return np.nan if cell in (None, "") else float(cell)
 
 
 def _scores(
@@ -242,31 +232,19 @@ def _print(
         for subset, found in subsets.items():
             arrow = "↑" if better[name] else "↓"
             title = f"{name} {arrow}" if subset == ALL else f"  {subset}"
-            low, high = found.higher.low, found.higher.high
-            table.add_row(
-                title,
-                str(found.pairs),
-                f"{found.higher.value:.3f}",
-                f"{low:.3f} to {high:.3f}",
-                f"{found.ties:.3f}",
-                str(found.failed),
-            )
+            value, low, high = (f"{each:.3f}" for each in found.higher)
+            ties, failed = f"{found.ties:.3f}", str(found.failed)
+            table.add_row(title, str(found.pairs), value, f"{low} to {high}", ties, failed)
     plain_console().print(table)
     print(f"Intervals: of {clusters} clusters of pairs. A coin has 0.5.")
 
 
-def _record(figures: Mapping[str, Mapping[str, PairAccuracy]]) -> dict[str, Any]:
+def _record(subsets: Mapping[str, PairAccuracy]) -> dict[str, Any]:
+    shares = np.array([found.higher.value for key, found in subsets.items() if key != ALL])
     return {
-        name: {
-            "subsets": {
-                subset: {**found._asdict(), "higher": found.higher._asdict()}
-                for subset, found in subsets.items()
-            },
-            "mean_of_subsets": valid_mean(
-                np.array([found.higher.value for key, found in subsets.items() if key != ALL])
-            )
-            if len(subsets) > 1
-            else None,
-        }
-        for name, subsets in figures.items()
+        "subsets": {
+            subset: {**found._asdict(), "higher": found.higher._asdict()}
+            for subset, found in subsets.items()
+        },
+        "mean_of_subsets": valid_mean(shares) if len(shares) else None,
     }

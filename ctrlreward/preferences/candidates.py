@@ -22,8 +22,7 @@ class Best(NamedTuple):
 
     Attributes:
         samples: One sample per prompt, in the order in which the prompts come first.
-        totals: Reward of each, shape (prompts,); NaN if no completion of the prompt has one,
-            and the sample is the first of them.
+        totals: Reward of each, shape (prompts,); NaN if no completion of the prompt has one.
         rows: Row of each among the completions.
     """
 
@@ -47,8 +46,8 @@ def best_of_n(
         samples: Completions, or with a `model` the prompts, as `as_samples` converts them with
             `columns`. Completions of one prompt have the same group, else the same prompt, else
             the same prefix; without these columns, all are of one prompt.
-        model: Model that completes each prompt n times, as `GenerationScorer` calls it: a function
-            from prompts to completions, or an object with `complete` or `complete_samples`.
+        model: Completes each prompt n times: a function from prompts to completions, or an object
+            with `complete` or `complete_samples`.
         n: Completions of each prompt by the model.
         seed: Seed of the model's random numbers.
         columns: Further columns.

@@ -1,8 +1,4 @@
-"""Degenerate versions of texts, and the ones that a reward prefers to the originals.
-
-Run before training, on texts like those that the policy will write. Within tens of steps, a policy
-finds texts that a reward prefers to good ones.
-"""
+"""Degenerate versions of texts, and the ones that a reward prefers to the originals."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +18,8 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
+
+Verdict: TypeAlias = Literal["gamed", "blind", "ok"]
 
 TOTAL = "total"
 
@@ -43,15 +41,8 @@ class Sample(NamedTuple):
     draw: random.Random
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A way to degrade a completion.
-
-    Attributes:
-        name: Short name.
-        degrade: Maps a sample to the degenerate completion; None if it does not apply.
-        guard: Measure against it.
-    """
+class Probe(NamedTuple):
+    """A way to degrade a completion, None where it does not apply, and a measure against it."""
 
     name: str
     degrade: Callable[[Sample], str | None]
@@ -128,12 +119,11 @@ class Finding:
         probe: Its name.
         samples: Texts to which it applies.
         change: Component, and `"total"` → mean change, degenerate minus original, with a bootstrap
-            interval over prompts, of the texts for which both have a score. A component that is
-            better when lower has its sign inverted: above 0 is always a gain.
+            interval over prompts. Above 0 is a gain, also of a component that is better when lower.
         wins: Share of the texts, in [0, 1], for which the degenerate version has the higher total.
         failed: Degenerate texts without a total (NaN).
-        verdict: `"gamed"` if the total rises, by the lower end of its interval; `"blind"` if it is
-            not shown to fall; `"ok"` if it falls, or if the degenerate texts have no score.
+        verdict: `"gamed"` if the interval of the total is above 0; `"blind"` if it contains 0;
+            `"ok"` if it is below 0, or if the degenerate texts have no score.
         guard: Measure against it.
     """
 
@@ -142,7 +132,7 @@ class Finding:
     change: Mapping[str, Estimate]
     wins: float
     failed: int
-    verdict: Literal["gamed", "blind", "ok"]
+    verdict: Verdict
     guard: str
 
 
@@ -177,10 +167,9 @@ class Examination:
 def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0.05) -> Examination:
     """Compare the reward of texts with the reward of degenerate versions of them.
 
-    The part after the prefix is degraded, or the whole text of a sample without a prefix.
-    A probe is gamed if the mean total rises by an interval above 0. The confidence of an
-    interval is 1 - level / (number of probes), so that with probability 1 - level at least no probe
-    that leaves the mean unchanged is called gamed.
+    The part after the prefix is degraded, or the whole text of a sample without a prefix. The
+    confidence of an interval is 1 - level / (number of probes), so that with probability 1 - level
+    at least no probe that leaves the mean unchanged is called gamed.
 
     Args:
         reward: The reward.
@@ -212,9 +201,7 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
     clusters = samples.groups or samples.prompts or samples.prefixes or range(len(samples))
     findings = []
     for probe in PROBES:
-        changed = {
-            i: text for i, row in enumerate(rows) if (text := probe.degrade(row)) is not None
-        }
+        changed = {i: text for i, r in enumerate(rows) if (text := probe.degrade(r)) is not None}
         if changed:
             kept = [*changed]
             own = {name: values[kept] for name, values in before.items()}
@@ -234,13 +221,9 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
 
 
 class BestOfN(NamedTuple):
-    """A proxy's choice among n completions, judged by another score.
+    """A proxy's choice among n completions: its mean proxy, and its mean held-out score.
 
-    Attributes:
-        n: Number of completions.
-        kl: KL divergence of the chosen text from the policy, log n - (n - 1) / n, in nats.
-        proxy: Mean proxy of the chosen text.
-        held_out: Mean held-out score of the chosen text.
+    `kl` is the KL divergence of the chosen text from the policy, log n - (n - 1) / n, in nats.
     """
 
     n: int
@@ -302,16 +285,9 @@ def _rows(samples: Samples, draw: random.Random) -> list[Sample]:
     rows = []
     for i, completion in enumerate(completions):
         others = [other for other in completions if other != completion]
-        rows.append(
-            Sample(
-                completion,
-                cell("prompts", i) or cell("prefixes", i) or samples.texts[i],
-                cell("sources", i),
-                cell("labels", i),
-                draw.choice(others) if others else "",
-                draw,
-            )
-        )
+        other = draw.choice(others) if others else ""
+        prompt = cell("prompts", i) or cell("prefixes", i) or samples.texts[i]
+        rows.append(Sample(completion, prompt, cell("sources", i), cell("labels", i), other, draw))
     return rows
 
 
@@ -353,11 +329,8 @@ def _finding(
             continue
         change[name] = paired_bootstrap(before[name][both], after[name][both], members, confidence)
     total = change[TOTAL]
-    verdict: Literal["gamed", "blind", "ok"] = "ok"  # no score (NaN): nothing to gain
-    if total.low > 0:
-        verdict = "gamed"
-    elif total.high >= 0:
-        verdict = "blind"
+    # NaN, no score, is nothing to gain.
+    verdict: Verdict = "gamed" if total.low > 0 else "blind" if total.high >= 0 else "ok"
     scored = np.isfinite(before[TOTAL])
     wins = after[TOTAL][scored] > before[TOTAL][scored]  # a failed text does not win
     return Finding(

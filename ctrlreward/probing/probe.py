@@ -84,8 +84,8 @@ def read_texts(
             raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
         rows = list(itertools.islice(RowStream(Location(path)).placed(), count))
         return to_samples([row.cells for row in rows], columns, [row.place for row in rows])
-    # Every fourth is on the same topic: a few of them have all topics.
-    each = [p for group in zip(*[iter(passages())] * 10, strict=True) for p in group]
+    # Ten of each of four topics, in turn.
+    each = passages()
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
     prefixes = [passage.prefix for passage in chosen]
     named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
@@ -145,11 +145,8 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
     table.add_column("verdict")
     for each in found.findings:
         change = each.change[TOTAL]
-        interval = (
-            "no score"
-            if math.isnan(change.value)
-            else (f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})")
-        )
+        interval = f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
+        interval = "no score" if math.isnan(change.value) else interval
         failed = f", {each.failed} without a score" if each.failed else ""
         parts = [_signed(each.change[name].value) for name in components]
         table.add_row(each.probe, interval, f"{each.wins:.0%}", *parts, each.verdict + failed)
@@ -166,10 +163,8 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
         table = Table(title="best of n by this reward", box=None, header_style="")
         for name in ("n", "KL", "reward", "held-out score"):
             table.add_column(name, justify="right")
-        for step in curve:
-            table.add_row(
-                str(step.n), f"{step.kl:.3f}", f"{step.proxy:.4f}", f"{step.held_out:.4f}"
-            )
+        for n, kl, proxy, held_out in curve:
+            table.add_row(str(n), f"{kl:.3f}", f"{proxy:.4f}", f"{held_out:.4f}")
         console.print(table)
         console.print(f"held-out gain d (α - β d), d² = KL: α = {alpha:.4f}, β = {beta:.4f}")
     for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):

@@ -138,3 +138,24 @@ def serve() -> Iterator[Callable[..., Any]]:
             return servers.enter_context(running(app))
 
         yield start
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, int], list[Any]]:
+    """Return a function whose server has a full queue at first; it returns the requests."""
+    from ctrlreward.serving.contract import QueueFull
+
+    def at_first(server: Any, refusals: int) -> list[Any]:
+        queue = server.app.state.requests
+        score, seen = queue.score, []
+
+        async def full_at_first(*given: Any, **more: Any) -> Any:
+            seen.append(given)
+            if len(seen) <= refusals:
+                raise QueueFull(1000, 30)
+            return await score(*given, **more)
+
+        monkeypatch.setattr(queue, "score", full_at_first)
+        return seen
+
+    return at_first

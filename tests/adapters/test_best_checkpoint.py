@@ -85,6 +85,10 @@ def test_mistakes(tmp_path: Path) -> None:
         BestCheckpoint(tmp_path, RULES, "global_step")
     with pytest.raises(ValueError, match="best, stop, alarm or pareto must be a rule"):
         RunRules()
+    with pytest.raises(ValueError, match="keep must be positive, got 0"):
+        BestCheckpoint(tmp_path, RULES, keep=0)
+    with pytest.raises(ValueError, match="keep needs rules with best"):
+        BestCheckpoint(tmp_path, RunRules(stop=StopRule("reward")), keep=1)
 
 
 class Trained:
@@ -154,10 +158,3 @@ def test_links_and_what_a_file_points_to_stay(tmp_path: Path) -> None:
         steps = trained.step(step, reward)
     assert steps == {10, 20, 30, 40, 50}  # 40 was the last one at the validation of 50
     assert trained.step(60, 0.4) == {10, 20, 30, 50, 60}
-
-
-def test_keep_needs_a_rule_and_a_count(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep must be positive, got 0"):
-        BestCheckpoint(tmp_path, RULES, keep=0)
-    with pytest.raises(ValueError, match="keep needs rules with best"):
-        BestCheckpoint(tmp_path, RunRules(stop=StopRule("reward")), keep=1)

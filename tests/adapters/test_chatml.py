@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -28,19 +29,16 @@ def conversation(prompt: str, response: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 
-@pytest.mark.parametrize("response", RESPONSES)
-@pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_prompt_and_response_are_those_of_the_conversation(
-    tokenizer: Any, system: str | None, prompt: str, response: str
-) -> None:
+def test_prompt_and_response_are_those_of_the_conversation(tokenizer, system) -> None:
     first = [] if system is None else [{"role": "system", "content": system}]
-    chat = [*first, *conversation(prompt, response)]
-    text = tokenizer.apply_chat_template(chat, tokenize=False)
-    assert TemplateMarkers(**CHATML).split(text) == (prompt, response)
-    # A trainer that sends what it decodes from tokens sends the same.
-    ids = tokenizer.apply_chat_template(chat, return_dict=False)
-    assert TemplateMarkers(**CHATML).split(tokenizer.decode(ids)) == (prompt, response)
+    for prompt, response in product(PROMPTS, RESPONSES):
+        chat = [*first, *conversation(prompt, response)]
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+        assert TemplateMarkers(**CHATML).split(text) == (prompt, response)
+        # A trainer that sends what it decodes from tokens sends the same.
+        ids = tokenizer.apply_chat_template(chat, return_dict=False)
+        assert TemplateMarkers(**CHATML).split(tokenizer.decode(ids)) == (prompt, response)
 
 
 def test_the_last_turn_of_several_is_the_response(tokenizer: Any) -> None:

@@ -19,7 +19,7 @@ from coroutines import run_coroutine
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters import openrlhf, trl, verl
-from ctrlreward.scorers import Accuracy, CTRLEval, Perplexity, Similarity
+from ctrlreward.scorers import CTRLEval, Perplexity
 
 PROMPTS = ["The food was", "A dog slept"]
 COMPLETIONS = [" good, and the staff was quick.", ""]
@@ -63,8 +63,8 @@ def test_trl_scores_the_same_in_another_process(reward: Reward, child) -> None:
 def test_openrlhf_scores_the_same_in_another_process(reward: Reward, child) -> None:
     function = openrlhf.as_reward_func(reward, ["<|endoftext|>"], -9.0, COLUMNS)
     queries = [f"{p}{c}<|endoftext|>" for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
-    there = child.submit(function, queries, PROMPTS, ["", ""]).result()
-    here = function(queries, PROMPTS, ["", ""])
+    given = (queries, PROMPTS, ["", ""])
+    there, here = child.submit(function, *given).result(), function(*given)
     check(there["rewards"].tolist(), here["rewards"].tolist())
     check(there["extra_logs"]["coherence"].tolist(), here["extra_logs"]["coherence"].tolist())
 
@@ -74,15 +74,15 @@ def test_verl_scores_the_same_in_another_process(reward: Reward, child) -> None:
     batch = verl.as_batch_compute_score(reward, -9.0, COLUMNS)
     coroutine = verl.as_async_compute_score(reward, -9.0, COLUMNS, wait=0.01)
     given = {**VERL, "solution_str": COMPLETIONS[0]}
+    columns = {f"{key}s": [item] for key, item in given.items()}
     here = single(**given)
-    (there,) = child.submit(batch, **{f"{key}s": [item] for key, item in given.items()}).result()
-    for result in (
-        there,
+    for there in (
+        child.submit(batch, **columns).result()[0],
         child.submit(single, **given).result(),
         child.submit(run_coroutine, coroutine, given).result(),
     ):
-        assert list(result) == list(here)
-        check(list(result.values()), list(here.values()))
+        assert list(there) == list(here)
+        check(list(there.values()), list(here.values()))
 
 
 def test_copies_of_coroutine_functions_are_coroutine_functions(reward: Reward) -> None:
@@ -130,13 +130,3 @@ def test_component_functions_in_threads_score_a_batch_once(letters, monkeypatch)
             results = [pool.submit(function, **given) for function in functions]
             assert [r.result() for r in results] == [[text.count("a") / len(text)], [len(text)]]
     assert [samples.texts for samples in letters.scored] == [("ab",), ("aab",)]
-
-
-def test_the_adjusted_geometric_mean_pickles() -> None:
-    accuracy, similarity = Accuracy(CTRLEval("x", task="sentiment")), Similarity("y")
-    given = {"a": accuracy["accuracy"], "s": similarity["similarity"]}
-    reward = Reward({**given, "p": Perplexity("z")["perplexity"]}, "gm")
-    copy = pickle.loads(pickle.dumps(reward))
-    scores = {"a": [0.9], "s": [0.8], "p": [50.0]}
-    # eq. 1: ((90 - 63) (80 - 71) min(97 - 50, 50 + 37)) ^ (1/3)
-    assert copy.aggregate(scores) == pytest.approx([(27 * 9 * 47) ** (1 / 3)])

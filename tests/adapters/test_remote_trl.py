@@ -1,11 +1,10 @@
-"""TRL's GRPO and verl's coroutine with a served reward: the rewards of the process."""
+"""TRL's GRPO with a served reward: the rewards of the process."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
 import pickle
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 
 from ctrlreward import Reward
-from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
-from ctrlreward.adapters.verl import as_async_compute_score
+from ctrlreward.adapters.trl import as_async_reward_funcs, as_reward_funcs
 from ctrlreward.serving.remote_reward import RemoteReward
 
 COLUMNS = {"labels": "tone", "prefixes": "prompt"}
@@ -30,9 +28,7 @@ def logged(trainer: Any) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
-def test_grpo_logs_the_same_rewards(
-    train: Callable[..., Any], serve: Callable[..., Any], reward: Reward, build: Any
-) -> None:
+def test_grpo_logs_the_same_rewards(train, serve, reward, build) -> None:
     here = train(build(reward, COLUMNS))
     remote = RemoteReward(serve(reward).url)
     served = train(pickle.loads(pickle.dumps(build(remote, COLUMNS))))
@@ -43,38 +39,8 @@ def test_grpo_logs_the_same_rewards(
     np.testing.assert_equal(logged(served), logged(here))
 
 
-def test_component_functions_have_the_weights_of_the_server(
-    serve: Callable[..., Any], reward: Reward
-) -> None:
-    remote = RemoteReward(serve(reward).url)
-    functions, weights = as_component_funcs(remote)
-    here, weights_here = as_component_funcs(reward)
-    assert weights == weights_here == [2.0, -0.125]
-    for function, other in zip(functions, here, strict=True):
-        given = (["p"] * 3, ["ab", "f", "aab"])
-        assert function.__name__ == other.__name__
-        assert function(*given) == other(*given)
-
-
-def test_verl_scores_concurrent_samples_in_one_request(
-    serve: Callable[..., Any], reward: Reward, letters: Any
-) -> None:
-    texts = ["ab", "f", "aab", "b"]
-
-    async def all_at_once(given: Reward) -> list[Any]:
-        compute_score = as_async_compute_score(given, -9.0)
-        return await asyncio.gather(*(compute_score("d", text, None) for text in texts))
-
-    here = asyncio.run(all_at_once(reward))
-    letters.scored.clear()
-    assert asyncio.run(all_at_once(RemoteReward(serve(reward).url))) == here
-    assert [sorted(samples.texts) for samples in letters.scored] == [sorted(texts)]
-
-
 @pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
-def test_async_grpo_scores_a_group_as_in_process(
-    serve: Callable[..., Any], reward: Reward, build: Any
-) -> None:
+def test_async_grpo_scores_a_group_as_in_process(serve, reward, build) -> None:
     """The trainer's own rollout loop, without the vLLM server that it asks for completions."""
     worker = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")
     accelerate.PartialState(cpu=True)  # as at the start of the loop's process; its logger needs it

@@ -19,7 +19,8 @@ from torchmetrics import MetricCollection
 
 from ctrlreward import Samples
 from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers import FunctionScorer
+from ctrlreward.scorers.base import Scorer, ScoreSpec
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
@@ -53,12 +54,7 @@ def test_two_ranks_with_uneven_shares_agree_on_all_texts(values_by_rank) -> None
     assert values_by_rank[0] == values_by_rank[1]
     check(values_by_rank[0]["both"], rows, texts)
     check(script["values"](shares[0] + shares[1]), rows, texts)
-
-
-def test_a_rank_without_samples(values_by_rank) -> None:
-    script = runpy.run_path(str(SCRIPT))
-    rows = [i for batch in script["SHARES"][0] for i in batch]
-    check(values_by_rank[0]["one rank empty"], rows, script["TEXTS"])
+    check(values_by_rank[0]["one rank empty"], [i for batch in shares[0] for i in batch], texts)
 
 
 def test_metrics_of_one_scorer_score_a_batch_once(letters) -> None:
@@ -111,21 +107,14 @@ def test_copies_share_only_the_scorer(letters, kinds) -> None:
         assert again.compute() == copy.compute() == 1.0
 
 
-class Share(Scorer):
-    """The share of "a" in a text, where its label is "counted"; a single score."""
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"share": ScoreSpec(True, (0.0, 1.0))}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        rows = zip(samples.texts, samples.require("labels", "Share"), strict=True)
-        shares = [t.count("a") / len(t) if label == "counted" else np.nan for t, label in rows]
-        return {"share": np.array(shares)}
+def share(texts: list[str], labels: list[str]) -> list[float]:
+    """The share of "a" in a text, where its label is "counted"."""
+    rows = zip(texts, labels, strict=True)
+    return [t.count("a") / len(t) if label == "counted" else math.nan for t, label in rows]
 
 
 def test_a_scorer_with_one_score_and_texts_with_columns_as_keywords() -> None:
-    scorer = Share()
+    scorer = FunctionScorer(share, pointwise=True)
     metrics = MetricCollection(
         {
             "mean": ScoreMean(scorer),

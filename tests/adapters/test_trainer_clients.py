@@ -1,6 +1,6 @@
-"""Requests of the trainers' own code: OpenRLHF, verl and verifiers from their wheels, slime's.
+"""Requests of the trainers' own code: OpenRLHF, verl and verifiers from their wheels.
 
-OpenRLHF's experience is made from the replies by its own code, up to the advantages.
+OpenRLHF's experience is made from the replies by its own code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from trainer_clients import OPENRLHF, VERIFIERS, VERL, Importer
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.contract import QueueFull
 from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 
 EOS = "<eos>"
@@ -91,9 +90,7 @@ def totals_of(reward: Reward) -> list[float]:
     return np.where(batch.failed, -9.0, batch.total).tolist()
 
 
-def test_openrlhf_makes_its_experience(
-    serve: Callable[..., Any], reward: Reward, openrlhf: Importer
-) -> None:
+def test_openrlhf_makes_its_experience(serve, reward, openrlhf) -> None:
     agent = openrlhf.module("utils.agent")
     executor = agent.SingleTurnAgentExecutor(f"{serve(reward, OPTIONS).url}/get_reward")
     params = SimpleNamespace(max_tokens=8, logprobs=None)
@@ -123,47 +120,6 @@ def test_openrlhf_makes_its_experience(
     logged = {name: torch.tensor(values, dtype=torch.float) for name, values in again.info.items()}
     assert logged["failed"].flatten().tolist() == [0.0, 1.0, 0.0, 0.0]
     assert all(values.isfinite().all() for values in logged.values())
-
-
-@pytest.mark.parametrize("estimator", ["rloo", "group_norm", "reinforce_baseline"])
-def test_openrlhf_computes_advantages_of_the_shape_that_a_reply_gives(
-    openrlhf: Importer, estimator: str
-) -> None:
-    maker = openrlhf.module("trainer.ppo_utils.experience_maker").RemoteExperienceMaker
-    experience = openrlhf.module("trainer.ppo_utils.experience").Experience
-    algo = SimpleNamespace(advantage=SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0))
-    args = SimpleNamespace(
-        algo=algo,
-        rollout=SimpleNamespace(n_samples_per_prompt=2),
-        reward=SimpleNamespace(
-            clip_range=None, overlong_buffer_len=None, stop_properly_penalty_coef=None
-        ),
-    )
-    algo.advantage.no_std_norm = False
-    advantages = []
-    for shape in ((1,), (1, 1)):  # the in-process adapter's, and a reply's
-        experiences = [
-            experience(
-                sequences=torch.ones(1, 4, dtype=torch.long),
-                action_mask=torch.ones(1, 3, dtype=torch.bool),
-                kl=torch.zeros(1, 3),
-                rewards=torch.full(shape, total),
-                index=[i],
-                info={},
-            )
-            for i, total in enumerate([0.25, -9.0, 0.5, 1.0])
-        ]
-        this = SimpleNamespace(
-            strategy=SimpleNamespace(args=args),
-            args=args,
-            kl_ctl=SimpleNamespace(value=0.0),
-            advantage_estimator=estimator,
-        )
-        this.get_cumulative_returns = maker.get_cumulative_returns.__get__(this)
-        done = maker.compute_advantages_and_returns(this, experiences)
-        advantages.append(torch.cat([one.advantages for one in done or experiences]))
-    torch.testing.assert_close(advantages[0], advantages[1])
-    assert advantages[0].abs().max() > 0
 
 
 class Data:
@@ -202,59 +158,22 @@ def disrm(importer: Callable[[Any], Importer]) -> Callable[..., Any]:
     return score
 
 
-def test_verl_gets_the_rewards_of_the_process(
-    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float]
-) -> None:
+def test_verl_gets_the_rewards_of_the_process(serve, reward, disrm) -> None:
     url = serve(reward, OPTIONS).url
     assert [disrm(url, text) for text in TEXTS] == totals_of(reward)
 
 
-def test_verl_asks_again_while_the_queue_is_full(
-    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float], monkeypatch: Any
-) -> None:
+def test_verl_asks_again_while_the_queue_is_full(serve, reward, disrm, refuse) -> None:
     server = serve(reward, TrainerRoutes(**{**vars(OPTIONS), "patience": 0.0}))
-    queue = server.app.state.requests
-    score, seen = queue.score, []
-
-    async def full_once(*given: Any, **more: Any) -> Any:
-        seen.append(given)
-        if len(seen) == 1:
-            raise QueueFull(1000, 30)
-        return await score(*given, **more)
-
-    monkeypatch.setattr(queue, "score", full_once)
+    seen = refuse(server, 1)
     assert disrm(server.url, "ab") == totals_of(reward)[0]
     assert len(seen) == 2
 
 
-def test_verl_gives_up_at_once_on_a_text_without_markers(
-    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float]
-) -> None:
+def test_verl_gives_up_at_once_on_a_text_without_markers(serve, reward, disrm) -> None:
     server = serve(reward, TrainerRoutes(-9.0, template=TemplateMarkers("<other>")))
     with pytest.raises(aiohttp.ClientResponseError, match="422"):
         disrm(server.url, "ab")
-
-
-def test_slime_as_its_client_asks(serve: Callable[..., Any], reward: Reward) -> None:
-    """slime is not on PyPI (the package of that name is another): its request, replayed."""
-    url = f"{serve(reward, OPTIONS).url}/slime"
-
-    async def ask(session: aiohttp.ClientSession, text: str, query: str) -> Any:
-        payload = {"prompt": PROMPT, "response": text, "label": None}
-        async with session.post(url + query, json=payload) as reply:
-            reply.raise_for_status()
-            return await reply.json()
-
-    async def ask_all(query: str) -> list[Any]:
-        timeout = aiohttp.ClientTimeout(total=120)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            return await asyncio.gather(*(ask(session, text + EOS, query) for text in TEXTS))
-
-    assert asyncio.run(ask_all("")) == totals_of(reward)
-    keyed = asyncio.run(ask_all("?components=true"))
-    assert [result["total"] for result in keyed] == totals_of(reward)
-    # slime tells failed samples apart by their keys only.
-    assert [result["failed"] for result in keyed] == [0.0, 1.0, 0.0, 0.0]
 
 
 class Message:
@@ -300,9 +219,7 @@ def nemo_gym(importer: Callable[[Any], Importer]) -> Any:
     return found.module("v1.tasksets.nemo_gym.taskset")
 
 
-def test_nemo_gym_masks_a_failed_sample(
-    nemo_gym: Any, serve: Callable[..., Any], reward: Reward
-) -> None:
+def test_nemo_gym_masks_a_failed_sample(nemo_gym, serve, reward) -> None:
     """In place of a `failed_score`: the client gets why, and the sample is left out."""
     url = serve(reward, OPTIONS).url
     config = nemo_gym.NeMoGymTaskConfig(resources_url=url)

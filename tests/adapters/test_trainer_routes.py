@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
-from ctrlreward.serving.contract import QueueFull
 from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 from ctrlreward.serving.trainer_routes import _finite_values, trainer_routes
 
@@ -53,15 +52,18 @@ def test_every_reply_has_the_same_keys(serve: Callable[..., Any], reward: Reward
 
 
 def test_slime_gets_a_number_or_an_object(serve: Callable[..., Any], reward: Reward) -> None:
+    """As slime's client asks, which is not on PyPI: it tells failed samples apart by their keys."""
     client = serve(reward, OPTIONS).client
-    chat = [{"role": "user", "content": "c"}]
-    for prompt in ("c", chat):
-        body = {"prompt": prompt, "response": "ab<eos>", "label": None}
-        assert client.post("/slime", json=body).json() == 2 / 3 - 0.375
-    body = {"prompt": "c", "response": "f", "label": {"any": "thing"}}
-    assert client.post("/slime", json=body).text == "-9.0"
-    found = client.post("/slime?components=true", json=body).json()
-    assert found == {"total": -9.0, "share": -9.0, "length": -9.0, "failed": 1.0}
+    totals = totals_of(reward, ["c" + text for text in TEXTS])
+    for prompt in ("c", [{"role": "user", "content": "c"}]):
+        for text, total in zip(TEXTS, totals, strict=True):
+            body = {"prompt": prompt, "response": text, "label": {"any": "thing"}}
+            assert client.post("/slime", json=body).json() == total
+            found = client.post("/slime?components=true", json=body).json()
+            assert list(found) == ["total", "share", "length", "failed"]
+            assert (found["total"], found["failed"]) == (total, float(text == "f"))
+    failed = client.post("/slime?components=true", json={"prompt": "c", "response": "f"}).json()
+    assert failed == {"total": -9.0, "share": -9.0, "length": -9.0, "failed": 1.0}
 
 
 def test_embeddings_as_sglang_replies(serve: Callable[..., Any], reward: Reward) -> None:
@@ -91,9 +93,7 @@ def test_classify_as_vllm_replies(serve: Callable[..., Any], reward: Reward) -> 
     ]
 
 
-def test_labels_and_constants_reach_the_scorer(
-    serve: Callable[..., Any], reward: Reward, letters: Any
-) -> None:
+def test_labels_and_constants_reach_the_scorer(serve, reward, letters) -> None:
     options = TrainerRoutes(-9.0, {"labels": "label"}, {"sources": "menu"})
     body = {"query": ["ab"], "prompts": ["a"], "labels": ["glad"]}
     assert serve(reward, options).client.post("/get_reward", json=body).status_code == 200
@@ -143,13 +143,7 @@ def test_an_aggregate_that_is_no_sum_has_no_parts(serve: Callable[..., Any], let
     ],
 )
 def test_wrong_bodies_are_422_and_name_the_item(
-    serve: Callable[..., Any],
-    reward: Reward,
-    options: TrainerRoutes,
-    path: str,
-    body: dict[str, Any],
-    place: str,
-    message: str,
+    serve, reward, options, path, body, place, message
 ) -> None:
     reply = serve(reward, options).client.post(path, json=body)
     assert reply.status_code == 422, reply.text
@@ -160,9 +154,7 @@ def test_wrong_bodies_are_422_and_name_the_item(
 
 @pytest.mark.parametrize("path", ["/get_reward", "/slime", "/classify"])
 @pytest.mark.parametrize("content", [b'{"query": [}', b"", b"soup", b"\xff", b"[" * 100_000])
-def test_malformed_json_is_400_as_on_our_routes(
-    serve: Callable[..., Any], reward: Reward, path: str, content: bytes
-) -> None:
+def test_malformed_json_is_400_as_on_our_routes(serve, reward, path, content) -> None:
     client = serve(reward, OPTIONS).client
     headers = {"Content-Type": "application/json"}
     for route in (path, "/score"):
@@ -172,20 +164,9 @@ def test_malformed_json_is_400_as_on_our_routes(
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 10_000])
-def test_a_full_queue_holds_the_request_then_503(
-    serve: Callable[..., Any], reward: Reward, monkeypatch: pytest.MonkeyPatch, refusals: int
-) -> None:
+def test_a_full_queue_holds_the_request_then_503(serve, reward, refuse, refusals) -> None:
     server = serve(reward, TrainerRoutes(-9.0, patience=0.2))
-    queue = server.app.state.requests
-    score, seen = queue.score, []
-
-    async def full_at_first(*given: Any, **more: Any) -> Any:
-        seen.append(given)
-        if len(seen) <= refusals:
-            raise QueueFull(1000, 30)
-        return await score(*given, **more)
-
-    monkeypatch.setattr(queue, "score", full_at_first)
+    seen = refuse(server, refusals)
     reply = server.client.post("/slime", json={"prompt": "", "response": "ab"})
     if refusals < 10_000:
         assert reply.json() == 0.75
@@ -209,9 +190,7 @@ def test_a_sample_that_a_scorer_rejects(serve: Callable[..., Any], monkeypatch: 
     assert (reply["rewards"], reply["extra_logs"]["failed"]) == ([-9.0], [1.0])
 
 
-def test_options_that_cannot_work_are_refused_at_the_start(
-    reward: Reward, letters: Any, kinds: Any
-) -> None:
+def test_options_that_cannot_work_are_refused_at_the_start(reward, letters, kinds) -> None:
     for failed_score in (math.nan, math.inf):
         with pytest.raises(ValueError, match="must be finite"):
             trainer_routes(TrainerRoutes(failed_score), reward)

@@ -5,25 +5,31 @@ from __future__ import annotations
 import math
 import pickle
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Reward
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.huggingface import RewardCheckpoint
 from ctrlreward.runs import read_stored_run
 from ctrlreward.samples import parse_conversation
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.text.chats import plain_text
 
 
 def total_of(text: str) -> float:
     share = text.count("a") / len(text) if text and "f" not in text else math.nan
     return 2.0 * share - 0.125 * len(text)
+
+
+def texts_of(trainer: Any, chat: bool = False) -> list[str]:
+    """The texts of the last step: completions of chats, else prompt + completion."""
+    completions = trainer._logs["completion"]
+    if chat:
+        return [completion[0]["content"] for completion in completions]
+    return [p + c for p, c in zip(trainer._logs["prompt"], completions, strict=True)]
 
 
 def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: str) -> None:
@@ -45,23 +51,30 @@ def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: s
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "build"),
-    [("GRPO", as_reward_funcs), ("GRPO", as_async_reward_funcs), ("RLOO", as_reward_funcs)],
+    ("algorithm", "build", "chat"),
+    [
+        ("GRPO", as_reward_funcs, False),
+        ("GRPO", as_async_reward_funcs, False),
+        ("RLOO", as_reward_funcs, False),
+        ("GRPO", as_reward_funcs, True),
+    ],
 )
 def test_training_uses_the_total_and_leaves_out_failed_samples(
-    train, reward, algorithm: str, build
+    train, reward, letters, algorithm, build, chat
 ) -> None:
-    functions = build(reward, {"labels": "tone", "prefixes": "prompt"}, name="letters")
-    copies = pickle.loads(pickle.dumps(functions))
-    trainer = train(copies, algorithm=algorithm)
+    columns = {"labels": "tone"} if chat else {"labels": "tone", "prefixes": "prompt"}
+    functions = build(reward, columns, name="letters")
+    copies = functions if chat else pickle.loads(pickle.dumps(functions))
+    trainer = train(copies, chat=chat, algorithm=algorithm)
     assert trainer.state.global_step == 3
-    texts = [
-        p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
-    ]
+    texts = texts_of(trainer, chat)
     check_last_step(trainer, [total_of(text) for text in texts], texts, "letters")
-    columns = trainer._logs["extra"]  # of TRL's table of completions
-    assert list(columns["letters/length"]) == [len(text) for text in texts]
-    assert [value is None for value in columns["letters/share"]] == ["f" in t for t in texts]
+    logged = trainer._logs["extra"]  # of TRL's table of completions
+    assert list(logged["letters/length"]) == [len(text) for text in texts]
+    assert [value is None for value in logged["letters/share"]] == ["f" in t for t in texts]
+    if chat:
+        assert set(letters.scored[0].labels) == {"glad", "sad"}
+        assert set(letters.scored[0].prompts) == {"ab", "cd"}
 
 
 def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters) -> None:
@@ -82,21 +95,11 @@ def test_decisions_on_the_metrics_of_trls_own_evaluation(train, reward, letters)
     assert list(shares.values()) == pytest.approx(expected)
 
 
-def test_grpo_with_chats(train, reward, letters) -> None:
-    trainer = train(as_reward_funcs(reward, {"labels": "tone"}), chat=True)
-    texts = [completion[0]["content"] for completion in trainer._logs["completion"]]
-    check_last_step(trainer, [total_of(text) for text in texts], texts, "reward")
-    assert set(letters.scored[0].labels) == {"glad", "sad"}
-    assert set(letters.scored[0].prompts) == {"ab", "cd"}
-
-
 def test_weighted_components_add_up_to_the_total(train, reward) -> None:
     functions, weights = as_component_funcs(reward, {"prefixes": "prompt"})
     assert [function.__name__ for function in functions] == ["share", "length"]
     trainer = train(functions, reward_weights=weights)
-    texts = [
-        p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
-    ]
+    texts = texts_of(trainer)
     totals = np.array([total_of(text) for text in texts])
     assert np.isnan(totals).any()
     # A failed sample has a length, but it is left out too.
@@ -107,41 +110,17 @@ def test_weighted_components_add_up_to_the_total(train, reward) -> None:
     assert last["length/fail_rate"] == 0
 
 
-class Meeting(Scorer):
-    """A scorer that returns only while another one is scoring."""
-
-    def __init__(self, barrier: threading.Barrier) -> None:
-        self.barrier = barrier
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"met": ScoreSpec(True, (0.0, 1.0))}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        self.barrier.wait(timeout=10)
-        return {"met": np.ones(len(samples))}
-
-
 def test_async_rewards_are_scored_concurrently(train) -> None:
+    """Each function returns only while the other one is scoring."""
     barrier = threading.Barrier(2)
-    rewards = [Reward({"met": Meeting(barrier)["met"]}) for _ in range(2)]
-    functions = [f for i, r in enumerate(rewards) for f in as_async_reward_funcs(r, name=f"r{i}")]
-    trainer = train(functions)
+
+    def met(texts: list[str]) -> list[float]:
+        barrier.wait(timeout=10)
+        return [1.0] * len(texts)
+
+    trainer = train([f for name in ("r0", "r1") for f in as_async_reward_funcs(met, name=name)])
     *_, last = (row for row in trainer.state.log_history if "reward" in row)
     assert (last["rewards/r0/mean"], last["rewards/r1/mean"], last["reward"]) == (1.0, 1.0, 2.0)
-
-
-def test_component_functions_score_a_batch_once(reward, letters) -> None:
-    functions, _ = as_component_funcs(reward)
-    for completions in (["ab", "f"], ["aa", "b"]):
-        given = {"prompts": ["p", "p"], "completions": completions, "log_metric": None}
-        assert [function(**given) for function in functions][1][0] == 2.0
-    assert [samples.texts for samples in letters.scored] == [("ab", "f"), ("aa", "b")]
-
-
-def test_a_failed_sample_is_none(reward) -> None:
-    (function,) = as_reward_funcs(reward)
-    assert function(prompts=["p"] * 3, completions=["ab", "f", ""]) == [0.75, None, None]
 
 
 def test_samples_of_one_prompt_form_a_group(reward, letters) -> None:
@@ -233,11 +212,6 @@ def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
     (function,) = as_reward_funcs(kinds["kinds"])
     of_reward = Reward(kinds["kinds"])(["ab", "c"], groups="p").total.tolist()
     assert function(["p", "p"], ["ab", "c"]) == of_reward
-
-
-def test_weights_of_a_reward(letters) -> None:
-    given = Reward({"share": letters["share"], "length": (letters["length"], -3.0)})
-    assert given.weights == {"share": 1.0, "length": -3.0}
 
 
 @pytest.mark.parametrize("chat", [False, True])

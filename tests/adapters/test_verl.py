@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -64,9 +63,11 @@ def by_concurrent_calls(reward: Reward) -> list[dict[str, float | None]]:
 WAYS = [by_single_calls, by_one_batch_call, by_concurrent_calls]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_results_equal_the_rewards_and_share_keys(reward, way: Callable[[Reward], Any]) -> None:
+@pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))
+def test_results_equal_the_rewards_and_share_keys(reward, letters, way, calls) -> None:
     results = way(reward)
+    assert len(letters.scored) == calls
+    assert (letters.scored[0].labels[0], letters.scored[0].sources[0]) == ("glad", "s")
     batch = reward(Samples(TEXTS))
     assert [result["failed"] for result in results] == [0.0, 1.0, 0.0, 1.0, 0.0]
     scores = torch.tensor([result["score"] for result in results], dtype=torch.float32)
@@ -115,14 +116,6 @@ def test_before_any_value_a_failed_component_has_the_worst_end_of_its_range(rewa
     assert [row["length"] for row in both] == [2.0, 2.0]
     with pytest.raises(ValueError, match="failed_components must be one of worst"):
         as_compute_score(reward, -9.0, failed_components="best")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))
-def test_number_of_scorer_calls(reward, letters, way, calls) -> None:
-    way(reward)
-    assert len(letters.scored) == calls
-    assert letters.scored[0].labels[0] == "glad"
-    assert letters.scored[0].sources[0] == "s"
 
 
 def test_the_remote_manager_gets_a_plain_function_by_keyword(reward) -> None:

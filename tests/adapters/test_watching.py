@@ -25,6 +25,7 @@ from ctrlreward.runs.logs import read_log
 
 PROMPTS, COMPLETIONS = ["p", "p", "q", "q"], ["a b", "a a a a", "b", "c"]
 VERL = {"data_source": "math", "solution_str": "7", "ground_truth": "7", "extra_info": {"index": 3}}
+BREVITY = functions.brevity
 QUERIES = {"queries": ["p: yes", "q: no"], "prompts": ["p: ", "q: "], "labels": ["", ""]}
 
 
@@ -55,13 +56,10 @@ def test_same_values_name_and_signature(function, arguments, tmp_path) -> None:
     assert get_callable_name(watched) == get_callable_name(function)
 
 
-def test_the_very_object_is_returned(tmp_path) -> None:
+def test_the_very_object_or_exception_is_the_functions(tmp_path) -> None:
     rewards = np.array([0.5, 1.0])
     watched = watch(lambda completions: rewards, tmp_path / "log.jsonl")
     assert watched(["a", "b"]) is rewards
-
-
-def test_exceptions_are_the_functions(tmp_path) -> None:
     with pytest.raises(KeyError, match="no such column"):
         watch(functions.broken, tmp_path / "log.jsonl")(completions=["a"])
 
@@ -125,11 +123,8 @@ def test_agreement_and_groups_without_signal(tmp_path) -> None:
 def test_openrlhf_and_verl_are_read(tmp_path) -> None:
     watch(functions.reward_func, tmp_path / "openrlhf.jsonl")(**QUERIES)
     (row,) = rows_of(tmp_path / "openrlhf.jsonl")
-    assert (row["watch/reward"], row["watch/component/half"], row["watch/length"]) == (
-        5.5,
-        2.75,
-        1.0,
-    )
+    assert (row["watch/reward"], row["watch/component/half"]) == (5.5, 2.75)
+    assert row["watch/length"] == 1.0
     watched = watch(functions.compute_score, tmp_path / "verl.jsonl", samples_per_step=4)
     for answer in ["7", "8", "7 apples", "7", "7", "", "8", "7"]:
         watched("math", answer, "7", {"index": 3})
@@ -173,29 +168,21 @@ def test_without_a_log_there_is_a_file(tmp_path, monkeypatch) -> None:
     assert rows_of(path)[0]["watch/reward"] == -1.0
 
 
-def test_the_active_run_of_a_tracker(tmp_path, monkeypatch) -> None:
-    """W&B gets the values with the trainer's next row; no file is written."""
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_the_active_run_of_a_tracker(tmp_path, monkeypatch, tracker: str) -> None:
+    """W&B gets the values with the trainer's next row, trackio the finite ones; no file."""
     monkeypatch.chdir(tmp_path)
-    logged: list[tuple[dict[str, float], bool]] = []
-    run = SimpleNamespace(log=lambda values, commit: logged.append((values, commit)))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
-    watch(functions.brevity)(completions=["aa", "b"])
-    ((values, commit),) = logged
-    assert values["watch/reward"] == -1.5
-    assert not commit
-    assert not list(tmp_path.iterdir())
-
-
-def test_trackio_gets_the_finite_values(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    logged: list[dict[str, float]] = []
+    logged: list[dict[str, Any]] = []
+    run = SimpleNamespace(log=lambda values, commit: logged.append({**values, "commit": commit}))
     context = SimpleNamespace(current_run=SimpleNamespace(get=lambda: "run"))
     trackio = SimpleNamespace(context_vars=context, log=logged.append)
-    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    modules = {"wandb": SimpleNamespace(run=run), "trackio": trackio}
+    monkeypatch.setitem(sys.modules, tracker, modules[tracker])
     watch(functions.brevity)(completions=["aa", "b"])
     (values,) = logged
     assert values["watch/reward"] == -1.5
-    assert "watch/agreement" not in values  # undefined
+    assert values.get("commit") is (False if tracker == "wandb" else None)
+    assert ("watch/agreement" in values) is (tracker == "wandb")  # undefined
     assert not list(tmp_path.iterdir())
 
 
@@ -255,29 +242,19 @@ def test_training_with_trl(train, reward, tmp_path, build: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("given", "options", "error", "message"),
     [
-        ("gpt2", TypeError, "must be a function, a Reward or a list of functions, got 'gpt2'"),
-        ([torch.nn.Linear(1, 1)], TypeError, "For a reward model, use RewardModel"),
-        ([], ValueError, "reward is an empty list"),
+        ("gpt2", {}, TypeError, "must be a function, a Reward or a list of functions, got 'gpt2'"),
+        ([torch.nn.Linear(1, 1)], {}, TypeError, "For a reward model, use RewardModel"),
+        ([], {}, ValueError, "reward is an empty list"),
+        (BREVITY, {"level": 5}, ValueError, "level must be between 0 and 1, got 5"),
+        (BREVITY, {"tolerances": {"lenght": 3}}, ValueError, "tolerances must be one of length,"),
+        (BREVITY, {"tolerances": {"length": 0.5}}, ValueError, "must be at least 1, got 0.5"),
+        (BREVITY, {"tolerances": {"agreement": -1}}, ValueError, "must be at least 0, got -1"),
+        (BREVITY, {"reference_steps": 0}, ValueError, "reference_steps must be positive, got 0"),
+        (BREVITY, {"weights": [1, 2]}, ValueError, "weights has 2 items for 1 functions"),
     ],
 )
-def test_wrong_rewards(given, error, message) -> None:
+def test_wrong_arguments(given, options, error, message) -> None:
     with pytest.raises(error, match=message):
-        watch(given)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"level": 5}, "level must be between 0 and 1, got 5"),
-        ({"tolerances": {"lenght": 3}}, "statistic of tolerances must be one of length,"),
-        ({"tolerances": {"length": 0.5}}, "must be at least 1, got 0.5"),
-        ({"tolerances": {"agreement": -1}}, "must be at least 0, got -1"),
-        ({"reference_steps": 0}, "reference_steps must be positive, got 0"),
-        ({"weights": [1, 2]}, "weights has 2 items for 1 functions"),
-    ],
-)
-def test_wrong_options(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        watch(functions.brevity, **options)
+        watch(given, **options)

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PREFIXES = ["The food", "In summary", "A dog slept."]
 LABELS = {"sentiment": ("negative", "positive"), "length": ("short", "long")}
 TEMPLATE = "A {length} and {sentiment} text: {prefix}"
+COMBINATIONS = [f"sentiment={s} length={n}" for s, n in product(*LABELS.values())]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,16 @@ def evaluated(models: dict[str, str], prefixes: Path, tmp_path: Path) -> Callabl
     return run
 
 
-def words(models: dict[str, str], file: Path, output: Path, **changes: Any) -> list[str]:
+def words(
+    models: dict[str, str],
+    file: Path,
+    output: Path,
+    labels: list[str] | None = None,
+    classifiers: list[str] | None = None,
+    **changes: Any,
+) -> list[str]:
+    labels = labels or [f"{name}={','.join(each)}" for name, each in LABELS.items()]
+    classifiers = classifiers or [f"{name}={models[name]}" for name in LABELS]
     options = {
         "template": TEMPLATE,
         "prefixes": file,
@@ -105,8 +115,7 @@ def words(models: dict[str, str], file: Path, output: Path, **changes: Any) -> l
         **{name.replace("_", "-"): value for name, value in changes.items()},
     }
     command = ["evaluate", str(options.pop("model", models["generator"]))]
-    command += ["--labels", *(f"{name}={','.join(each)}" for name, each in LABELS.items())]
-    command += ["--classifiers", *(f"{name}={models[name]}" for name in LABELS)]
+    command += ["--labels", *labels, "--classifier", *classifiers]
     return command + [f"--{name}={value}" for name, value in options.items()]
 
 
@@ -134,9 +143,7 @@ def perplexity_of_evaluate(folder: str, text: str) -> float:
     return math.exp(loss.item())
 
 
-def test_the_figures_equal_twins_written_from_transformers(
-    plain: Path, models: dict[str, str]
-) -> None:
+def test_the_figures_equal_twins_written_from_transformers(plain, models) -> None:
     samples, found = Samples.from_jsonl(plain / "texts.jsonl"), results(plain)
     assert samples.labels is not None
     assert samples.prompts is not None
@@ -163,8 +170,7 @@ def test_the_figures_equal_twins_written_from_transformers(
     by_combination = {name: each.reshape(4, -1).mean(axis=1) for name, each in correct.items()}
     assert len({*by_combination["sentiment"]} | {*by_combination["length"]}) > 3
     for name, values in by_combination.items():
-        combinations = dict.fromkeys(samples.labels)
-        for combination, value in zip(combinations, values, strict=True):
+        for combination, value in zip(COMBINATIONS, values, strict=True):
             assert found["combinations", combination, f"accuracy_{name}"] == pytest.approx(value)
         assert found["overall", "", f"accuracy_{name}"] == pytest.approx(values.mean())
         assert found["overall", "", f"accuracy_{name}_deviation"] == pytest.approx(values.std())
@@ -218,12 +224,7 @@ main(sys.argv[2:])
 
 @pytest.mark.parametrize("write", [1, 3, 6, 7, 8, 11])
 def test_a_killed_run_continues_with_equal_texts_and_figures(
-    evaluated: Callable[..., Path],
-    models: dict[str, str],
-    prefixes: Path,
-    plain: Path,
-    tmp_path: Path,
-    write: int,
+    evaluated, models, prefixes, plain, tmp_path, write
 ) -> None:
     """Killed at a write: within the first line of completions, the third, the first of scores (6),
     of Distinct by prefix (7), before the texts have their name (8), before the last file has (11).
@@ -247,51 +248,38 @@ def test_a_killed_run_continues_with_equal_texts_and_figures(
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 36])
-def test_the_batch_size_does_not_matter(
-    evaluated: Callable[..., Path], plain: Path, batch_size: int
-) -> None:
+def test_the_batch_size_does_not_matter(evaluated, plain, batch_size) -> None:
     assert content(evaluated("b", batch_size=batch_size)) == content(plain)
 
 
-def test_a_finished_run_is_not_repeated(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_finished_run_is_not_repeated_nor_continued_with_another_seed(
+    evaluated, plain, tmp_path, monkeypatch, capsys
 ) -> None:
     before = content(shutil.copytree(plain, tmp_path / "a"))
     monkeypatch.setattr("ctrlreward.evaluation.texts.EvaluatedModel.load", None)
     monkeypatch.setattr("ctrlreward.evaluation.measure.score", None)
     assert content(evaluated("a")) == before
+    with pytest.raises(SystemExit):
+        evaluated("a", seed=1)
+    assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err
 
 
-def test_two_seeds_are_compared(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    first, second = plain, evaluated("b", seed=1)
-    assert content(first)["texts.jsonl"] != content(second)["texts.jsonl"]
-    output = tmp_path / "comparison.json"
+def test_two_seeds_are_compared(evaluated, plain, tmp_path, capsys) -> None:
+    second, output = evaluated("b", seed=1), tmp_path / "comparison.json"
+    assert content(plain)["texts.jsonl"] != content(second)["texts.jsonl"]
     capsys.readouterr()
-    main(["compare", str(first), str(second), "--output", str(output)])
-    assert f"run 1: {first}\nrun 2: {second}\n" in capsys.readouterr().out
+    main(["compare", str(plain), str(second), "--output", str(output)])
+    assert f"run 1: {plain}\nrun 2: {second}\n" in capsys.readouterr().out
     studies = json.loads(output.read_text())["studies"]
     assert list(studies) == ["combinations", "overall"]
     of_combinations = studies["combinations"]["metrics"]["perplexity"]["cv_star"]
-    assert list(of_combinations) == [
-        f"sentiment={s} length={n}" for s in LABELS["sentiment"] for n in LABELS["length"]
-    ]
-    ours, theirs = (results(folder)["overall", "", "perplexity"] for folder in (first, second))
-    assert studies["overall"]["metrics"]["perplexity"]["cv_star"]["run"] == pytest.approx(
-        cv_star([ours, theirs])
-    )
+    assert list(of_combinations) == COMBINATIONS
+    ours, theirs = (results(folder)["overall", "", "perplexity"] for folder in (plain, second))
+    of_all = studies["overall"]["metrics"]["perplexity"]["cv_star"]
+    assert of_all["run"] == pytest.approx(cv_star([ours, theirs]))
 
 
-def test_a_tuned_adapter_is_evaluated_from_its_run(
-    evaluated: Callable[..., Path], models: dict[str, str], plain: Path, tmp_path: Path
-) -> None:
+def test_a_tuned_adapter_is_evaluated_from_its_run(evaluated, models, plain, tmp_path) -> None:
     policy = load_policy(models["generator"], LoRA(4), "cpu")
     policy.save_pretrained(str(tmp_path / "run" / "checkpoints" / "adapter"))
     untrained = evaluated("untrained", model=tmp_path / "run")
@@ -318,9 +306,7 @@ def test_a_tuned_adapter_is_evaluated_from_its_run(
         find_model(str(tmp_path / "run"))
 
 
-def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
-    evaluated: Callable[..., Path],
-) -> None:
+def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(evaluated) -> None:
     options = {"completions": 8, "max_tokens": 30}
     whole = evaluated("keep", unfinished="keep", **options)
     dropped = evaluated("drop", **options)
@@ -343,9 +329,7 @@ def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
     assert differing
 
 
-def test_an_encoder_decoder_writes_the_whole_text(
-    evaluated: Callable[..., Path], tiny_t5: str
-) -> None:
+def test_an_encoder_decoder_writes_the_whole_text(evaluated, tiny_t5) -> None:
     template = "Write a {length} {sentiment} text that begins with {prefix}."
     folder = evaluated("t5", model=tiny_t5, template=template, completions=2)
     samples = Samples.from_jsonl(folder / "texts.jsonl")
@@ -359,11 +343,7 @@ def test_an_encoder_decoder_writes_the_whole_text(
 
 
 def test_the_card_goes_to_weights_and_biases(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    evaluated, plain, tmp_path, monkeypatch, capsys
 ) -> None:
     """Config, summary and tables of an offline run; the run of the same evaluation is the same."""
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -386,9 +366,7 @@ def test_the_card_goes_to_weights_and_biases(
             assert runs[0].summary[metric] == pytest.approx(value)
     (row,) = [row for row in runs[0].rows if "combinations" in row]
     table = runs[0].table(row, "combinations")
-    assert [cells[0] for cells in table["data"]] == [
-        f"sentiment={s} length={n}" for s in LABELS["sentiment"] for n in LABELS["length"]
-    ]
+    assert [cells[0] for cells in table["data"]] == COMBINATIONS
     for name, *cells in table["data"]:
         for metric, cell in zip(table["columns"][1:], cells, strict=True):
             assert cell == pytest.approx(found["combinations", name, metric])
@@ -398,77 +376,53 @@ def test_the_card_goes_to_weights_and_biases(
     assert [cells[2] for cells in texts["data"]] == list(samples.texts)
 
 
-def test_a_classifier_may_be_an_object(
-    models: dict[str, str], prefixes: Path, plain: Path, tmp_path: Path
-) -> None:
-    """Descriptions of the labels, in a YAML file; the card has the hash of their encoder."""
+def test_options_of_a_yaml_file_and_the_card(models, prefixes, plain, tmp_path) -> None:
+    """A map of labels, a further scorer, and a classifier as an object: descriptions of labels."""
     save_bert(tmp_path / "encoder", BertModel)
     encoder = str(tmp_path / "encoder")
     described = {"short": ["it was"], "long": ["an hour for a table"]}
-    config = tmp_path / "evaluation.yaml"
     length = {
         "class_path": "ctrlreward.LabelDescriptions",
         "init_args": {"descriptions": described, "encoder": encoder},
     }
-    classifiers = {"sentiment": models["sentiment"], "length": length}
-    config.write_text(json.dumps({"classifiers": classifiers}))
-    arguments = words(models, prefixes, tmp_path / "objects")
-    place = arguments.index("--classifiers")
-    main([*arguments[:place], *arguments[place + 3 :], "--config", str(config)])
-    found, samples = results(tmp_path / "objects"), Samples.from_jsonl(plain / "texts.jsonl")
-    for metric in ("accuracy_sentiment", "perplexity"):
-        assert found["overall", "", metric] == results(plain)["overall", "", metric]
-    judge = Accuracy(LabelDescriptions(described, encoder), attribute="length")
-    expected = judge.score(samples)["accuracy"]
-    assert 0 < expected.mean() < 1
-    assert found["overall", "", "accuracy_length"] == pytest.approx(expected.mean())
-    card = json.loads((tmp_path / "objects" / "card.json").read_text())["scorers"]
-    identity = card["scorers.classifiers.classifiers.length.model.encoder"]
-    assert identity == weights_identity(encoder)
-    assert identity.startswith("sha256:")
-
-
-def test_the_card_and_a_yaml_file(
-    models: dict[str, str], prefixes: Path, plain: Path, tmp_path: Path
-) -> None:
-    """The options of a command line in a file, with labels of the classifier by a map."""
-    config = tmp_path / "evaluation.yaml"
-    config.write_text(
-        json.dumps(
-            {
-                "labels": {"sentiment": ["bad", "positive"], "length": ["short", "long"]},
-                "label_map": ["bad=negative"],
-                "classifiers": {name: models[name] for name in LABELS},
-                "template": TEMPLATE,
-                "prefixes": str(prefixes),
-                "completions": 3,
-                "max_tokens": 12,
-                "perplexity": models["judge"],
-                "distinct": models["judge"],
-                "scorers": [
-                    {"class_path": "LexiconSentiment", "init_args": {"aspects": "polarity"}}
-                ],
-            }
-        )
-    )
-    folder = tmp_path / "mapped"
+    options = {
+        "labels": {"sentiment": ["bad", "positive"], "length": ["short", "long"]},
+        "label_map": ["bad=negative"],
+        "classifiers": {"sentiment": models["sentiment"], "length": length},
+        "template": TEMPLATE,
+        "prefixes": str(prefixes),
+        "completions": 3,
+        "max_tokens": 12,
+        "perplexity": models["judge"],
+        "distinct": models["judge"],
+        "scorers": [{"class_path": "LexiconSentiment", "init_args": {"aspects": "polarity"}}],
+    }
+    config, folder = tmp_path / "evaluation.yaml", tmp_path / "mapped"
+    config.write_text(json.dumps(options))
     main(["evaluate", models["generator"], "--config", str(config), "--output", str(folder)])
-    found = results(folder)
+    found, samples = results(folder), Samples.from_jsonl(folder / "texts.jsonl")
     assert ("overall", "", "polarity") in found
     assert ("combinations", "sentiment=bad length=short", "accuracy_sentiment") in found
     # Only the prompts with the other word differ.
     for name in ("accuracy_sentiment", "perplexity"):
         key = ("combinations", "sentiment=positive length=long", name)
         assert found[key] == pytest.approx(results(plain)[key])
+    judge = Accuracy(LabelDescriptions(described, encoder), attribute="length")
+    expected = judge.score(samples)["accuracy"]
+    assert 0 < expected.mean() < 1
+    assert found["overall", "", "accuracy_length"] == pytest.approx(expected.mean())
     card = json.loads((folder / "card.json").read_text())
     assert card["protocol"]["combinations"] == 4
     assert card["protocol"]["completions"] == "3 per prefix and combination, 36 texts"
     texts = (folder / "texts.jsonl").read_bytes()
     assert card["files"]["texts.jsonl"] == f"sha256:{hashlib.sha256(texts).hexdigest()}"
-    weights = {key: value for key, value in card["scorers"].items() if key.endswith(".model")}
-    assert len(weights) >= 4
-    assert all(value.startswith("sha256:") for value in weights.values())
-    assert card["scorers"]["versions.transformers"]
+    scorers = card["scorers"]
+    assert scorers["versions.transformers"]
+    identity = scorers["scorers.classifiers.classifiers.length.model.encoder"]
+    assert identity == weights_identity(encoder)
+    weights = [value for key, value in scorers.items() if key.endswith(".model")]
+    assert len(weights) >= 3
+    assert all(value.startswith("sha256:") for value in [identity, *weights])
     text = (folder / "card.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| accuracy |"))
     numbers = (found["overall", "", name] for name in ("accuracy", "accuracy_deviation"))
@@ -486,16 +440,20 @@ def test_the_card_and_a_yaml_file(
         ({"completions": 0}, "completions must be positive, got 0"),
         ({"label_map": "negative"}, "label_map = 'negative' must be OLD=NEW"),
         ({"label_map": "negative=NEG"}, "'NEG' is not a label of the classifier for 'sentiment'"),
+        ({"labels": ["negative"]}, "labels = 'negative' must be ATTRIBUTE=LABEL,LABEL"),
+        ({"labels": ["sentiment="]}, "labels of 'sentiment' must be one or more"),
+        (
+            {"labels": ["mood=a", "topic=b"], "classifiers": ["topic=x"]},
+            "attribute 'mood' needs a classifier",
+        ),
+        ({"classifiers": ["sentimnt=x"]}, "'sentiment'?"),
+        ({"classifiers": ["sentiment"]}, "must be ATTRIBUTE=MODEL"),
         ({"base": "smollm2-135m"}, "is not the folder of an adapter"),
         ({"model": "/nowhere"}, "model = '/nowhere' is neither a folder"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_generated(
-    evaluated: Callable[..., Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    message: str,
+    evaluated, tmp_path, capsys, changes, message
 ) -> None:
     with pytest.raises(SystemExit) as exit:
         evaluated("a", **changes)
@@ -504,61 +462,26 @@ def test_a_mistake_is_named_before_anything_is_generated(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--labels", "negative"], "labels = 'negative' must be ATTRIBUTE=LABEL,LABEL"),
-        (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
-        (["--labels", "mood=sad,glad"], "attribute 'mood' needs a classifier"),
-        (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),
-        (["--labels", "sentiment=a,b", "--classifier", "sentiment"], "must be ATTRIBUTE=MODEL"),
-    ],
-)
-def test_labels_and_classifiers_are_checked(
-    models: dict[str, str],
-    tmp_path: Path,
-    fails: Callable[..., str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    rest = ["--template", "{mood} {prefix}", "--output", str(tmp_path / "a")]
-    assert message in fails("evaluate", models["generator"], *arguments, *rest)
+LABEL_DESCRIPTIONS = "ctrlreward.LabelDescriptions"
 
 
 @pytest.mark.parametrize(
-    ("classifier", "message"),
+    ("path", "options", "message"),
     [
+        ("LabelDescriptions", {}, "expected a dot import path string: LabelDescriptions"),
+        (LABEL_DESCRIPTIONS[:-1], {}, "(did you mean 'LabelDescriptions'?)"),
         (
-            {"class_path": "LabelDescriptions"},
-            "expected a dot import path string: LabelDescriptions",
-        ),
-        ({"class_path": "ctrlreward.LabelDescription"}, "(did you mean 'LabelDescriptions'?)"),
-        (
-            {
-                "class_path": "ctrlreward.LabelDescriptions",
-                "init_args": {"description": {"negative": ["bad"]}},
-            },
+            LABEL_DESCRIPTIONS,
+            {"init_args": {"description": {"negative": ["bad"]}}},
             "classifiers.description is not an option (did you mean 'descriptions'?)",
         ),
     ],
 )
 def test_a_mistake_in_a_classifier_of_a_file_is_one_line(
-    tmp_path: Path, fails: Callable[..., str], classifier: object, message: str
+    tmp_path, fails, path, options, message
 ) -> None:
     file = tmp_path / "evaluation.yaml"
-    file.write_text(json.dumps({"classifiers": {"sentiment": classifier}}))
+    file.write_text(json.dumps({"classifiers": {"sentiment": {"class_path": path, **options}}}))
     said = fails("evaluate", "gpt2", "--config", file, "--output", tmp_path / "a")
     (line,) = [line for line in said.splitlines() if "error: " in line]
     assert line.endswith(message)
-
-
-def test_another_seed_in_the_same_folder_is_an_error(
-    evaluated: Callable[..., Path],
-    plain: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shutil.copytree(plain, tmp_path / "a")
-    with pytest.raises(SystemExit):
-        evaluated("a", seed=1)
-    assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err

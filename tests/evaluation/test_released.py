@@ -63,9 +63,7 @@ def run(tiny_causal: Callable[..., str], tmp_path: Path) -> Callable[..., Path]:
     return evaluate
 
 
-def test_the_figures_equal_plain_loops(
-    run: Callable[..., Path], tiny_causal: Callable[..., str]
-) -> None:
+def test_the_figures_equal_plain_loops(run, tiny_causal) -> None:
     found = results(run(OUTPUTS[::-1]))  # in any order
     tokenizer = AutoTokenizer.from_pretrained(tiny_causal("gpt2"))
     model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2")).eval()
@@ -89,9 +87,7 @@ def test_the_figures_equal_plain_loops(
     assert ("sentiment=positive topic=world detoxification=nontoxic", "perplexity") in found
 
 
-def test_accuracies_are_of_the_attributes_that_a_text_controls(
-    run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_accuracies_are_of_the_attributes_that_a_text_controls(run, tmp_path) -> None:
     classifiers = []
     for name, labels in ATTRIBUTES.items():
         save_bert(tmp_path / name, BertForSequenceClassification, id2label=dict(enumerate(labels)))
@@ -108,11 +104,9 @@ def test_accuracies_are_of_the_attributes_that_a_text_controls(
 
 
 @pytest.mark.parametrize("file", ["generate_prior.txt", "generate_prior_extend.txt"])
-def test_the_released_files_have_five_texts_of_each_prefix_and_combination(
-    data_dir: Path, file: str
-) -> None:
+def test_the_released_files_have_five_texts_of_each_prefix_and_combination(data_dir, file) -> None:
     released = read_outputs(data_dir / "multicontrol" / file)
-    prompts = [(each.prompt.prefix, tuple(each.prompt.targets.items())) for each in released]
+    prompts = [(prompt.prefix, tuple(prompt.targets.items())) for _, prompt in released]
     assert len(released) == 1400
     assert set(Counter(prompts).values()) == {5}
     assert len({prefix for prefix, _ in prompts}) == 35
@@ -129,9 +123,7 @@ def test_the_released_files_have_five_texts_of_each_prefix_and_combination(
         (OUTPUTS[0], "as many texts of each prefix and combination, got 3 of 'sentiment=negative"),
     ],
 )
-def test_a_mistake_in_the_file_is_named(
-    tmp_path: Path, fails: Callable[..., str], line: object, message: str
-) -> None:
+def test_a_mistake_in_the_file_is_named(tmp_path, fails, line, message) -> None:
     file = write(tmp_path / "outputs.txt", [*OUTPUTS, line])
     command = ["evaluate", str(file), "--protocol=lorandi", f"--output={tmp_path / 'found'}"]
     assert message in fails(*command)

@@ -17,6 +17,7 @@ from ctrlreward.functional.preferences import agreement_of_gains, pair_accuracy
 
 SCORES = st.one_of(st.integers(-2, 2).map(float), st.just(np.nan))
 
+REWARD_OPTION = "--reward=rewards.py:length"
 REWARD = """
 def length(completions, prompts, **_):
     return [len(text) - 100 * (prompt == "Reversed") for text, prompt in zip(completions, prompts)]
@@ -59,25 +60,19 @@ def test_intervals_of_single_pairs_are_wilsons() -> None:
     assert [found.low, found.high] == pytest.approx(expected, abs=1e-5)
 
 
-def test_pairs_of_one_cluster_count_as_one() -> None:
-    """Ten equal pairs of each of two prompts tell as little as two pairs."""
+def test_clusters_count_as_one() -> None:
+    """Ten equal pairs of each of two prompts tell as little as two pairs, one prompt even less."""
     single = pair_accuracy([1.0, 1.0], [0.0, 0.0]).higher
     assert pair_accuracy([1.0] * 20, [0.0] * 20, [0] * 10 + [1] * 10).higher == single
     wide = pair_accuracy([1.0] * 10 + [0.0] * 10, [0.5] * 20, [0] * 10 + [1] * 10).higher
     assert (wide.low, wide.high) == (0.0, 1.0)
-
-
-def test_one_cluster_shows_little() -> None:
-    """Wilson's interval of one draw: 1 / (1 + z²) = 0.2065 from the end."""
+    # Wilson's interval of one draw: 1 / (1 + z²) = 0.2065 from the end.
     never = agreement_of_gains([-1.0] * 8, ["p"] * 8)
     assert (never.value, never.low) == (0.0, 0.0)
     assert never.high == pytest.approx(1 - 0.2065, abs=1e-4)
     mixed = pair_accuracy([1.0, 1.0, 0.0], [0.5] * 3, ["p"] * 3).higher
     assert mixed.low < 0.25
     assert mixed.high > 0.9
-
-
-def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="one item per pair, got 2, 1 and 2"):
         pair_accuracy([1.0, 2.0], [1.0])
 
@@ -140,28 +135,20 @@ def test_scorers_and_scores_of_the_file(folder: Path, tiny_causal: Callable[...,
     assert perplexity == likelihood
 
 
+ABSENT = "No such column: '{}'. The columns are"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ([], "--reward, --scorers or --metrics"),
-        (["--metrics", "quality"], "has no columns chosen_quality and rejected_quality, nor"),
-        (
-            ["--reward=rewards.py:length", "--pairs.chosen=best"],
-            "No such column: 'best'. The columns are",
-        ),
-        (
-            ["--reward=rewards.py:length", "--pairs.subset=kind"],
-            "No such column: 'kind'. The columns are",
-        ),
-        (
-            ["--reward=rewards.py:length", "--cluster=kind"],
-            "No such column: 'kind'. The columns are",
-        ),
+        (["--metrics=quality"], "has no columns chosen_quality and rejected_quality, nor"),
+        ([REWARD_OPTION, "--pairs.chosen=best"], ABSENT.format("best")),
+        ([REWARD_OPTION, "--pairs.subset=kind"], ABSENT.format("kind")),
+        ([REWARD_OPTION, "--cluster=kind"], ABSENT.format("kind")),
     ],
 )
-def test_what_is_absent_is_named(
-    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_absent_is_named(folder, options, message, capsys) -> None:
     with pytest.raises(SystemExit):
         measured(*options)
     assert message in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,13 +30,10 @@ def test_the_best_of_given_completions() -> None:
     assert best.totals.tolist() == [-12.0, -8.0]
 
 
-def test_completions_of_one_prompt_are_a_plain_list() -> None:
-    assert best_of_n(Reward(brevity), ["soup", "a", "b"]).samples.texts == ("a",)
-
-
-def test_groups_come_before_prompts() -> None:
+def test_groups_come_before_prompts_and_without_any_all_are_of_one() -> None:
     samples = Samples(["aa", "b", "c"], prompts=["p"] * 3, groups=[0, 1, 1])
     assert best_of_n(brevity, samples).samples.texts == ("aa", "b")
+    assert best_of_n(Reward(brevity), ["soup", "a", "b"]).samples.texts == ("a",)
 
 
 def test_a_model_completes_each_prompt_n_times() -> None:
@@ -60,11 +58,6 @@ def test_a_prompt_without_any_reward_is_nan_and_said(caplog: pytest.LogCaptureFi
     assert "1 of 2 prompts have no completion with a reward" in caplog.text
 
 
-def test_n_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="n must be 1 or more, got 0"):
-        best_of_n(brevity, ["a"], n=0)
-
-
 rows = st.lists(
     st.tuples(st.sampled_from("pqr"), st.sampled_from("abcde"), st.sampled_from([0, 1, 2, 3, NAN])),
     max_size=20,
@@ -78,13 +71,13 @@ def test_pairs_of_any_completions(
     prompts, texts, totals = zip(*given_rows, strict=True) if given_rows else ((), (), ())
     pairs = preference_pairs(prompts, texts, np.array(totals, float), per_prompt, margin)
     both = list(zip(pairs.chosen, pairs.rejected, strict=True))
+    first_row = {(prompts[i], texts[i]): i for i in reversed(range(len(texts)))}
     for prompt in set(prompts):
         own = [(i, j) for i, j in both if prompts[i] == prompt]
         # A text is on one side only, of one pair at most.
         used = [texts[i] for pair in own for i in pair]
         assert len(set(used)) == len(used)
-        first = {texts[i]: i for i in reversed(range(len(texts))) if prompts[i] == prompt}
-        scored = {i for i in first.values() if totals[i] == totals[i]}
+        scored = {i for (p, _), i in first_row.items() if p == prompt and totals[i] == totals[i]}
         assert {i for pair in own for i in pair} <= scored
         assert all(totals[i] - totals[j] > margin for i, j in own)
         wanted = min(per_prompt, len(scored) // 2)
@@ -98,17 +91,8 @@ def test_pairs_of_any_completions(
     # All completions are accounted for, and all pairs.
     distinct = {(p, t) for p, t, _ in given_rows}
     assert pairs.repeated == len(given_rows) - len(distinct)
-    counts = [
-        sum(
-            totals[i] == totals[i]
-            for i in {
-                (prompts[k], texts[k]): k
-                for k in reversed(range(len(texts)))
-                if prompts[k] == prompt
-            }.values()
-        )
-        for prompt in set(prompts)
-    ]
+    rewarded = [(p, t) for p, t in distinct if math.isfinite(totals[first_row[p, t]])]
+    counts = [sum(p == prompt for p, _ in rewarded) for prompt in set(prompts)]
     assert pairs.failed == len(distinct) - sum(counts)
     assert pairs.single == sum(count < 2 for count in counts)
     assert len(both) + pairs.tied == sum(min(per_prompt, count // 2) for count in counts)
@@ -127,6 +111,8 @@ def test_wrong_arguments(options: dict, message: str) -> None:
     given_ = {"prompts": ["p", "p"], "texts": ["a", "b"], "totals": np.zeros(2), **options}
     with pytest.raises(ValueError, match=message):
         preference_pairs(**given_)
+    with pytest.raises(ValueError, match="n must be 1 or more, got 0"):
+        best_of_n(brevity, ["a"], n=0)
 
 
 def test_preferences_of_texts_are_what_fit_aggregate_takes() -> None:

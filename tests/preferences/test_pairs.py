@@ -86,15 +86,15 @@ def test_pairs_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     names = {path.name for path in Path().iterdir()}
     assert names == {"in.jsonl", "out.jsonl"}
+    Path("out.jsonl").unlink()
+    assert run("--margin", "5") == []
 
 
-def test_the_models_prompt_is_written_where_there_is_one() -> None:
+def test_prompts_of_the_model_and_of_chats() -> None:
     write([{**row, "prompt": f"A short text: {row['prefix']}"} for row in COMPLETIONS])
     (pair,) = run()
     assert pair["prompt"] + pair["chosen"] == "A short text: The soup was."
-
-
-def test_chats() -> None:
+    Path("out.jsonl").unlink()
     write(rows(prompt=["Name a soup."] * 2, text=["Leek soup. ", "Leek."]))
     (pair,) = run("--chat")
     assert pair["prompt"] == [{"role": "user", "content": "Name a soup."}]
@@ -113,14 +113,7 @@ def test_a_column_in_place_of_a_reward(capsys: pytest.CaptureFixture[str]) -> No
     assert "left out: 1 completions without a reward" in capsys.readouterr().out
 
 
-def test_a_margin() -> None:
-    write(COMPLETIONS)
-    assert run("--margin", "5") == []
-
-
-def test_a_crash_loses_no_reward(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_loses_no_reward(capsys, monkeypatch) -> None:
     monkeypatch.setattr("ctrlreward.preferences.pairs._CHUNK", 2)
     content = rows(prompt=[*"pqpqrr"], text=["a", "b", "aa", "bb", "c", "crash"])
     write(content)
@@ -148,38 +141,27 @@ def test_one_prompt_with_two_targets_is_refused(capsys: pytest.CaptureFixture[st
     assert len(run("--columns.label=null")) == 1
 
 
+P_AND_A = {"prompt": ["p"], "text": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
         (rows(text=["a", "b"]), [], "has no column 'prompt' or 'prefix', which the pairs need"),
-        (COMPLETIONS, ["--score", "rating"], "must come from --reward or from --score, one of"),
+        (COMPLETIONS, ["--score=rating"], "must come from --reward or from --score, one of"),
         (rows(prompt=["a", "a"], text=["ab", "ac"]), [], "add --columns.prefix=PROMPT"),
-        (COMPLETIONS, ["--margin", "-1"], "margin must be 0 or more, got -1"),
-        (COMPLETIONS, ["--per_promt", "2"], "did you mean --per_prompt"),
+        (COMPLETIONS, ["--margin=-1"], "margin must be 0 or more, got -1"),
+        (COMPLETIONS, ["--per_promt=2"], "did you mean --per_prompt"),
+        (rows(**P_AND_A), None, "No such column: 'rating'. The columns are prompt, text"),
+        (rows(**P_AND_A, rating=["good"]), None, "in.jsonl:1: rating = 'good' must be"),
     ],
 )
-def test_wrong_input(
-    content: list[dict[str, Any]],
-    options: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_input(content, options, message, capsys) -> None:
     write(content)
-    assert message in fails(capsys, *options)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (rows(prompt=["p"], text=["a"]), "No such column: 'rating'. The columns are prompt, text"),
-        (rows(prompt=["p"], text=["a"], rating=["good"]), "in.jsonl:1: rating = 'good' must be"),
-    ],
-)
-def test_wrong_scores(
-    content: list[dict[str, Any]], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(content)
-    assert message in fails(capsys, "--score", "rating", reward=None)
+    if options is None:
+        assert message in fails(capsys, "--score=rating", reward=None)
+    else:
+        assert message in fails(capsys, *options)
 
 
 def test_an_existing_output_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +15,7 @@ from hypothesis import strategies as st
 from ctrlreward import Reward, Samples
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.probing.examination import (
-    BestOfN,
-    Examination,
-    best_of_n_curve,
-    examine,
-    overoptimisation,
-)
+from ctrlreward.probing.examination import BestOfN, best_of_n_curve, examine, overoptimisation
 from ctrlreward.text.passages import passages
 
 PASSAGES = passages()[::2]
@@ -84,20 +77,18 @@ def test_a_planted_weakness_is_found(weakness: Callable[..., list[float]], found
     assert found <= {probe for probe, verdict in by_probe.items() if verdict == "gamed"}
 
 
-def test_a_reward_of_the_exact_text_is_not_gamed() -> None:
+def test_what_is_not_gamed() -> None:
     known = set(SAMPLES.texts)
 
     def exact(texts: Sequence[str]) -> list[float]:
         return [float(text in known) for text in texts]
 
     assert set(verdicts(Reward({"exact": exact})).values()) == {"ok"}
-
-
-def test_a_constant_reward_is_blind_to_all() -> None:
     found = examine(Reward({"constant": lambda texts: [1.0] * len(texts)}), SAMPLES)
     assert {finding.verdict for finding in found.findings} == {"blind"}
     assert all(finding.wins == 0 for finding in found.findings)
     assert np.isnan(found.length_correlation["total"])
+    assert found.gamed == []
 
 
 def test_a_failed_text_does_not_win() -> None:
@@ -161,9 +152,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_the_command_probes_a_function_of_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def words(completions, **kwargs):\n    return [len(c.split()) for c in completions]\n"
@@ -187,9 +176,7 @@ def test_the_command_probes_a_function_of_a_file(
     assert "gamed by: none of the probes" in printed
 
 
-def test_texts_have_the_columns_of_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_have_the_columns_of_score(tmp_path, capsys) -> None:
     (tmp_path / "rewards.py").write_text(
         "def ends(texts):\n    return [t[-1:] == '.' for t in texts]"
     )
@@ -211,9 +198,7 @@ def test_texts_have_the_columns_of_score(
         (["json:dumps", "--held_out", "absent.py:f"], "No such file: absent.py"),
     ],
 )
-def test_wrong_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments(arguments, message, capsys) -> None:
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -225,18 +210,14 @@ def test_too_few_texts() -> None:
         examine(Reward(lambda texts: [None for _ in texts]), SAMPLES)
 
 
-def test_a_module_is_found_in_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_found_in_the_working_folder(tmp_path, monkeypatch) -> None:
     (tmp_path / "own_rewards.py").write_text("def words(texts):\n    return map(len, texts)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert load_reward("own_rewards:words")(["ab"]).total.tolist() == [2.0]
 
 
-def test_a_function_of_messages_or_labels_is_told_what_it_gets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_of_messages_or_labels_is_told_what_it_gets(tmp_path, capsys) -> None:
     path = tmp_path / "rewards.py"
     path.write_text(
         "def chat(completions, **kwargs):\n    return [len(c[0]['content']) for c in completions]\n"
@@ -249,7 +230,3 @@ def test_a_function_of_messages_or_labels_is_told_what_it_gets(
         with pytest.raises(SystemExit):
             main(["probe", f"{path}:{name}", "--count", "5"])
         assert message in capsys.readouterr().err
-
-
-def test_nothing_found_is_an_empty_list() -> None:
-    assert Examination([], {}, {}, {}).gamed == []
