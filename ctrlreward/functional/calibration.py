@@ -1,9 +1,4 @@
-"""Calibration: how likely a target is in any context, and the scores without it.
-
-Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4) estimate this from inputs
-without content and divide it out; Fei et al., ACL 2023 (https://arxiv.org/abs/2305.19148) from
-random words.
-"""
+"""Calibration: how likely a target is in any context, and the scores without it."""
 
 from __future__ import annotations
 
@@ -16,14 +11,13 @@ Floats = npt.NDArray[np.float64]
 def label_bias(log_probs: npt.ArrayLike) -> Floats:
     """Return how much each evaluator favours the word of each label, independent of the text.
 
-    With ℓ_ijk the mean token log-probability of the word of label k under evaluator j after the
-    i-th of n reference texts, shape (texts, evaluators, labels), and K labels:
+    Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4). With ℓ_ijk the mean token
+    log-probability of the word of label k under evaluator j after the i-th of n reference texts,
+    shape (texts, evaluators, labels), and K labels:
 
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
-    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. A constant that is added to all
-    log-probabilities of a word then cancels out exactly. Equally favoured words have a bias
-    of 0, which changes nothing.
+    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk.
 
     Returns:
         Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.
@@ -60,10 +54,6 @@ def context_gain(log_probs: npt.ArrayLike, neutral: npt.ArrayLike) -> Floats:
     that are uninformative about it:
 
         ℓ(y | x) − ½ · 1/n Σ_i ℓ(y | n_i)
-
-    This is the mean of two values, up to a factor of 2: the likelihood ℓ(y | x), which is high for
-    fluent text, and its gain over a neutral context (pointwise mutual information), which is high
-    for text that fits the context.
 
     Args:
         log_probs: ℓ(y | x) in nats, shape (targets,), in (-∞, 0].

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bool_]:
     """Return a mask of the Pareto front, shape (n,): the points that no other point dominates.
 
-    A point dominates another if it is at least as good in every value and better in one. Equal
-    points do not dominate each other: either all of them are on the front, or none.
+    A point dominates another if it is at least as good in every value and better in one; equal
+    points don't.
 
     Args:
         values: n points of k values each, shape (n, k). Infinity is allowed.
