@@ -1,4 +1,4 @@
-"""Policy-gradient objectives: the algorithms by name, their advantages and their loss."""
+"""Policy-gradient objectives: algorithms by name, the critic, advantages and losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.credit import check_credit
@@ -16,8 +17,7 @@ from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Rollout
-from ctrlreward.policy.value import Estimates
-from ctrlreward.ranks import share_of_mean
+from ctrlreward.ranks import gather_values, share_of_mean
 from ctrlreward.reward import AnyReward
 
 Algorithm = Literal[
@@ -266,6 +266,63 @@ class Objective:
         return replace(ALGORITHMS[self.algorithm], **changes)
 
 
+@checked_keywords(
+    lam="gae_lambda",
+    vf_coef="coef",
+    cliprange_value="clip",
+)
+@dataclass(frozen=True)
+class Critic:
+    """Advantage estimation with a value head, and its loss, of the baseline `"value"` (`ppo`).
+
+    Args:
+        gamma: Discount per token, in [0, 1].
+        gae_lambda: λ of generalised advantage estimation, in [0, 1]; 1 uses only rewards, 0 only
+            the next token's value.
+        coef: Weight of the value loss, ≥ 0. Its gradient also reaches the adapter.
+        clip: Largest change of a value from its value at sampling, in units of the reward; None
+            for no clipping.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+        >>> Critic(gae_lambda=1.0, clip=None).gamma
+        1.0
+    """
+
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    coef: float = 0.1
+    clip: float | None = 0.2
+
+    def __post_init__(self) -> None:
+        for name, number in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
+            if not 0 <= number <= 1:
+                raise ValueError(f"critic.{name} must be in [0, 1], got {number}")
+        if self.coef < 0:
+            raise ValueError(f"critic.coef must be 0 or more, got {self.coef}")
+        positive("critic.clip", self.clip)
+
+
+class ValueHead(nn.Module):
+    """The expected return before each token, a float32 linear function of the last hidden state.
+
+    It predicts 0 until it has been trained. Its gradient reaches the hidden states.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the values of hidden states of shape (..., width): float32, shape (...)."""
+        values: Tensor = self.linear(states.float()).squeeze(-1)
+        return values
+
+
 def check_reward(objective: Objective, reward: AnyReward) -> None:
     """Raise if the objective cannot learn from a reward's components."""
     if objective.decoupled and reward.weights is None:
@@ -323,6 +380,30 @@ def completion_advantages(
     return centred / (_DEVIATIONS[choices.scale](rewards, groups) + _EPSILON)
 
 
+def token_advantages(
+    critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, credit: Tensor, whiten: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the advantage and the return of each token, and a mask of the tokens to learn from.
+
+    `credit` is the part of the reward assigned to each token; the rest is assigned to the
+    last. The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
+    from whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
+    others (n, tokens).
+    """
+    valid = mask * ~rewards.isnan()[:, None]
+    credit = torch.nan_to_num(credit)
+    rest = torch.nan_to_num(rewards) - credit.sum(dim=1)
+    given = credit + formulas.rewards_at_end(rest, mask)
+    advantages = formulas.generalised_advantages(
+        given, values, valid, critic.gamma, critic.gae_lambda
+    )
+    returns = advantages + values
+    if whiten:
+        all_ranks, _ = gather_values(advantages[valid.bool()])
+        advantages = formulas.whitened(advantages, valid, all_ranks)
+    return advantages, returns, valid
+
+
 @dataclass(frozen=True)
 class Experience:
     """Completions with everything that stays fixed while the policy is updated on them.
@@ -333,7 +414,9 @@ class Experience:
         mask: 1 on the tokens to learn from, shape (n, tokens).
         reference: Log-probabilities under the reference policy, shape (n, tokens).
         old: The same under the policy that sampled; None if that makes the only update.
-        estimates: Values at sampling and their targets; None without a value head.
+        values: Values at sampling, shape (n, tokens); None without a value head, as the next two.
+        returns: The returns that the values should predict.
+        valued: 1 on the tokens of completions with a reward.
     """
 
     rollout: Rollout
@@ -341,7 +424,9 @@ class Experience:
     mask: Tensor
     reference: Tensor
     old: Tensor | None
-    estimates: Estimates | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    valued: Tensor | None = None
 
     def __getitem__(self, rows: Tensor) -> Experience:
         """Select completions by row."""
@@ -367,8 +452,8 @@ def loss_weights(
     else:
         length = max_length if choices.aggregation == "constant" else 1
         weights["loss"] = losses.constant_weights(mask, length)
-    if experience.estimates is not None:
-        valued = mask * experience.estimates.mask
+    if experience.valued is not None:
+        valued = mask * experience.valued
         weights["value"] = share_of_mean(valued.sum()) * losses.token_weights(valued)
     return weights
 

@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tokenizers.decoders import DecodeStream
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.engine.output_layer import (
-    logit_blocks,
-    states_and_output,
-    token_log_probs,
-)
+from ctrlreward.engine.output_layer import logit_blocks, states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
@@ -161,6 +158,29 @@ class Rollout:
         )
 
 
+def joined_rollouts(rollouts: Sequence[Rollout], padding: int, left: bool) -> Rollout:
+    """Concatenate rollouts, padded to the longest prompt and the longest completion.
+
+    `padding` is the id of padding, and `left` whether prompts have it on the left.
+    """
+    new = max(r.mask.shape[1] for r in rollouts)
+    old = max(r.ids.shape[1] - r.mask.shape[1] for r in rollouts)
+
+    def padded(rollout: Rollout, ids: Tensor, value: int) -> Tensor:
+        width = rollout.mask.shape[1]
+        missing = old - (ids.shape[1] - width)
+        prompts = pad(ids[:, :-width], (missing, 0) if left else (0, missing), value=value)
+        return torch.cat([prompts, pad(ids[:, -width:], (0, new - width), value=value)], dim=1)
+
+    return Rollout(
+        [completion for r in rollouts for completion in r.completions],
+        torch.cat([padded(r, r.ids, padding) for r in rollouts]),
+        torch.cat([padded(r, r.attention, 0) for r in rollouts]),
+        torch.cat([pad(r.mask, (0, new - r.mask.shape[1])) for r in rollouts]),
+        torch.cat([r.ended for r in rollouts]),
+    )
+
+
 class PolicyOutput(NamedTuple):
     """Outputs of a policy for the tokens of a rollout.
 
@@ -243,7 +263,7 @@ def sample(
                 if has_encoder:
                     inputs = {"encoder_outputs": encoded, "decoder_input_ids": last}
                 else:
-                    seen, position = nn.functional.pad(seen, (0, 1), value=1), position + 1
+                    seen, position = pad(seen, (0, 1), value=1), position + 1
                     inputs = {"input_ids": last, "position_ids": position}
                 hidden, _ = states_and_output(
                     model, attention_mask=seen, past_key_values=cache, use_cache=True, **inputs
@@ -283,7 +303,7 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
-        weights = nn.functional.pad(weights, (0, missing))
+        weights = pad(weights, (0, missing))
     blocks = weights.unflatten(1, (-1, _BLOCK))
     cumulative = blocks.sum(dim=-1).double().cumsum(dim=-1)
     total = cumulative[:, -1:]

@@ -196,16 +196,15 @@ def test_dropout_of_the_adapter_is_on_in_the_loss_alone(tuner) -> None:
     module.configure_model()
     drift(module.policy, 1)
     rollout = module._sample(["ab"] * 8)
-    learner = module.learner
-    known = [learner.evaluate(rollout).log_probs for _ in range(2)]
+    known = [module._evaluate(rollout).log_probs for _ in range(2)]
     torch.testing.assert_close(*known, rtol=0, atol=0)
-    experience = learner.experience(rollout, torch.arange(8.0))
-    again = learner.experience(rollout, torch.arange(8.0))
+    experience = module._experience(rollout, torch.arange(8.0))
+    again = module._experience(rollout, torch.arange(8.0))
     torch.testing.assert_close(experience.reference, again.reference, rtol=0, atol=0)
     assert not module.policy.training
-    losses = [next(learner.terms(experience, 0.1)) for _ in range(2)]
+    losses = [next(module._terms(experience)) for _ in range(2)]
     assert losses[0]["loss"] != losses[1]["loss"]
-    torch.testing.assert_close(learner.evaluate(rollout).log_probs, known[0], rtol=0, atol=0)
+    torch.testing.assert_close(module._evaluate(rollout).log_probs, known[0], rtol=0, atol=0)
 
 
 # A trained adapter
@@ -246,7 +245,7 @@ def test_the_reference_is_a_frozen_copy(
     module.configure_model()
     drift(module.policy, 3)  # the policy has moved on
     rollout = module._sample(["ab", "cde"])
-    found = module.learner.experience(rollout, torch.tensor([1.0, 0.0])).reference
+    found = module._experience(rollout, torch.tensor([1.0, 0.0])).reference
     copy = auto.from_pretrained(module.base_model).eval()
     if reference == "start":
         copy = peft.PeftModel.from_pretrained(copy, module.lora.adapter).eval()
@@ -255,7 +254,7 @@ def test_the_reference_is_a_frozen_copy(
         current = log_probs(module.policy, rollout, 1.0)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert (current - expected).abs().max() > 0.1
-    again = module.learner.evaluate(rollout).log_probs  # the policy is back
+    again = module._evaluate(rollout).log_probs  # the policy is back
     torch.testing.assert_close(again, current, rtol=0, atol=0)
 
 

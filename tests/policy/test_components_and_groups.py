@@ -36,8 +36,7 @@ from transformers import AutoTokenizer
 from ctrlreward import Reward, Samples
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.policy.objectives import completion_advantages
-from ctrlreward.policy.refill import joined_rollouts
-from ctrlreward.policy.rollouts import Rollout, log_probs
+from ctrlreward.policy.rollouts import Rollout, joined_rollouts, log_probs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

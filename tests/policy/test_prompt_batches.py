@@ -164,5 +164,4 @@ def test_a_trainer_needs_prompts(trained) -> None:
 
 def test_a_text_and_a_prompt() -> None:
     read = read_batch([{"text": "ab", "prompt": "say: ab", "other": 1}], answers=False)
-    assert read.samples == Samples(["ab"], prompts=["say: ab"])
-    assert (read.inputs, read.ignored) == (["say: ab"], ("other",))
+    assert read == (Samples(["ab"], prompts=["say: ab"]), ["say: ab"], ("other",))

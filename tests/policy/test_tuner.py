@@ -21,7 +21,7 @@ from ctrlreward import Reward, Samples, progress
 from ctrlreward.completion import generate
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
-from ctrlreward.policy import learner
+from ctrlreward.policy import tuner as tuner_module
 from ctrlreward.policy.objectives import ALGORITHMS as CHOICES
 from ctrlreward.policy.rollouts import Rollout, log_probs
 from ctrlreward.progress import show
@@ -194,9 +194,9 @@ def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algor
 
     share.score_samples = fails_third
     seen: list[torch.Tensor] = []
-    loss_terms = learner.loss_terms
+    loss_terms = tuner_module.loss_terms
     spy = lambda c, p, e, *rest: seen.append(e.advantages) or loss_terms(c, p, e, *rest)  # noqa: E731
-    monkeypatch.setattr(learner, "loss_terms", spy)
+    monkeypatch.setattr(tuner_module, "loss_terms", spy)
     module = tuner(algorithm=algorithm)
     logged = with_log(module)
     assert torch.isfinite(step(module))
@@ -475,7 +475,7 @@ def test_truncated_completions_can_be_masked(tuner) -> None:
     module.configure_model()
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 12)
-    experience = module.learner.experience(rollout, torch.zeros(12))
+    experience = module._experience(rollout, torch.zeros(12))
     assert 0 < rollout.ended.sum() < 12
     for row, whole, ended in zip(experience.mask, rollout.mask, rollout.ended, strict=True):
         assert row.tolist() == (whole.tolist() if ended else [0.0] * len(row))

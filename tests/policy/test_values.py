@@ -124,12 +124,12 @@ def test_a_failed_sample_trains_neither_policy_nor_values(
     rollout = module._sample(["ab"] * 8)
     rewards = torch.rand(8)
     rewards[2] = math.nan
-    whole = module.learner.experience(rollout, rewards)
+    whole = module._experience(rollout, rewards)
     assert (whole.advantages[2] == 0).all()
     others = torch.tensor([i for i in range(8) if i != 2])
-    without = module.learner.experience(rollout[others], rewards[others])
+    without = module._experience(rollout[others], rewards[others])
     torch.testing.assert_close(whole.advantages[others], without.advantages)
-    terms = [next(module.learner.terms(e, 0.0)) for e in (whole, without)]
+    terms = [next(module._terms(e)) for e in (whole, without)]
     assert terms[0]["value_loss"].item() == pytest.approx(terms[1]["value_loss"].item())
     assert terms[0]["loss"].isfinite()
 
@@ -140,7 +140,7 @@ def test_truncated_completions_do_not_train_the_values(
     module = ppo(mask_truncated_completions=True)
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 12)
-    experience = module.learner.experience(rollout, torch.rand(12))
+    experience = module._experience(rollout, torch.rand(12))
     assert 0 < rollout.ended.sum() < 12
     weights = loss_weights(module.objective.choices, experience, 6)["value"]
     assert ((weights.sum(dim=1) > 0) == rollout.ended).all()
@@ -232,10 +232,10 @@ def test_the_head_predicts_0_at_first_and_is_float32(
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
     module.configure_model()
     _, experience = run_step(module)
-    assert experience.estimates is not None
-    assert (experience.estimates.values == 0).all()
+    assert experience.values is not None
+    assert (experience.values == 0).all()
     assert {p.dtype for p in module.value_head.parameters()} == {torch.float32}  # type: ignore[union-attr]
-    assert experience.estimates.values.dtype == torch.float32
+    assert experience.values.dtype == torch.float32
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -248,7 +248,7 @@ def test_values_of_a_decoder(
     torch.nn.init.normal_(module.value_head.linear.weight)  # type: ignore[union-attr]
     torch.manual_seed(0)
     rollout = module._sample(["ab", "cdef", "f"] * 4)
-    experience = module.learner.experience(rollout, torch.rand(12))
+    experience = module._experience(rollout, torch.rand(12))
     new = experience.mask.shape[1]
     start = module.policy.generation_config.decoder_start_token_id
     out = module.policy(
@@ -259,8 +259,8 @@ def test_values_of_a_decoder(
     )
     states = out.decoder_hidden_states[-1] * (16**-0.5 if family == "t5" else 1)
     expected = module.value_head.linear(states).squeeze(-1)  # type: ignore[union-attr]
-    assert experience.estimates is not None
-    torch.testing.assert_close(experience.estimates.values, expected.detach())
+    assert experience.values is not None
+    torch.testing.assert_close(experience.values, expected.detach())
 
 
 @pytest.mark.parametrize(
