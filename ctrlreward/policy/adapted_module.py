@@ -29,9 +29,8 @@ class AdaptedModuleMixin(LightningModule):
     """Language model with a LoRA adapter that completes prompts; a subclass defines the training.
 
     Checkpoints contain the trained weights, without the frozen base weights. The random numbers of
-    a batch follow from the seed of the run (`seed_everything`, or `torch.manual_seed`; random
-    without one), the rank, the epoch and the batch. The seed is in the checkpoint, so a resumed run
-    samples like an uninterrupted one.
+    a batch follow from the seed of the run, the rank, the epoch and the batch. The seed is in the
+    checkpoint, so a resumed run samples like an uninterrupted one.
     """
 
     policy: PeftModel  # set by configure_model, as the next one
@@ -156,11 +155,7 @@ class AdaptedModuleMixin(LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing.
-
-        Raises:
-            RuntimeError: The adapter is not the one that was saved: another model, rank or modules.
-        """
+        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing."""
         advice = "Pass the model and the lora that the checkpoint was trained with."
         try:
             found = super().load_state_dict(state_dict, strict, assign)

@@ -164,11 +164,10 @@ class Objective:
             tokens (`"token"`), or mean over completions of the sum over tokens, divided by
             `max_completion_length` (`"constant"`) or by nothing (`"sum"`).
         kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the reference. k1
-            has the gradient of k2, since the gradient of k1 has mean 0.
+            has the gradient of k2.
         beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
         reference: Policy for the KL divergence, if training starts from a trained
-            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model, which
-            would undo the training of the adapter.
+            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
         multi_objective_aggregation: How the advantages of several weighted components are computed,
@@ -178,8 +177,8 @@ class Objective:
             latter takes an algorithm with baseline and scale `"group"`, such as `"grpo"`.
         filter_groups: Score whose deviation among the completions of a prompt is their signal:
             `"total"`, or a component of the reward, before any shaping. Groups without signal are
-            dropped and replaced by groups of other prompts of the training set (dynamic sampling of
-            DAPO, Yu et al. 2025, eq. 11). None keeps all groups.
+            replaced by groups of other prompts of the training set (dynamic sampling of DAPO, Yu
+            et al. 2025, eq. 11). None keeps all groups.
         max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Rewards of groups that
             are still without signal afterwards have no effect.
         credit: Where a completion's reward is assigned: to its last token (`"sequence"`), or spread
@@ -244,7 +243,7 @@ class Objective:
     def choices(self) -> AlgorithmParts:
         """The algorithm's choices, overridden by the given ones.
 
-        Decoupled rewards are already normalised within the groups, so that the scale is the batch.
+        Decoupled rewards are already normalised within the groups, so their scale is the batch.
         """
         chosen = self._chosen
         return replace(chosen, baseline="batch", scale="batch") if self.decoupled else chosen
@@ -308,7 +307,7 @@ class Critic:
 class ValueHead(nn.Module):
     """The expected return before each token, a float32 linear function of the last hidden state.
 
-    It predicts 0 until it has been trained. Its gradient reaches the hidden states.
+    It predicts 0 until it has been trained.
     """
 
     def __init__(self, width: int) -> None:
@@ -411,10 +410,10 @@ class Experience:
     Attributes:
         rollout: n completions.
         advantages: Shape (n,), or (n, tokens) for one per token.
-        mask: 1 on the tokens to learn from, shape (n, tokens).
-        reference: Log-probabilities under the reference policy, shape (n, tokens).
+        mask: 1 on the tokens to learn from, shape (n, tokens), as all others.
+        reference: Log-probabilities under the reference policy.
         old: The same under the policy that sampled; None if that makes the only update.
-        values: Values at sampling, shape (n, tokens); None without a value head, as the next two.
+        values: Values at sampling; None without a value head, as the next two.
         returns: The returns that the values should predict.
         valued: 1 on the tokens of completions with a reward.
     """
@@ -471,8 +470,7 @@ def loss_terms(
 
     Returns `loss`, with gradients. Without: `kl` from the reference and `entropy`, in nats per
     token, as means over completions of the mean over tokens; `ratio` to the policy that sampled,
-    `clip_fraction` in [0, 1], and `update_kl`, the KL divergence of the current policy from the one
-    that sampled, as means over tokens.
+    `clip_fraction` in [0, 1], and `update_kl` from the policy that sampled, as means over tokens.
     """
     old = log_probs.detach() if experience.old is None else experience.old
     advantages, mask = experience.advantages, experience.mask

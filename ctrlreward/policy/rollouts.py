@@ -1,8 +1,8 @@
 """Rollouts: sampling completions from a policy, and their log-probabilities under it.
 
 Sampling has the distribution of `generate` of transformers, with three optimisations: equal
-prompts are read once, tokens are drawn by cumulative probabilities (`torch.multinomial` took a
-seventh of a rollout on two cores), and a step is one graph on CUDA (`cuda_graph`).
+prompts are read once, tokens are drawn by cumulative probabilities, and a step is one graph on
+CUDA (`cuda_graph`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Generation:
     Args:
         num_generations: Completions per prompt of a rollout.
         max_completion_length: Longest completion, in tokens (TRL: 256).
-        temperature: Sampling temperature of rollouts. Log-probabilities are computed at this
-            temperature, as in TRL.
+        temperature: Sampling temperature of rollouts, and of log-probabilities, as in TRL.
         top_p: Sample from the smallest set of likeliest tokens whose probabilities, at the sampling
             temperature, sum to this or more, in (0, 1]. As in TRL, log-probabilities are of the
             whole distribution: below 1 they differ slightly from the sampling probabilities.
@@ -204,17 +203,12 @@ def sample(
 ) -> Rollout:
     """Sample one completion per prompt, with torch's global generator or a seed per prompt.
 
-    Without truncation (`top_p`, `top_k`, `min_p`), `log_probs` are the log-probabilities that the
-    tokens were sampled with.
+    `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one, whose
+    generation config has the end tokens and the decoder's start token, and no setting that changes
+    the distribution. Control tokens in prompts are text, except for those that have marks
+    (`prompts.model_texts`). The temperature 0 decodes greedily; None is that of the options.
 
-    `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
-    type. Its generation config has the end tokens and the decoder's start token, and no setting
-    that changes the distribution. Control tokens in prompts are text, except for those that have
-    marks (`prompts.model_texts`). The temperature 0 decodes greedily; None is the temperature of
-    the options.
-
-    With `seeds`, one of 64 bits for each prompt, a completion has separate random numbers,
-    independent of the batch.
+    With `seeds`, one of 64 bits for each prompt, a completion is independent of its batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)
@@ -294,12 +288,10 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     """Draw a token per row with the probabilities of its logits, by torch's global generator.
 
     A uniform number picks a block of the vocabulary and then the token in it, by cumulative
-    probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
-    cores, AVX2), a tenth of a token.
+    probabilities in float64: one sum over the whole vocabulary took a tenth of a token.
 
-    `logits`, shape (n, vocabulary), are overwritten: mapping new memory of their size takes longer
-    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), replaces the
-    generator.
+    `logits`, shape (n, vocabulary), are overwritten. `uniform`, float64 in [0, 1), shape (n, 1),
+    replaces the generator.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
@@ -375,10 +367,7 @@ def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
 def policy_output(
     model: Any, rollout: Rollout, temperature: float, value_head: nn.Module | None = None
 ) -> PolicyOutput:
-    """Compute `log_probs` and, with a value head, the values of the same hidden states.
-
-    An encoder runs once per completion, not once per token.
-    """
+    """Compute `log_probs` and, with a value head, the values of the same hidden states."""
     new = rollout.mask.shape[1]
     if model.config.is_encoder_decoder:
         start = model.generation_config.decoder_start_token_id
