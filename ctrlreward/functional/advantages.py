@@ -83,15 +83,10 @@ def decoupled_rewards(
 ) -> Tensor:
     """Normalise each component separately within its group, and sum (GDPO, Liu et al. 2026), (n,).
 
-    Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε). Eq. 6 is
-    `batch_baseline_advantages` over `batch_deviation`. A sample that lacks a component is NaN, and
-    excluded from the statistics of all components.
-
-    Args:
-        components: r, shape (n, k).
-        weights: w, shape (k,).
-        groups: Shape (n,).
-        epsilon: ε, added to each deviation.
+    Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε), with components
+    r, shape (n, k), and weights w, shape (k,). Eq. 6 is `batch_baseline_advantages` over
+    `batch_deviation`. A sample that lacks a component is NaN, and excluded from the statistics of
+    all components.
 
     Examples:
         >>> r = torch.tensor([[0.0, 10.0], [1.0, 30.0], [1.0, torch.nan]])
@@ -150,16 +145,10 @@ def generalised_advantages(
 ) -> Tensor:
     """Estimate the advantage of each token by GAE (Schulman et al. 2016, eq. 16), (n, tokens).
 
-    A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t. The value after the
+    A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t, the discount γ per
+    token and λ in [0, 1]; λ = 0 uses only the next value, 1 only rewards. The value after the
     last token is 0, also if the completion was cut off. Advantages + values are the returns that
     the values should predict; advantages are 0 where masked.
-
-    Args:
-        rewards: Reward of each token, shape (n, tokens), as all others.
-        values: Value of each token.
-        mask: 1 on the completions' tokens.
-        gamma: γ, the discount per token, in [0, 1].
-        gae_lambda: λ, in [0, 1]; 0 uses only the next value, 1 only rewards.
 
     Examples:
         >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])

@@ -93,10 +93,7 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     """Return Pearson's r and Spearman's ρ of n pairs of values (type II).
 
     Both are NaN for fewer than three pairs (two points always lie on a line), for a constant side,
-    and if a value is NaN or infinite.
-
-    Raises:
-        ValueError: The lengths differ.
+    and if a value is NaN or infinite. Other lengths raise a ValueError.
 
     Examples:
         >>> result = correlate([1, 2, 3, 4], [1, 3, 2, 4])
@@ -121,13 +118,8 @@ def concordance(columns: npt.ArrayLike) -> float:
     """Return Goodman and Kruskal's γ of several scores of the same texts, over all pairs of scores.
 
     γ = (C - D) / (C + D), where C counts the pairs of texts that two scores order alike and D the
-    pairs that they order in opposite ways. Ties count as neither.
-
-    Args:
-        columns: Value of each text by each score, shape (scores, n). A text with a NaN is left out.
-
-    Returns:
-        -1 to 1; NaN if no two scores order a pair of texts.
+    pairs that they order in opposite ways. Ties count as neither. `columns` have shape (scores, n);
+    a text with a NaN is left out. -1 to 1; NaN if no two scores order a pair of texts.
 
     Examples:
         >>> concordance([[1, 2, 3], [10, 20, 15]])  # they order 2 pairs alike, 1 in opposite ways

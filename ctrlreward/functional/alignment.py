@@ -86,14 +86,11 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
 
 
 def relevance(reference: npt.ArrayLike, output: npt.ArrayLike) -> Values:
-    """Return how much of the source's important content a text keeps.
+    """Return align(r → y) · align(y → x), how much of the source's important content a text keeps.
 
-    Deng et al. (2021), eq. 3:
-
-        align(r → y) · align(y → x)
-
-    `reference` is r → y (for several references the released package takes their mean), `output` is
-    y → x. Float64 of the broadcast shape; higher is better. NaN propagates.
+    Deng et al. (2021), eq. 3. `reference` is r → y (for several references the released package
+    takes their mean), `output` is y → x. Float64 of the broadcast shape; higher is better. NaN
+    propagates.
 
     Examples:
         >>> relevance([1.0, 0.5], [0.6, 0.5])

@@ -123,15 +123,10 @@ def bootstrap(
 ) -> dict[str, Estimate]:
     """Return statistics of weighted rows with the percentile intervals of cluster draws, by name.
 
+    `statistics` maps weights of shape (draws, n) to statistics by name, each of shape (draws,), and
+    `members` is the cluster of each row, numbered from 0. The others are as in `paired_bootstrap`.
     All NaN if the statistic of the data is NaN; NaN draws are left out, and the interval is NaN if
     none remains.
-
-    Args:
-        statistics: Maps weights of shape (draws, n) to statistics by name, each of shape (draws,).
-        members: Cluster of each row, numbered from 0, shape (n,).
-        confidence: Share of the draws inside the intervals, in (0, 1).
-        resamples: Number of draws.
-        seed: Seed of the draws.
 
     Examples:
         >>> values = np.array([1.0, 1.0, 3.0])

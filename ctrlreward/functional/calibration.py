@@ -17,14 +17,11 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
 
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
-    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk.
-
-    Returns:
-        Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.
+    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. Nats, shape (evaluators, labels);
+    positive for a favoured word. Each row sums to 0.
 
     Raises:
-        ValueError: `log_probs` is empty, does not have three dimensions, or a
-            log-probability is not finite.
+        ValueError: `log_probs` is empty, of another shape, or not finite.
 
     Examples:
         >>> label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]])
@@ -50,18 +47,13 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
 def context_gain(log_probs: npt.ArrayLike, neutral: npt.ArrayLike) -> Floats:
     """Return how well targets fit their context, with half of their neutral likelihood subtracted.
 
-    With ℓ(y | x) the mean token log-probability of target y in its context x, and n_i the contexts
-    that are uninformative about it:
+    With ℓ(y | x) ≤ 0 the mean token log-probability of target y in its context x, shape (targets,),
+    and n_i the contexts that are uninformative about it, shape (targets, contexts):
 
         ℓ(y | x) − ½ · 1/n Σ_i ℓ(y | n_i)
 
-    Args:
-        log_probs: ℓ(y | x) in nats, shape (targets,), in (-∞, 0].
-        neutral: ℓ(y | n_i) in nats, shape (targets, contexts), in (-∞, 0].
-
-    Returns:
-        Nats, shape (targets,); higher is better. At most 0: a target that is copied from its
-        context, which makes it certain, gains no more than that.
+    Nats, shape (targets,); higher is better. At most 0: a target that is copied from its context,
+    which makes it certain, gains no more than that.
 
     Examples:
         >>> context_gain([-3.0, -0.1], [[-4.0, -4.0], [-3.0, -5.0]])

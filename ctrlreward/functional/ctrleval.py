@@ -71,11 +71,8 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
 
     An evaluator's score for a label is the probability of that label's word divided by the sum over
     the words of all labels (eq. 14). Its weight β is that sum (eqs. 15 and 16). `log_probs` are the
-    mean token log-probabilities of the words, shape (evaluators, labels).
-
-    Returns:
-        The scores, shape (evaluators, labels), in [0, 1], where rows sum to 1; and the weights,
-        shape (evaluators,), in [0, 1], scaled so that the largest is 1.
+    mean token log-probabilities of the words, shape (evaluators, labels). Scores have that shape,
+    in [0, 1], where rows sum to 1; weights, shape (evaluators,), are scaled to a largest of 1.
 
     Examples:
         >>> relevance_evaluators(np.log([[0.3, 0.1], [0.1, 0.1]]))[1].round(3)

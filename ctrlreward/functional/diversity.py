@@ -17,17 +17,11 @@ def distinct_n(
 ) -> float:
     """Return Distinct-n, the unique n-grams per token of each group, averaged over groups.
 
-    Li et al. (2016), https://arxiv.org/abs/1510.03055. The denominator is the number of tokens for
-    every n, not the number of n-grams. N-grams do not cross sequence boundaries.
+    Li et al. (2016), https://arxiv.org/abs/1510.03055. `token_sequences` are token ids of each
+    text, including its prefix; `groups` the group of each, for example its prefix, None for one
+    group. The denominator is the number of tokens for every n, not the number of n-grams.
 
-    Args:
-        token_sequences: Token ids of each text, including its prefix.
-        n: Length of the n-grams.
-        groups: Group of each sequence, for example its prefix; None puts all into one group.
-
-    Returns:
-        0 to 1; higher is more diverse. Groups without tokens are left out of the mean; NaN if no
-        group has any.
+    0 to 1; higher is more diverse. Groups without tokens are left out; NaN if no group has any.
 
     Raises:
         ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
@@ -71,10 +65,7 @@ def repetition(ids: Sequence[Hashable], n: int) -> float:
     """Return the share of a text's n-grams that repeat an earlier one, 1 - distinct / total.
 
     seq-rep-n of Welleck et al. (2020), https://arxiv.org/abs/1908.04319. 0 to below 1; lower is
-    better. NaN for fewer than n tokens.
-
-    Raises:
-        ValueError: n is less than 1.
+    better. NaN for fewer than n tokens; a ValueError for n below 1.
 
     Examples:
         >>> repetition([7, 8, 7, 8, 7], n=2)  # 78 87 78 87
@@ -92,18 +83,10 @@ def uniqueness(
 
     An n-gram counts once for a text. With a text per group, the sum over texts of uniqueness times
     number of n-grams is the number of distinct n-grams of all texts: each text's Shapley value.
+    N-grams shared within a group, such as a prompt, do not lower it; `groups` None puts each text
+    into a separate group. Errors are as in `distinct_n`.
 
-    Args:
-        token_sequences: Token ids of each text.
-        n: Length of the n-grams.
-        groups: Group of each text, such as its prompt: n-grams shared within a group do not
-            lower it. None puts each text into a separate group.
-
-    Returns:
-        1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
-
-    Raises:
-        ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
+    1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
 
     Examples:
         >>> uniqueness([[1, 2, 3], [1, 2, 4]], n=2)  # 12 is in both

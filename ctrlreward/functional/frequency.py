@@ -46,11 +46,7 @@ def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, 
 
     Natural logarithm, without smoothing: 0 for a word in every document, to log(N). The word weight
     of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose documents are the sentences of
-    both styles.
-
-    Raises:
-        TypeError: A document is a string, which would be split into letters.
-        ValueError: `documents` is empty.
+    both styles. A document that is a string, or none at all, is an error.
 
     Examples:
         >>> inverse_document_frequency([["good", "soup"], ["cold", "soup"]])["soup"]  # log 1

@@ -34,15 +34,10 @@ _REACH = (0.01, 0.99)
 def pairwise_preferences(
     ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
 ) -> tuple[Ints, Ints]:
-    """Turn ratings into pairs of a preferred and a rejected output for the same item.
+    """Return the indices of the preferred and the rejected outputs of the same item, both (pairs,).
 
-    Args:
-        ratings: Rating of each output, shape (n,), higher is better; NaN excludes an output.
-        items: Item that each output belongs to, for example its source, shape (n,).
-        margin: Ratings that differ by no more than this express no preference; 0 or more.
-
-    Returns:
-        Indices of the preferred and of the rejected outputs, each of shape (pairs,).
+    `ratings` of the outputs, higher is better, and their `items`, for example sources, have shape
+    (n,); NaN excludes an output. Ratings that differ by `margin` ≥ 0 or less express no preference.
 
     Raises:
         ValueError: The lengths differ, or the margin is negative.
@@ -437,8 +432,8 @@ class PairAccuracy(NamedTuple):
         failed: Number of pairs of which a text could not be scored.
 
     Examples:
-        >>> pair_accuracy([2.0, 1.0, 0.5], [1.0, 1.0, np.nan])[:3:2]
-        (2, 0.5)
+        >>> pair_accuracy([2.0, 1.0, 0.5], [1.0, 1.0, np.nan]).failed
+        1
     """
 
     pairs: int
@@ -456,14 +451,10 @@ def pair_accuracy(
 ) -> PairAccuracy:
     """Return how often chosen texts score higher than rejected ones.
 
-    Args:
-        chosen: Scores of the chosen texts, higher is better, NaN where scoring failed, shape (n,).
-        rejected: Scores of the rejected texts of the same pairs, shape (n,).
-        clusters: Cluster of each pair, such as its prompt; None: each pair is its own. The interval
-            is Wilson's if each pair is a cluster, or if all clusters have the same share, where n
-            is the number of clusters; else of the bootstrap over clusters.
-        resamples: Draws of the bootstrap.
-        seed: Seed of the draws.
+    `chosen` and `rejected` are scores of the texts of the same pairs, higher is better, NaN where
+    scoring failed, shape (n,), and `clusters` such as prompts; None: each pair is its own. The
+    interval is Wilson's if each pair is a cluster, or if all clusters have the same share, where n
+    is the number of clusters; else of the bootstrap over clusters.
 
     Raises:
         ValueError: The lengths differ.

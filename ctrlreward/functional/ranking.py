@@ -17,10 +17,7 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
 
     It is the probability that a random positive row scores above a random negative one, where a tie
     counts half. NaN scores (failed samples) are left out; NaN without a valid score on both sides.
-    Both arguments have shape (n,).
-
-    Raises:
-        ValueError: The lengths differ.
+    Both arguments have shape (n,); other lengths raise a ValueError.
 
     Examples:
         >>> auc([0.9, 0.2, 0.2, 0.1], [True, True, False, False])  # 3.5 of 4 pairs

@@ -29,12 +29,10 @@ BISECTIONS = 10  # of the range of differences: a thousandth of it
 
 
 class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
-    """Score of each prompt, shape (prompts,), which knows its prompts.
+    """Score of each prompt, shape (prompts,), NaN without one, which knows its prompts.
 
-    Args:
-        values: The scores, NaN for a prompt without one.
-        prompts: Digest of the prompts in their order, "" if they are unknown. Results of arithmetic
-            and copies have "".
+    `prompts` is a digest of the prompts in their order, "" if they are unknown, as in results of
+    arithmetic and copies.
 
     Examples:
         >>> PromptScores([0.5, 0.25], "3f1c").prompts
@@ -267,13 +265,11 @@ class Resolution(NamedTuple):
 
     Attributes:
         prompts: Number of prompts with a score at both validations.
-        detectable: Difference of two validations that is found in four of five cases at a level of
-            5 % (`detectable_difference`).
+        detectable: Difference that is found in four of five cases at 5 % (`detectable_difference`).
         prompts_for_half: Number of prompts needed to show half of it.
         between_prompts: Standard deviation between the prompts' true means; more prompts help.
         between_decodings: Standard deviation between completions of one prompt; more completions
-            per prompt help as well. NaN with one completion per prompt, and then `between_prompts`
-            includes it.
+            help. NaN with one completion per prompt; `between_prompts` then includes it.
 
     Examples:
         >>> Resolution(32, 0.05, 128, between_prompts=0.2, between_decodings=0.1).prompts_for_half

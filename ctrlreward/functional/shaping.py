@@ -54,11 +54,7 @@ def preference_over_references(rewards: Values, references: Values, scale: float
 
     Preference as reward (PAR, Fu et al. 2025, https://arxiv.org/abs/2502.18770), with `scale` = 1:
     the probability that a Bradley-Terry model prefers the text to a reference for the same prompt.
-
-    Args:
-        rewards: Rewards of the texts, shape (n,).
-        references: Rewards of m references for each text, shape (n, m). NaN are left out.
-        scale: Difference that counts as 1, > 0.
+    `references` are the rewards of m references for each text, shape (n, m); NaN are left out.
 
     Examples:
         >>> preference_over_references(np.array([2.0, 9.0]), np.array([[2.0], [2.0]])).round(3)
@@ -105,13 +101,8 @@ def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float,
 
     The sum follows projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
     max(0, s + excess), with the proportional term of Stooke et al. 2020
-    (https://arxiv.org/abs/2007.03964).
-
-    Args:
-        integral: The sum so far.
-        excess: How far the mean is outside the bound, in standard deviations of the score; negative
-            inside.
-        rate: Step size of the sum, > 0.
+    (https://arxiv.org/abs/2007.03964). `integral` is the sum so far, `excess` how far the mean is
+    outside the bound, in standard deviations of the score, negative inside, and `rate` > 0.
 
     Examples:
         >>> next_multiplier(0.5, excess=2.0, rate=0.25)
@@ -124,13 +115,9 @@ def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float,
 def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) -> Values:
     """Compute (r + Σ λ g) / (1 + Σ λ), the Lagrangian of bounds on the scale of the reward, (n,).
 
-    Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). With one bound the
-    weights are the paper's 1 − σ(u) and σ(u), with u = log λ.
-
-    Args:
-        rewards: Rewards, shape (n,).
-        terms: For each bound its multiplier λ ≥ 0, and g, how far each text is on the allowed side
-            of it, in the unit of the reward, shape (n,).
+    Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). `terms` are for each
+    bound its multiplier λ ≥ 0, and g, how far each text is on the allowed side of it, in the unit
+    of the reward, shape (n,).
 
     Examples:
         >>> constrained_rewards(np.array([4.0, 0.0]), [(1.0, np.array([-2.0, 2.0]))])

@@ -22,21 +22,18 @@ def adjusted_gm(
     perplexity: npt.ArrayLike,
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
 ) -> npt.NDArray[np.float64]:
-    """Return the adjusted geometric mean of style transfer quality; higher is better.
+    """Return the adjusted geometric mean of style transfer quality, ≥ 0; higher is better.
 
     Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, eq. 1, with [x]+ = max(x, 0):
 
         GM = ([100 Acc - t1]+ · [100 Sim - t2]+ · min([t3 - PP]+, [PP - t4]+)) ^ (1/3)
 
     Args:
-        accuracy: Share of texts with the target style, or the probability of the target label,
-            0 to 1.
+        accuracy: Share of texts with the target style, or the probability of the target label, 0 to
+            1. Arrays are broadcast, and NaN propagates.
         similarity: Cosine of text and source, -1 to 1.
         perplexity: Perplexity of the texts under a language model, 1 or more; may be infinite.
         thresholds: t1 to t4; t1 and t2 in per cent, t3 and t4 in units of perplexity.
-
-    Returns:
-        Float64 of the broadcast shape, 0 or more. NaN propagates.
 
     Raises:
         ValueError: A value is out of range.
@@ -135,24 +132,11 @@ def paired_transfer_bootstrap(
 ) -> dict[str, Estimate]:
     """Return the differences of two systems' corpus figures, after - before, with intervals.
 
-    Source sentences are drawn with replacement, the same ones for both systems. The intervals are
-    percentile intervals (Efron and Tibshirani, 1993, ch. 13).
-
-    Args:
-        before: Scores of one system on n source sentences, n ≥ 2.
-        after: Scores of the other on the same sentences in the same order.
-        thresholds: t1 to t4 of GM.
-        confidence: Share of the draws inside the interval, in (0, 1).
-        resamples: Number of draws.
-        seed: Random seed; the same seed gives the same intervals.
-
-    Returns:
-        Estimates of `accuracy`, `similarity`, `perplexity` (lower is better) and `gm`; NaN where a
-        system has no valid sentence.
-
-    Raises:
-        ValueError: The systems differ in their number of sentences, have fewer than two, or
-            `confidence` or `resamples` is out of range.
+    Source sentences, two or more and the same for both systems, are drawn with replacement. The
+    intervals are percentile intervals (Efron and Tibshirani, 1993, ch. 13); `confidence`,
+    `resamples`, `seed` and errors are as in `paired_bootstrap`. Estimates of `accuracy`,
+    `similarity`, `perplexity` (lower is better) and `gm`, by `thresholds`; NaN where a system has
+    no valid sentence.
 
     Examples:
         >>> one, x = np.ones(3), np.array([0.6, 0.7, 0.8])

@@ -206,7 +206,7 @@ def sample(
     `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one, whose
     generation config has the end tokens and the decoder's start token, and no setting that changes
     the distribution. Control tokens in prompts are text, except for those that have marks
-    (`prompts.model_texts`). The temperature 0 decodes greedily; None is that of the options.
+    (`prompts.model_texts`). The temperature 0 decodes greedily; None takes it from the options.
 
     With `seeds`, one of 64 bits for each prompt, a completion is independent of its batch.
     """

@@ -565,7 +565,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         return Experience(rollout, advantages, mask, reference, old, values, returns, valued)
 
     def _terms(self, experience: Experience) -> Iterator[dict[str, Tensor]]:
-        """Yield the terms of `loss_terms` of each microbatch, which sum to those of the update.
+        """Yield the `loss_terms` of each microbatch; their sums are the terms of the update.
 
         With a value head `loss` has the value loss as well, whose gradient reaches the adapter, and
         `value_loss` is that loss without gradients.
