@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -90,9 +89,7 @@ def test_batch_baseline(rows: Rows) -> None:
     [group_centred_advantages, leave_one_out_advantages, batch_baseline_advantages],
 )
 @given(rated, st.sampled_from([2, 0, 1]), st.data())
-def test_a_failed_sample_gets_0_and_changes_no_other(
-    advantages: Callable[[Tensor, Tensor], Tensor], rows: Rows, group: int, data: st.DataObject
-) -> None:
+def test_a_failed_sample_gets_0_and_changes_no_other(advantages, rows, group, data) -> None:
     position = data.draw(st.integers(0, len(rows)))
     without = advantages(*columns(rows)).tolist()
     result = advantages(*columns([*rows[:position], (NAN, group), *rows[position:]])).tolist()
@@ -136,9 +133,7 @@ def assert_close(result: Tensor, expected: list[list[float]]) -> None:
 
 
 @given(written, shares, shares)
-def test_generalised_advantages_are_discounted_sums_of_td_errors(
-    rows: Written, gamma: float, lam: float
-) -> None:
+def test_generalised_advantages_are_discounted_sums_of_td_errors(rows, gamma, lam) -> None:
     expected = []
     for row, length in rows:
         errors = [

@@ -113,9 +113,7 @@ values_of_systems = st.dictionaries(
 
 
 @given(values_of_systems, values_of_systems)
-def test_findings_equal_a_loop_over_pairs(
-    first: dict[str, float], second: dict[str, float]
-) -> None:
+def test_findings_equal_a_loop_over_pairs(first, second) -> None:
     def ahead(values: dict[str, float], a: str, b: str) -> str:
         return a if values[a] > values[b] else b if values[b] > values[a] else "tie"
 

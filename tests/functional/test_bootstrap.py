@@ -22,9 +22,7 @@ def five_clusters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
-def test_interval_equals_that_of_all_possible_draws(
-    five_clusters: tuple[np.ndarray, np.ndarray, np.ndarray], confidence: float
-) -> None:
+def test_interval_equals_that_of_all_possible_draws(five_clusters, confidence) -> None:
     before, after, clusters = five_clusters
     exact = []
     for draw in itertools.product(range(5), repeat=5):
@@ -56,9 +54,7 @@ def test_a_constant_gain_is_certain(before: list[float], clusters: list[str], ga
 
 
 @given(scores, scores, letters)
-def test_swapping_the_sides_flips_the_sign(
-    before: list[float], after: list[float], clusters: list[str]
-) -> None:
+def test_swapping_the_sides_flips_the_sign(before, after, clusters) -> None:
     one = paired_bootstrap(before, after, clusters, resamples=50)
     other = paired_bootstrap(after, before, clusters, resamples=50)
     assert other == pytest.approx((-one.value, -one.high, -one.low), abs=1e-9)
@@ -66,9 +62,7 @@ def test_swapping_the_sides_flips_the_sign(
 
 
 @given(scores, scores, letters, st.integers(0, 3))
-def test_same_seed_same_interval(
-    before: list[float], after: list[float], clusters: list[str], seed: int
-) -> None:
+def test_same_seed_same_interval(before, after, clusters, seed) -> None:
     one = paired_bootstrap(before, after, clusters, resamples=20, seed=seed)
     assert one == paired_bootstrap(before, after, clusters, resamples=20, seed=seed)
 

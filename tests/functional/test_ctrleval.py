@@ -29,9 +29,7 @@ WEIGHTS = npst.arrays(np.float64, COUNTS, elements=st.just(0.0) | st.floats(1e-3
 
 
 @given(SCORES, WEIGHTS)
-def test_weighted_mean_equals_the_sum_of_weighted_scores(
-    scores: np.ndarray, weights: np.ndarray
-) -> None:
+def test_weighted_mean_equals_the_sum_of_weighted_scores(scores, weights) -> None:
     total = sum(weights)
     if total == 0:
         expected = sum(scores) / len(scores)

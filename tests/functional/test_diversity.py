@@ -4,7 +4,6 @@ import csv
 import json
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,9 +107,7 @@ def test_a_word_in_each_answer_costs_uniqueness_and_one_within_an_answer_does_no
         ("generate_prior_extend.txt", (42.4, 79.4, 88.1)),
     ],
 )
-def test_released_outputs_give_the_published_figures(
-    data_dir: Path, file: str, published: tuple[float, float, float]
-) -> None:
+def test_released_outputs_give_the_published_figures(data_dir, file, published) -> None:
     with open(data_dir / "prompts35.csv", encoding="utf-8") as table:
         # Outputs start with the prefix, but some drop its final punctuation mark.
         prefixes = [row["prompt"].rstrip(".,") for row in csv.DictReader(table)]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -98,9 +97,7 @@ def test_reinforce(rows: Completions) -> None:
 
 
 @pytest.mark.parametrize("loss", [grpo_loss, reinforce_loss])
-def test_the_expected_gradient_is_that_of_the_expected_reward(
-    loss: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> None:
+def test_the_expected_gradient_is_that_of_the_expected_reward(loss) -> None:
     """In expectation over completions of one token."""
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
     reward = torch.tensor([0.2, 1.0, -0.4], dtype=torch.float64)

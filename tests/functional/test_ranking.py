@@ -30,9 +30,7 @@ def counted(scores: list[float], positive: list[bool]) -> float:
 
 
 @given(rows)
-def test_auc_is_the_share_of_pairs_in_order_and_mann_whitneys_u(
-    table: list[tuple[float, bool]],
-) -> None:
+def test_auc_is_the_share_of_pairs_in_order_and_mann_whitneys_u(table) -> None:
     scores, positive = map(list, zip(*table, strict=True))
     value = auc(scores, positive)
     assert value == pytest.approx(counted(scores, positive), nan_ok=True)

@@ -60,9 +60,7 @@ tables = st.lists(
 
 @settings(max_examples=25)  # scipy correlations are slow
 @given(tables)
-def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(
-    runs: list[dict[str, dict[str, float]]],
-) -> None:
+def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(runs) -> None:
     study = compare_tables(runs)
     pairs = [(a, b) for i, a in enumerate(runs) for b in runs[i + 1 :]]
     for metric in ("x", "y"):

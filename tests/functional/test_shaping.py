@@ -196,9 +196,7 @@ def test_one_bound_has_the_papers_weights(u: float, reward: float, inside: float
 
 
 @given(st.floats(0, 5), st.lists(st.floats(-3, 3), min_size=1, max_size=9), st.floats(0.01, 1))
-def test_a_multiplier_is_the_projected_sum_and_the_last_excess(
-    start: float, excesses, rate
-) -> None:
+def test_a_multiplier_is_the_projected_sum_and_the_last_excess(start, excesses, rate) -> None:
     integral = expected = start
     for excess in excesses:
         integral, multiplier = next_multiplier(integral, excess, rate)

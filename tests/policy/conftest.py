@@ -206,7 +206,7 @@ def fit(tmp_path: Path, batch: Samples) -> Callable[..., pl.Trainer]:
 
     def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
         trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=steps)
-        data = DataLoader([batch] * 60, batch_size=None)  # type: ignore[arg-type]
+        data = DataLoader([batch] * 60, batch_size=None)
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return trainer
 

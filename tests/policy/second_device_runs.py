@@ -64,8 +64,8 @@ def train(
         num_sanity_val_steps=0,
         val_check_interval=1,
     )
-    data: Any = DataLoader([BATCH] * 2, batch_size=None)  # type: ignore[arg-type]
-    trainer.fit(tuner, data, DataLoader([0]))  # type: ignore[arg-type]
+    data: Any = DataLoader([BATCH] * 2, batch_size=None)
+    trainer.fit(tuner, data, DataLoader([0]))
     learned = {n: p.detach().cpu() for n, p in tuner.named_parameters() if p.requires_grad}
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return learned, {n: v for n, v in logged.items() if not n.endswith("seconds")}
@@ -76,7 +76,7 @@ def placed(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"accelerator": "cpu", "devices": 1}
 
-    class Second(pl.accelerators.Accelerator):  # type: ignore[name-defined]
+    class Second(pl.accelerators.Accelerator):
         """The second device, as Lightning sees it."""
 
         def setup_device(self, device: torch.device) -> None:

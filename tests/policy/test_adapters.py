@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning_choice import LoRA, PolicyTuner, pl
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from tuner_records import drift, logged, trained_weights
 
 from ctrlreward import Samples
 from ctrlreward.policy.model import load_policy, reference_policy
@@ -29,18 +30,6 @@ def batch() -> Samples:
 
 def adapted(policy: peft.PeftModel) -> set[str]:
     return {name.rpartition(".")[2] for name in policy.base_model.targeted_module_names}
-
-
-def drift(policy: peft.PeftModel, seed: int) -> None:
-    """Randomise the adapter that is trained."""
-    torch.manual_seed(seed)
-    for name, parameter in policy.named_parameters():
-        if "lora_B.default" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-
-
-def weights(module: PolicyTuner) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
 
 
 @pytest.fixture
@@ -179,9 +168,7 @@ def test_a_config_of_peft_that_cannot_be_honoured(tuner, options, message: str) 
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
-def test_dropout_of_the_base_model_stays_off(
-    tiny_seq2seq: Callable[[str], str], family: str
-) -> None:
+def test_dropout_of_the_base_model_stays_off(tiny_seq2seq, family) -> None:
     policy = load_policy(tiny_seq2seq(family), LoRA(4), "cpu").train()
     published = AutoModelForSeq2SeqLM.from_pretrained(tiny_seq2seq(family))
     inputs = {"input_ids": torch.tensor([[3, 4, 5]]), "decoder_input_ids": torch.tensor([[0, 4]])}
@@ -262,11 +249,10 @@ def test_the_kl_divergence_starts_at_the_reference(continued) -> None:
     values = {}
     for reference in ("start", "base"):
         module = continued(reference=reference)
-        logged: dict[str, float] = {}
-        module.log = lambda name, value, logged=logged, **_: logged.update({name: value})
+        metrics = logged(module)
         torch.manual_seed(0)
         module.training_step(BATCH, 0)
-        values[reference] = logged["policy/kl"]
+        values[reference] = metrics["policy/kl"]
     assert values["start"] == 0
     assert values["base"] > 0.01
 
@@ -280,10 +266,10 @@ def test_training_moves_the_policy_and_not_the_reference(continued, fit, tmp_pat
         with torch.no_grad(), reference_policy(module.policy):
             return log_probs(module.policy, rollout, 1.0)
 
-    before, start = reference(), weights(module)
+    before, start = reference(), trained_weights(module)
     trainer = fit(module, 3)
     torch.testing.assert_close(reference(), before, rtol=0, atol=0)
-    moved = weights(module)
+    moved = trained_weights(module)
     assert all(not torch.equal(moved[name], start[name]) for name in start)
 
     path = str(tmp_path / "at3.ckpt")
@@ -303,7 +289,7 @@ def test_resumes_exactly(continued, fit, tmp_path: Path) -> None:
     path = str(tmp_path / "at2.ckpt")
     trainer.save_checkpoint(path)
     resumed, _ = run(4, path)
-    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+    torch.testing.assert_close(trained_weights(resumed), trained_weights(whole), rtol=0, atol=0)
 
 
 def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, folder: str) -> None:
@@ -317,7 +303,7 @@ def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, fol
     assert not (tmp_path / "next" / "start").exists()
     again = continued(adapter=str(tmp_path / "next"))
     again.configure_model()
-    torch.testing.assert_close(weights(again), weights(module), rtol=0, atol=0)
+    torch.testing.assert_close(trained_weights(again), trained_weights(module), rtol=0, atol=0)
     config = json.loads((tmp_path / "next" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == folder
 
@@ -344,9 +330,7 @@ def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, fol
         ),
     ],
 )
-def test_options_that_contradict_the_adapter(
-    continued, option: dict[str, Any], agrees: dict[str, Any], message: str
-) -> None:
+def test_options_that_contradict_the_adapter(continued, option, agrees, message) -> None:
     continued(**agrees).configure_model()
     with pytest.raises(ValueError, match=message):
         continued(**option).configure_model()

@@ -67,7 +67,6 @@ def _new(rollout) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share) -> None:
     module = chat()
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]
     batch = Samples(texts=["", ""], prefixes=["", ""], prompts=PROMPTS)
     assert torch.isfinite(module.training_step(batch, 0))
     (scored,) = share.scored

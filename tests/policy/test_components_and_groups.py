@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_clients import VERL, Importer
 from transformers import AutoTokenizer
+from tuner_records import learned, logged
 
 from ctrlreward import Reward, Samples
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
@@ -240,20 +241,6 @@ def test_decoupled_rewards_equal_the_loops(rows: list[tuple[int, float, float]])
 # In a step
 
 
-def logged(module: PolicyTuner) -> dict[str, float]:
-    values: dict[str, float] = {}
-    module.log = lambda name, value, **_: values.__setitem__(name, value)  # type: ignore[method-assign]
-    return values
-
-
-def learned(module: PolicyTuner) -> list[Any]:
-    """Record the experience of each update."""
-    kept: list[Any] = []
-    learn = module._learn
-    module._learn = lambda experience: kept.append(experience) or learn(experience)  # type: ignore
-    return kept
-
-
 def test_a_step_learns_from_decoupled_components(tuner, share) -> None:
     reward = Reward({"share": (share["share"], 2.0), "length": (share["length"], -0.01)})
     module = tuner(reward=reward, multi_objective_aggregation="normalize_then_sum")
@@ -293,7 +280,7 @@ def style(texts: list[str]) -> list[float]:
 def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: Any) -> Any:
     pl.seed_everything(0, verbose=False)
     trainer = quiet_trainer(max_steps=steps, callbacks=options.pop("callbacks", []))
-    trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))  # type: ignore
+    trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))
     return trainer
 
 
@@ -403,7 +390,7 @@ def test_what_the_reward_or_the_optimizer_does_not_allow(tuner, share) -> None:
     with pytest.raises(ValueError, match="filter_groups needs the rewards of a rollout"):
         tuner(filter_groups="total", optimizer=OptimizerConfig(overlap=True))
     with pytest.raises(TypeError, match=r"filter_groups='total'"):
-        PolicyTuner("m", share["share"], dynamic_sampling=True)  # type: ignore[call-arg]
+        PolicyTuner("m", share["share"], dynamic_sampling=True)
 
 
 class Endless(IterableDataset):
@@ -414,7 +401,7 @@ class Endless(IterableDataset):
 
 def test_what_training_does_not_allow(tuner) -> None:
     with pytest.raises(MisconfigurationException, match="DataLoader of a Endless, which does"):
-        trained(tuner(filter_groups="total"), Endless())  # type: ignore[arg-type]
+        trained(tuner(filter_groups="total"), Endless())
     module = tuner(multi_objective_aggregation="normalize_then_sum")
     with pytest.raises(MisconfigurationException, match="RewardShaping shapes the total of a rewa"):
         trained(module, ["ab"] * 4, callbacks=[RewardShaping(clip=(-1.0, 1.0))])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import peft
 import pytest
@@ -13,6 +12,7 @@ import torch
 from lightning_choice import LoRA, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from tuner_records import drift, sampled
 
 from ctrlreward import Samples
 from ctrlreward.functional.policy import kl_estimate, sequence_mean
@@ -44,14 +44,6 @@ def adapted(folder: str) -> peft.PeftModel:
     """Load a policy that differs from its base model."""
     torch.manual_seed(4)
     return drift(load_policy(folder, LoRA(4, dtype="float32"), "cpu").eval())
-
-
-def drift(policy: peft.PeftModel) -> peft.PeftModel:
-    """Randomise the adapter in place."""
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return policy
 
 
 def merged(policy: peft.PeftModel) -> torch.nn.Module:
@@ -144,18 +136,13 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
         assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(last)) + 1e-3)
 
 
-def test_the_loss_has_the_gradient_of_the_formula(
-    tuner: Callable[..., PolicyTuner], folder: str, family: str
-) -> None:
+def test_the_loss_has_the_gradient_of_the_formula(tuner, folder, family) -> None:
     """Compared with the logits of the model's own forward pass."""
     module = tuner(algorithm="grpo", beta=0.7, temperature=0.8)
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]
     torch.manual_seed(4)
     module.configure_model()
     drift(module.policy)
-    rollouts: list[Rollout] = []
-    draw = module._sample
-    module._sample = lambda p, t: rollouts.append(draw(p, t)) or rollouts[-1]  # type: ignore
+    rollouts = sampled(module)
     torch.manual_seed(0)
     loss = module.training_step(TRANSFER, 0)
     (rollout,) = rollouts
@@ -210,9 +197,7 @@ def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
     assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
 
 
-def test_the_exported_adapter_is_plain_peft(
-    tuner: Callable[..., PolicyTuner], folder: str, family: str, tmp_path: Path
-) -> None:
+def test_the_exported_adapter_is_plain_peft(tuner, folder, family, tmp_path) -> None:
     """Plain peft and transformers generate the same from it."""
     module = tuner()
     module.policy = adapted(folder)
@@ -241,9 +226,7 @@ def test_the_exported_adapter_is_plain_peft(
         assert ours[:length].tolist() == theirs[1 : 1 + length]
 
 
-def test_a_decoder_without_a_start_token_is_an_error(
-    folder: str, family: str, tmp_path: Path
-) -> None:
+def test_a_decoder_without_a_start_token_is_an_error(folder, family, tmp_path) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.config.decoder_start_token_id = None
     model.generation_config = GenerationConfig(eos_token_id=1)

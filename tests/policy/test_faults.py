@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +27,7 @@ def weights(tuner: PolicyTuner) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("value", [1e300, -1e300, np.inf, np.nan, None])
-def test_an_extreme_reward_is_a_failed_sample(
-    tuner: Callable[..., PolicyTuner], algorithm: str, value: float | None
-) -> None:
+def test_an_extreme_reward_is_a_failed_sample(tuner, algorithm, value) -> None:
     """Its advantage is 0, and those of the others are as if it were not there."""
 
     def odd(texts: list[str]) -> list[float | None]:
@@ -49,9 +45,7 @@ def test_an_extreme_reward_is_a_failed_sample(
 
 
 @pytest.mark.parametrize("scale", [1e20, 1e30, 1e38])
-def test_the_size_of_a_reward_changes_no_normalised_advantage(
-    tuner: Callable[..., PolicyTuner], scale: float
-) -> None:
+def test_the_size_of_a_reward_changes_no_normalised_advantage(tuner, scale) -> None:
     """Their squares are beyond float32: advantages were 0, and nothing was learned."""
     found = []
     for factor in (1.0, scale):
@@ -66,9 +60,7 @@ def test_the_size_of_a_reward_changes_no_normalised_advantage(
 
 
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}, {"num_iterations": 2}])
-def test_a_loss_that_is_not_finite_updates_nothing(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., Any], options: dict[str, Any]
-) -> None:
+def test_a_loss_that_is_not_finite_updates_nothing(tuner, fit, options) -> None:
     huge = lambda texts: [1e30 * i for i in range(len(texts))]  # noqa: E731
     module = tuner(reward=huge, algorithm="ppo", critic=Critic(), **options)
     module.configure_model()
@@ -80,9 +72,7 @@ def test_a_loss_that_is_not_finite_updates_nothing(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[:4])
-def test_a_constant_reward_teaches_nothing_and_this_is_said_once(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., Any], algorithm: str
-) -> None:
+def test_a_constant_reward_teaches_nothing_and_this_is_said_once(tuner, fit, algorithm) -> None:
     module = tuner(reward=lambda texts: [0.3] * len(texts), algorithm=algorithm, beta=0.0)
     module.configure_model()
     before = weights(module).clone()
@@ -96,9 +86,7 @@ def test_a_constant_reward_teaches_nothing_and_this_is_said_once(
     torch.testing.assert_close(weights(module), before, rtol=0, atol=1e-7)
 
 
-def test_a_reward_with_signal_now_and_then_is_not_warned_of(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., Any]
-) -> None:
+def test_a_reward_with_signal_now_and_then_is_not_warned_of(tuner, fit) -> None:
     calls: list[int] = []
 
     def sparse(texts: list[str]) -> list[float]:

@@ -132,9 +132,7 @@ def test_terms_equal_the_loops(choices: AlgorithmParts, rows: Completions, beta:
 
 
 @given(objectives, completions, st.integers(1, 5))
-def test_microbatches_add_up_to_the_update(
-    choices: AlgorithmParts, rows: Completions, size: int
-) -> None:
+def test_microbatches_add_up_to_the_update(choices, rows, size) -> None:
     current, experience = tensors(rows)
     weights = loss_weights(choices, experience, LONGEST)
     whole = loss_terms(choices, current, experience, weights, 0.3)
@@ -150,9 +148,7 @@ def test_microbatches_add_up_to_the_update(
 
 
 @given(completions, clips)
-def test_grpo_is_reinforce_with_group_baselines(
-    rows: Completions, clip: tuple[float, float]
-) -> None:
+def test_grpo_is_reinforce_with_group_baselines(rows, clip) -> None:
     """Compares gradients; at a ratio of 1 the clip has no effect."""
     current, experience = tensors(rows, with_old=False)
     weights = loss_weights(ALGORITHMS["grpo"], experience, LONGEST)
@@ -172,7 +168,7 @@ def test_grpo_is_reinforce_with_group_baselines(
 @given(completions, st.sampled_from(["token", "none"]))
 def test_summed_tokens_have_the_gradient_of_reinforce(rows: Completions, ratio: str) -> None:
     current, experience = tensors(rows, with_old=False)
-    choices = Objective("rloo", ratio=ratio).choices  # type: ignore[arg-type]
+    choices = Objective("rloo", ratio=ratio).choices
     weights = loss_weights(choices, experience, LONGEST)
     loss = loss_terms(choices, current, experience, weights, 0.0)["loss"]
     (gradient,) = torch.autograd.grad(loss, current)
@@ -193,7 +189,7 @@ def test_the_gradient_of_each_kl_estimator_over_tokens_of_the_policy() -> None:
     experience = Experience(rollout, torch.zeros(3), mask, reference[:, None], None)
     probable = {"loss": mask, "token": mask, "sequence": policy.detach().exp()[:, None]}
     for name in ("k1", "k2", "k3"):
-        choices = Objective("grpo", kl_estimator=name).choices  # type: ignore[arg-type]
+        choices = Objective("grpo", kl_estimator=name).choices
         terms = loss_terms(choices, policy[:, None], experience, probable, 1.0)
         (gradient,) = torch.autograd.grad(terms["loss"], logits, retain_graph=True)
         assert torch.allclose(gradient, expected) == (name != "k3")
@@ -211,9 +207,7 @@ rated = st.lists(
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ppo"])
 @given(rated, st.lists(st.floats(-10, 10), min_size=3, max_size=3))
-def test_advantages_equal_the_loops(
-    algorithm: str, rows: list[tuple[float, int]], greedy: list[float]
-) -> None:
+def test_advantages_equal_the_loops(algorithm, rows, greedy) -> None:
     every = [reward for reward, _ in rows if not math.isnan(reward)]
     expected = []
     for i, (reward, group) in enumerate(rows):
@@ -239,7 +233,7 @@ def test_advantages_equal_the_loops(
     values, groups = zip(*rows, strict=True)
     likeliest = torch.tensor(greedy, dtype=torch.float64) if algorithm == "self_critical" else None
     got = completion_advantages(
-        ALGORITHMS[algorithm],  # type: ignore[index]
+        ALGORITHMS[algorithm],
         torch.tensor(values, dtype=torch.float64),
         torch.tensor(groups),
         likeliest,

@@ -132,7 +132,7 @@ def test_groups_in_python(share) -> None:
     assert module.optimizer is warm_up
     assert module.automatic_optimization  # the optimizer's settings do not change this
     with pytest.raises(TypeError, match="epochs"):
-        PolicyTuner("smollm2-135m", reward, epochs=2)  # type: ignore[call-arg]
+        PolicyTuner("smollm2-135m", reward, epochs=2)
 
 
 GROUPS = {

@@ -97,7 +97,6 @@ def test_conversations_of_a_dataset(chat, trained, of_dicts: bool) -> None:
 
 def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner, tiny_seq2seq):
     for module in (chat(), tuner(model=tiny_seq2seq("t5"))):
-        module.log = lambda *_, **__: None
         module.training_step(PROMPTS, 0)
         samples, _ = module.last_rollout
         assert set(samples.prefixes) == {""}

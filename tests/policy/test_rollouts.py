@@ -54,9 +54,7 @@ def test_a_rollout_has_the_prompts_and_the_completions(folder: str, rollout: Rol
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_equal_one_row_at_a_time(
-    model: LlamaForCausalLM, folder: str, rollout: Rollout, temperature: float
-) -> None:
+def test_log_probs_equal_one_row_at_a_time(model, folder, rollout, temperature) -> None:
     with torch.no_grad():
         result = log_probs(model, rollout, temperature)
     assert result.dtype == torch.float32
@@ -71,9 +69,7 @@ def test_log_probs_equal_one_row_at_a_time(
     assert (result[rollout.mask == 0] == 0).all()
 
 
-def test_log_probs_have_the_gradient_of_the_kept_tokens(
-    model: LlamaForCausalLM, rollout: Rollout
-) -> None:
+def test_log_probs_have_the_gradient_of_the_kept_tokens(model, rollout) -> None:
     log_probs(model, rollout, 1.0).sum().backward()
     result = model.lm_head.weight.grad.clone()
     model.zero_grad()
@@ -86,9 +82,7 @@ def test_log_probs_have_the_gradient_of_the_kept_tokens(
 
 
 @pytest.mark.parametrize("ends", [[2, 5], None])
-def test_a_model_may_have_several_end_tokens_or_none(
-    model: LlamaForCausalLM, folder: str, ends: list[int] | None
-) -> None:
+def test_a_model_may_have_several_end_tokens_or_none(model, folder, ends) -> None:
     model.generation_config.eos_token_id = ends
     torch.manual_seed(0)
     options = Generation(max_completion_length=8)

@@ -40,7 +40,7 @@ def train(tmp_path: Path) -> Callable[..., pl.Trainer]:
 
     def run(module: PolicyTuner, data: Any = None, ckpt_path: str | None = None, **limits: Any):
         trainer = quiet_trainer(default_root_dir=tmp_path, **limits)
-        loader = DataLoader(data or [BATCH] * 5, batch_size=None)  # type: ignore[arg-type]
+        loader = DataLoader(data or [BATCH] * 5, batch_size=None)
         trainer.fit(module, loader, ckpt_path=ckpt_path)
         return trainer
 
@@ -106,9 +106,7 @@ SPLIT = {"num_iterations": 2, "minibatches": 3}
         (SPLIT, {"max_steps": 8}, 12),  # of whole rollouts
     ],
 )
-def test_the_rate_falls_until_the_last_update(
-    tuner, train, options: dict[str, Any], limits: dict[str, Any], updates: int
-) -> None:
+def test_the_rate_falls_until_the_last_update(tuner, train, options, limits, updates) -> None:
     module = tuner(lr_scheduler_type="linear", warmup_steps=2, learning_rate=1.0e-3, **options)
     rates = with_rates(module)
     train(module, **limits)
@@ -161,4 +159,4 @@ def test_resumes_exactly(tuner, train, tmp_path: Path) -> None:
 
 def test_an_unknown_schedule() -> None:
     with pytest.raises(ValueError, match="did you mean 'cosine'"):
-        OptimizerConfig(lr_scheduler_type="cosin")  # type: ignore[arg-type]
+        OptimizerConfig(lr_scheduler_type="cosin")
