@@ -112,19 +112,10 @@ def test_a_side_without_pairs_has_no_interval() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ([1, 2], [1, 2], [True], "ab"),
-            r"one truth value per score, got shape \(1,\) for 2 scores",
-        ),
-        (
-            ([1], [1, 2], [True, False], "ab"),
-            r"before must have one score per row, got shape \(1,\) for 2",
-        ),
+        (([1, 2], [1, 2], [True], "ab"), r"one truth value per score, got shape \(1,\) for 2 sco"),
+        (([1], [1, 2], [True, False], "ab"), r"before must have one score per row, got shape"),
         (([1, 2], [NAN, NAN], [True, False], "ab"), "after has no valid score"),
-        (
-            ([1, 2], [1, 2], [True, False], "aa"),
-            "clusters must be two or more, but all rows have 'a'",
-        ),
+        (([1, 2], [1, 2], [True, False], "aa"), "clusters must be two or more, but all rows"),
         (([1, 2], [1, 2], [True, False], "ab", 95), "confidence must be .* got 95"),
     ],
 )
