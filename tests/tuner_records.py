@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from ctrlreward import Samples
 from ctrlreward.policy.objectives import Experience
 from ctrlreward.policy.rollouts import Rollout
+
+BATCH = Samples(texts=["ab", "cd", "f"])
 
 
 def drift(model: Any, seed: int | None = None) -> Any:

@@ -112,27 +112,9 @@ def test_the_tokens_that_transformers_keeps_are_drawn(policy, folder, options) -
     torch.manual_seed(0)
     sampling = Generation(max_completion_length=1, **options)
     rollout = sample(policy, tokenizer, ["ab"] * 4000, sampling, temperature)
-    assert rollout.ids[:, -1].unique().tolist() == kept.nonzero()[:, 0].tolist()
-
-
-def test_the_nucleus_is_sampled_from_and_the_whole_distribution_learned_from(
-    policy: PeftModel, folder: str
-) -> None:
-    draws, temperature = 4000, 1.3
-    tokenizer = load_tokenizer(folder)
-    with torch.no_grad():
-        ids = torch.tensor([tokenizer.encode("ab", add_special_tokens=False)])
-        logits = policy(ids).logits[:, -1] / temperature
-    nucleus = TopPLogitsWarper(0.6)(None, logits)[0].double().softmax(dim=-1)
-    kept = nucleus > 0
-    assert 1 < kept.sum() < len(kept)
-    torch.manual_seed(0)
-    options = Generation(max_completion_length=1, top_p=0.6)
-    rollout = sample(policy, tokenizer, ["ab"] * draws, options, temperature)
     tokens = rollout.ids[:, -1]
-    counts = tokens.bincount(minlength=len(kept))
-    assert counts[~kept].sum() == 0
-    assert chisquare(counts[kept], nucleus[kept] * draws).pvalue > 0.01
+    assert tokens.unique().tolist() == kept.nonzero()[:, 0].tolist()
+    # The whole distribution is learned from.
     found = log_probs(policy, rollout[torch.arange(64)], temperature)[:, 0]
     torch.testing.assert_close(found, logits[0].log_softmax(dim=-1)[tokens[:64]])
 

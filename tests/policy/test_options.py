@@ -49,14 +49,10 @@ def from_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_group_that_is_left_out_has_its_defaults(from_file) -> None:
+def test_groups_and_options_that_are_left_out_have_their_defaults(from_file) -> None:
     module = from_file()
     assert module.generation == Generation()
     assert module.lora == LoRA()
-
-
-def test_a_group_in_a_file_keeps_the_defaults_of_its_other_options(from_file) -> None:
-    module = from_file()
     assert module.objective == Objective("dapo", clip=(0.1, 0.3))
     assert module.optimizer == OptimizerConfig(minibatches=3, max_grad_norm=1.0)
     assert module.critic == Critic(clip=None)
@@ -135,19 +131,11 @@ def test_groups_in_python(share) -> None:
         PolicyTuner("smollm2-135m", reward, epochs=2)
 
 
-GROUPS = {
-    "objective": Objective,
-    "generation": Generation,
-    "optimizer": OptimizerConfig,
-    "critic": Critic,
-    "lora": LoRA,
-}
-
-
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", tuner.GROUPS)
 def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
-    for field in fields(GROUPS[group]):
-        line = f"{group}={GROUPS[group].__name__}({field.name}=...)"
+    kind = tuner.GROUPS[group]
+    for field in fields(kind):
+        line = f"{group}={kind.__name__}({field.name}=...)"
         with pytest.raises(TypeError) as error:
             PolicyTuner("smollm2-135m", "reward", **{field.name: 1})
         problem = f"PolicyTuner() has no argument {field.name!r}. Use "
@@ -190,9 +178,7 @@ def test_all_lines_name_options_that_exist() -> None:
 
 def test_a_loaded_model_is_refused(tiny_causal) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2"))
-    with pytest.raises(
-        TypeError, match=r"^model must be a folder, .*, got a loaded GPT2LMHeadModel"
-    ):
+    with pytest.raises(TypeError, match=r"^model must be a folder, .*, got a loaded GPT2LMHeadM"):
         PolicyTuner(model, Reward({"length": Distinct()["distinct_1"]}))
 
 

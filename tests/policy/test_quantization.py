@@ -10,22 +10,14 @@ import pytest
 import torch
 from lightning_choice import LoRA, PolicyTuner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from tuner_records import drift, logged
+from tuner_records import BATCH, drift, logged
 
-from ctrlreward import Samples
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 from ctrlreward.weights.quantization import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-BATCH = Samples(texts=["ab", "cd", "f"])
-
-
-@pytest.fixture
-def batch() -> Samples:
-    return BATCH
 
 
 @pytest.fixture

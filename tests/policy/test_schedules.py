@@ -18,13 +18,12 @@ from lightning_choice import (
     quiet_trainer,
 )
 from torch.utils.data import DataLoader, IterableDataset
+from tuner_records import BATCH
 
 from ctrlreward import Samples
 from ctrlreward.policy.optimizer import Schedule, adamw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-BATCH = Samples(texts=["ab", "cd", "f"])
 
 
 class Stream(IterableDataset[Samples]):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import Critic, Objective, OptimizerConfig, PolicyTuner
+from lightning_choice import Critic, OptimizerConfig, PolicyTuner
 from tuner_records import learned
 
 from ctrlreward import Reward, Samples
@@ -142,13 +142,6 @@ def test_the_characters_of_tokens_cover_a_text(tuner, tiny_causal, tiny_seq2seq,
 
 
 # Refused
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "self_critical"])
-def test_other_algorithms_compare_whole_completions(algorithm: str) -> None:
-    message = f"{algorithm.replace('+', '.')}' compares whole completions: must be 'ppo'"
-    with pytest.raises(ValueError, match=message):
-        Objective(algorithm, credit="token")
 
 
 def test_a_reward_that_is_not_split_and_overlap(tuner, share, ppo) -> None:

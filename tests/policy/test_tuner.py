@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -8,22 +7,19 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import peft
 import pytest
 import torch
 from lightning_choice import Generation, LoRA, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from thinned import every
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from tuner_records import drift, learned, logged, sampled, trained_weights
+from transformers import AutoModelForCausalLM, GenerationConfig
+from tuner_records import drift, logged, sampled, trained_weights
 
 from ctrlreward import Reward, Samples, progress
 from ctrlreward.completion import generate
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
-from ctrlreward.policy.objectives import ALGORITHMS as CHOICES
 from ctrlreward.policy.rollouts import log_probs
 from ctrlreward.progress import show
 
@@ -46,7 +42,6 @@ LOSSES = {
     "reinforce": reinforce_loss,
 }
 ALGORITHMS = list(ADVANTAGES)
-ALL_ALGORITHMS = list(CHOICES)
 
 
 @pytest.fixture
@@ -63,19 +58,6 @@ def step(module: PolicyTuner, batch: Samples = BATCH, seed: int = 0) -> torch.Te
 # One step
 
 
-def test_prompts_are_read_and_texts_with_all_columns_are_scored(tuner, share) -> None:
-    module = tuner()
-    step(module)
-    (scored,) = share.scored
-    assert len(scored) <= 12  # repeated ones are scored once
-    assert set(scored.prefixes) == {"ab", "cd", "f"}
-    for text, prefix, label in zip(scored.texts, scored.prefixes, scored.labels, strict=True):
-        assert text.startswith(prefix)
-        assert len(text) <= len(prefix) + 6
-        assert label == {"ab": "x", "cd": "y", "f": "x"}[prefix]
-    assert set(scored.prompts) == set(BATCH.prompts)
-
-
 @pytest.mark.lightning
 def test_logs_the_documented_metrics(tuner, share) -> None:
     reward = Reward({"share": share["share"], "length": (share["length"], -0.01)})
@@ -87,17 +69,9 @@ def test_logs_the_documented_metrics(tuner, share) -> None:
         *rewards,
         "reward/fail_rate",
         "reward/zero_signal",
-        "policy/kl",
-        "policy/entropy",
-        "policy/loss",
-        "policy/ratio",
-        "policy/clip_fraction",
-        "policy/update_kl",
-        "rollout/length",
-        "rollout/truncated",
-        "rollout/tokens_per_second",
-        "time/rollout_share",
-        "time/reward_share",
+        *(f"policy/{n}" for n in ("kl", "entropy", "loss", "ratio", "clip_fraction", "update_kl")),
+        *(f"rollout/{n}" for n in ("length", "truncated", "tokens_per_second")),
+        *("time/rollout_share", "time/reward_share"),
     }
     for name in values:  # every one is documented
         start, end = name.split("/")
@@ -159,24 +133,6 @@ def test_a_new_adapter_changes_nothing_and_alone_learns(tuner) -> None:
         assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
 
 
-@pytest.mark.parametrize("algorithm", ALL_ALGORITHMS)
-def test_a_sample_that_failed_gets_no_advantage(tuner, share, algorithm) -> None:
-    score = share.score_samples
-
-    def fails_third(samples: Samples):
-        third = np.arange(len(samples)) == 2
-        return {name: np.where(third, math.nan, each) for name, each in score(samples).items()}
-
-    share.score_samples = fails_third
-    module = tuner(algorithm=algorithm)
-    values, experiences = logged(module), learned(module)
-    assert torch.isfinite(step(module))
-    advantages = experiences[0].advantages
-    assert advantages.isfinite().all()
-    assert (advantages[2].abs().max(), advantages.abs().max() > 0) == (0, True)
-    assert values["reward/fail_rate"] >= 1 / 12
-
-
 def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
     share.score_samples = lambda samples: {"share": [math.nan] * len(samples)}
     with pytest.raises(RuntimeError, match="all 12 samples of this step got NaN as reward"):
@@ -220,10 +176,7 @@ def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
         before = [i for i in kept if i != letter]
         assert text == module.tokenizer.decode(before, skip_special_tokens=True)
     assert 20 < stopped < rollout.ended.sum()
-    with pytest.raises(
-        ValueError,
-        match=r"generation\.stop must be a single token, but 'cd' is 2 tokens of this tokenizer",
-    ):
+    with pytest.raises(ValueError, match=r"stop must be a single token, but 'cd' is 2 tokens of "):
         tuner(stop="cd").configure_model()
 
 
@@ -377,31 +330,6 @@ def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_pa
     torch.testing.assert_close(resumed, uncut, rtol=0, atol=0)
     other = fit(2)
     assert any(not torch.equal(uncut[name], other[name]) for name in uncut)
-
-
-@pytest.mark.lightning
-def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) -> None:
-    """Plain peft and transformers generate the same from it."""
-    module = tuner()
-    module.configure_model()
-    drift(module, 9)
-    module.export_adapter(tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == folder
-    assert not list(tmp_path.glob("*.bin"))
-
-    base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer("abc", return_tensors="pt")
-
-    def greedy(model: torch.nn.Module) -> list[int]:
-        options = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
-        return model.eval().generate(**inputs, **options)[0].tolist()
-
-    untuned = greedy(base)
-    tuned = greedy(peft.PeftModel.from_pretrained(base, tmp_path))
-    assert tuned == greedy(module.policy)
-    assert tuned != untuned
 
 
 # Several updates a rollout

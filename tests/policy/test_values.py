@@ -9,21 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_choice import Critic, Objective, PolicyTuner, pl
+from lightning_choice import Critic, PolicyTuner, pl
 from safetensors.torch import load_file
-from tuner_records import learned, trained_weights
+from tuner_records import BATCH, learned, trained_weights
 
 from ctrlreward import Samples
-from ctrlreward.policy.objectives import NO_CLIP, Experience, loss_weights
+from ctrlreward.policy.objectives import Experience, loss_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-BATCH = Samples(texts=["ab", "cd", "f"])
-
-
-@pytest.fixture
-def batch() -> Samples:
-    return BATCH
 
 
 @pytest.fixture
@@ -101,16 +94,6 @@ def test_one_update_has_the_gradient_of_the_plain_policy_gradient_and_of_the_val
     expected = torch.autograd.grad(gain + 0.5 * errors, trained)
     gradients = torch.autograd.grad(loss, trained)
     torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-5)
-
-
-def test_a_ratio_of_1_and_none_have_the_same_gradient(ppo: Callable[..., PolicyTuner]) -> None:
-    gradients = []
-    for choices in ({}, {"ratio": "none", "clip": NO_CLIP}):
-        module = ppo(**choices)
-        loss, _ = run_step(module)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        gradients.append(torch.autograd.grad(loss, trained))
-    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])
@@ -259,8 +242,3 @@ def test_values_of_a_decoder(tuner, tiny_seq2seq, family) -> None:
 def test_bad_arguments(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Critic(**changes)
-
-
-def test_values_cannot_be_scaled_by_group() -> None:
-    with pytest.raises(ValueError, match=r"scale = 'group' cannot be used with objective\.base"):
-        Objective("ppo", scale="group")
