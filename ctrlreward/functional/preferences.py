@@ -6,23 +6,18 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
 from ctrlreward.files import read_json, write_whole
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    bootstrap,
-    check_options,
-    cluster_numbers,
-)
+from ctrlreward.functional.bootstrap import Estimate, bootstrap, check_options, cluster_numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -228,17 +223,8 @@ class LearnedAggregate:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a JSON file, whole or not at all."""
-        content: dict[str, Any] = {
-            "curves": {
-                name: {"scores": list(curve.scores), "worth": list(curve.worth)}
-                for name, curve in self.curves.items()
-            },
-            "weights": self.weights and {n: list(weight) for n, weight in self.weights.items()},
-            "agreement": self.agreement and list(self.agreement),
-            "pairs": self.pairs,
-            "failed": self.failed,
-        }
-        write_whole(Path(path), json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        content = json.dumps(asdict(self), indent=2, ensure_ascii=False)
+        write_whole(Path(path), content + "\n")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> LearnedAggregate:

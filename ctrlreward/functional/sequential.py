@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.functional.bootstrap import cluster_numbers
 from ctrlreward.functional.means import valid_row_means
 
 Floats = npt.NDArray[np.float64]
@@ -367,15 +368,7 @@ def _grouped(
     if len(names) != len(differences):
         raise ValueError(f"clusters has {len(names)} items for {len(differences)} prompts")
     both = np.isfinite(differences)
-    places: dict[Hashable, int] = {}
-    members = np.array(
-        [
-            places.setdefault(name, len(places)) % GROUPS
-            for name, ok in zip(names, both, strict=True)
-            if ok
-        ],
-        dtype=np.int64,
-    )
+    members = cluster_numbers([name for name, ok in zip(names, both, strict=True) if ok]) % GROUPS
     sums: Floats = np.bincount(members, weights=differences[both]).astype(np.float64)
     return sums, np.bincount(members).astype(np.float64)
 

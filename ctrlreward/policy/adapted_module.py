@@ -164,15 +164,14 @@ class AdaptedModuleMixin(LightningModule):
             raise
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
-        # A head for values may be new, or unused.
-        adapter = [key for key in found.missing_keys if key.startswith("policy.")]
-        others = [key for key in found.unexpected_keys if key.startswith("policy.")]
-        if adapter:
-            what = f"lacks {len(adapter)} weights of this adapter, such as {adapter[0]}"
-            raise RuntimeError(f"the checkpoint {what}. {advice}")
-        if others:
-            what = f"has {len(others)} weights that this adapter lacks, such as {others[0]}"
-            raise RuntimeError(f"the checkpoint {what}. {advice}")
+        for keys, what in (
+            (found.missing_keys, "lacks {} weights of this adapter"),
+            (found.unexpected_keys, "has {} weights that this adapter lacks"),
+        ):
+            # A head for values may be new, or unused.
+            if wrong := [key for key in keys if key.startswith("policy.")]:
+                what = f"{what.format(len(wrong))}, such as {wrong[0]}"
+                raise RuntimeError(f"the checkpoint {what}. {advice}")
         return found
 
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:

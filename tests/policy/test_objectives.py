@@ -276,7 +276,7 @@ def test_a_given_choice_replaces_the_algorithms_own() -> None:
         ),
         ({"filter_groups": "total", "max_refills": 0}, "objective.max_refills must be positive, g"),
         *(
-            ({"algorithm": name, "credit": "token"}, f"{re.escape(name)}' compares whole completion")
+            ({"algorithm": name, "credit": "token"}, f"{re.escape(name)}' compares whole completio")
             for name in ("grpo", "rloo", "reinforce++", "self_critical")
         ),
     ],
