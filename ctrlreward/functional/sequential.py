@@ -184,9 +184,7 @@ def rise_p_value(
 
 
 def mean_interval(
-    values: npt.ArrayLike,
-    level: float,
-    within: Sequence[float | None] = (None, None),
+    values: npt.ArrayLike, level: float, within: Sequence[float | None] = (None, None)
 ) -> tuple[float, float, float]:
     """Return the mean of a validation with its two-sided interval.
 

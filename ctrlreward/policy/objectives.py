@@ -99,11 +99,7 @@ class AlgorithmParts:
             )
 
 
-_OPTIONS = {
-    "reference": Reference,
-    "multi_objective_aggregation": MultiObjective,
-    "credit": Credit,
-}
+_OPTIONS = {"reference": Reference, "multi_objective_aggregation": MultiObjective, "credit": Credit}
 _NAMES = {name: get_args(h) for name, h in get_type_hints(AlgorithmParts).items() if name != "clip"}
 
 ALGORITHMS: dict[Algorithm, AlgorithmParts] = {
@@ -265,11 +261,7 @@ class Objective:
         return replace(ALGORITHMS[self.algorithm], **changes)
 
 
-@checked_keywords(
-    lam="gae_lambda",
-    vf_coef="coef",
-    cliprange_value="clip",
-)
+@checked_keywords(lam="gae_lambda", vf_coef="coef", cliprange_value="clip")
 @dataclass(frozen=True)
 class Critic:
     """Advantage estimation with a value head, and its loss, of the baseline `"value"` (`ppo`).

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.agreement import (
-    c4,
-    correlate,
-    cv_star,
-    findings_upheld,
-)
+from ctrlreward.functional.agreement import c4, correlate, cv_star, findings_upheld
 
 # Type I
 

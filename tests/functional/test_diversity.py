@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Tokenizer
 
-from ctrlreward.functional.diversity import (
-    distinct_by_group,
-    distinct_n,
-    repetition,
-    uniqueness,
-)
+from ctrlreward.functional.diversity import distinct_by_group, distinct_n, repetition, uniqueness
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=8), max_size=6)
 
@@ -93,10 +88,7 @@ def test_uniqueness_equals_brute_force(rows: list[tuple[str, list[int]]]) -> Non
 
 @pytest.mark.parametrize(
     ("file", "published"),
-    [
-        ("generate_prior.txt", (42.0, 79.7, 88.4)),
-        ("generate_prior_extend.txt", (42.4, 79.4, 88.1)),
-    ],
+    [("generate_prior.txt", (42.0, 79.7, 88.4)), ("generate_prior_extend.txt", (42.4, 79.4, 88.1))],
 )
 def test_released_outputs_give_the_published_figures(data_dir, file, published) -> None:
     with open(data_dir / "prompts35.csv", encoding="utf-8") as table:

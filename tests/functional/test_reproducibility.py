@@ -110,8 +110,7 @@ def test_a_systems_correlation_is_over_its_metrics(runs: list[dict[str, float]])
 
 
 @pytest.mark.parametrize(
-    ("second", "expected"),
-    [((2.0, 9.0), 1.0), ((9.0, 2.0), -1.0), ((4.0, 4.0), math.nan)],
+    ("second", "expected"), [((2.0, 9.0), 1.0), ((9.0, 2.0), -1.0), ((4.0, 4.0), math.nan)]
 )
 def test_two_systems_keep_their_order_or_swap(second: tuple[float, float], expected: float) -> None:
     study = compare_tables(

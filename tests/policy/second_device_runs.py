@@ -39,10 +39,7 @@ def train(
     perplexity = Perplexity(folders["llama"])
     ctrleval = CTRLEval(folders["pegasus"], evaluators=4)
     reward = Reward(
-        {
-            "likelihood": perplexity["log_likelihood"],
-            "relevance": ctrleval["attribute_relevance"],
-        },
+        {"likelihood": perplexity["log_likelihood"], "relevance": ctrleval["attribute_relevance"]},
         device=scorers,
     )
     pl.seed_everything(0)

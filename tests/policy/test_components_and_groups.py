@@ -211,8 +211,7 @@ def test_groups_without_signal_are_those_that_verl_evicts(verl: Importer) -> Non
 
 rows_of_two = st.lists(
     st.tuples(
-        st.integers(0, 2),
-        *[st.one_of(st.integers(-8, 8).map(lambda k: k / 4), st.just(NAN))] * 2,
+        st.integers(0, 2), *[st.one_of(st.integers(-8, 8).map(lambda k: k / 4), st.just(NAN))] * 2
     ),
     min_size=1,
     max_size=9,

@@ -110,11 +110,7 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
         ({"prompt": []}, ValueError, "the batch is empty"),
         (torch.zeros(2, 3), TypeError, r"the batch tensor\(.* is a Tensor, must be strings"),
         (["ab", 3], TypeError, r"the batch \['ab', 3\] is a list, must be strings"),
-        (
-            {"question": PROMPTS},
-            ValueError,
-            "the batch has the columns question. Call one",
-        ),
+        ({"question": PROMPTS}, ValueError, "the batch has the columns question. Call one"),
         ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1 of the batch has the keys text"),
         (
             {"prompt": ["a", 3]},

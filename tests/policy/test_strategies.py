@@ -21,11 +21,7 @@ def test_refuses_a_trainer_that_splits_the_model(tuner, tmp_path: Path) -> None:
     """The only one of these strategies that Lightning starts on the CPU, in a real trainer."""
     strategy = strategies.ModelParallelStrategy()
     trainer = pl.Trainer(
-        accelerator="cpu",
-        barebones=True,
-        default_root_dir=tmp_path,
-        devices=1,
-        strategy=strategy,
+        accelerator="cpu", barebones=True, default_root_dir=tmp_path, devices=1, strategy=strategy
     )
     with pytest.raises(MisconfigurationException, match=MESSAGE.format("ModelParallelStrategy")):
         trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))

@@ -26,9 +26,7 @@ from ctrlreward.progress import show
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH = Samples(
-    texts=["ab", "cd", "f"],
-    prompts=["say: ab", "say: cd", "say: f"],
-    labels=["x", "y", "x"],
+    texts=["ab", "cd", "f"], prompts=["say: ab", "say: cd", "say: f"], labels=["x", "y", "x"]
 )
 # By the formulas alone.
 ADVANTAGES = {
@@ -36,11 +34,7 @@ ADVANTAGES = {
     "rloo": leave_one_out_advantages,
     "reinforce": batch_baseline_advantages,
 }
-LOSSES = {
-    "grpo": grpo_loss,
-    "rloo": reinforce_loss,
-    "reinforce": reinforce_loss,
-}
+LOSSES = {"grpo": grpo_loss, "rloo": reinforce_loss, "reinforce": reinforce_loss}
 ALGORITHMS = list(ADVANTAGES)
 
 
