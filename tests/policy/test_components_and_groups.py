@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +48,6 @@ TABLE = [
     *([3.0, 7.0], [3.0, -7.0], [1.0, 0.5], [0.0, 7.0]),
     *([0.1, 0.2], [0.1, 0.2], [0.1, 0.2], [0.1, 0.2]),
 ]
-MISSING = [[NAN, 10.0], *TABLE[1:]]
 
 
 def advantages(table: list[list[float]], objective: Objective = DECOUPLED) -> Tensor:
@@ -126,17 +123,6 @@ def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]])
     assert ours == pytest.approx(of_trl(TABLE)["zero"], abs=1e-6) == pytest.approx(1 / 3)
 
 
-def test_trl_takes_a_missing_component_for_0(of_trl: Callable[..., dict[str, Any]]) -> None:
-    """And learns from it: the sample seems as bad as the worst of its group."""
-    theirs = of_trl(MISSING)["advantages"]
-    zero = advantages([[0.0, 10.0], *MISSING[1:]], Objective())
-    torch.testing.assert_close(theirs, zero, rtol=1e-4, atol=1e-4)
-    ours = advantages(MISSING, Objective())
-    assert theirs[0] < -0.5
-    assert ours[0] == 0
-    assert ours[1:4].sum().item() == pytest.approx(0, abs=1e-9)
-
-
 # verl
 
 
@@ -171,40 +157,6 @@ def test_decoupled_advantages_are_verls(verl: Importer) -> None:
     """Up to the number that is added to a deviation, 1e-6 there."""
     theirs = of_verl(verl, TABLE)
     torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-3, atol=1e-3)
-
-
-def test_a_missing_component_makes_all_of_verls_advantages_nan(verl: Importer) -> None:
-    assert of_verl(verl, MISSING).isnan().all()
-    ours = advantages(MISSING)
-    assert ours[0] == 0
-    # The others learn what they would without the sample.
-    scores, groups = torch.tensor(MISSING[1:]).double(), torch.arange(1, 12) // 4
-    rest = decoupled_rewards(scores, torch.tensor(WEIGHTS).double(), groups)
-    alone = completion_advantages(DECOUPLED.choices, rest, groups, None)
-    torch.testing.assert_close(ours[1:], alone)
-    assert ours[1:8].abs().min() > 0.01
-
-
-def test_groups_without_signal_are_those_that_verl_evicts(verl: Importer) -> None:
-    """Where they differ, verl keeps what has no signal: equal fractions, and a missing reward."""
-    replay = verl.module("trainer.ppo.v1.replay_buffer")
-    groups = [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [1.0, NAN, 1.0]]
-    rows = {f"{g}_{i}": value for g, row in enumerate(groups) for i, value in enumerate(row)}
-    buffer = SimpleNamespace(
-        filter_groups_metric="acc",
-        finished_keys={"train": {str(g) for g in range(len(groups))}},
-        partitions={"train": rows},
-        _dapo_classification_cache=defaultdict(dict),
-    )
-    replay.tq.kv_batch_get = lambda keys, **_: {
-        "extra_fields": [{"reward_extra_info": {"acc": rows[key]}} for key in keys]
-    }
-    evicted, counts = replay.ReplayBuffer._dapo_filtered_keys(buffer, "train")
-    flat = torch.tensor([*rows.values()], dtype=torch.float64)
-    ours = zero_signal(flat, torch.arange(15) // 3)[::3]
-    assert evicted == {"0", "2"}
-    assert isinstance(counts, Counter)
-    assert ours.tolist() == [True, False, True, True, True]
 
 
 # The formula, by loops

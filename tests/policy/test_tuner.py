@@ -2,18 +2,17 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning_choice import Generation, LoRA, PolicyTuner, pl
+from lightning_choice import LoRA, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from thinned import every
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 from tuner_records import drift, logged, sampled, trained_weights
 
 from ctrlreward import Reward, Samples, progress
@@ -131,28 +130,6 @@ def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
     share.score_samples = lambda samples: {"share": [math.nan] * len(samples)}
     with pytest.raises(RuntimeError, match="all 12 samples of this step got NaN as reward"):
         step(tuner())
-
-
-def test_samples_from_the_whole_distribution_despite_the_generation_config(
-    tuner, folder: str, tmp_path: Path
-) -> None:
-    advised = tmp_path / "advised"
-    shutil.copytree(folder, advised)
-    GenerationConfig(
-        eos_token_id=[0, 3], repetition_penalty=5.0, min_new_tokens=5, top_k=1, do_sample=True
-    ).save_pretrained(advised)
-    module = tuner(model=str(advised), max_completion_length=1)
-    torch.manual_seed(0)
-    drawn = module._sample(["ab"] * 1000)
-    with torch.no_grad():
-        logits = module.policy(drawn.ids[:1, :-1]).logits[0, -1]
-    frequencies = drawn.ids[:, -1].bincount(minlength=8) / 1000
-    torch.testing.assert_close(frequencies, logits.softmax(dim=-1), rtol=0, atol=0.07)
-    module.generation = Generation(max_completion_length=6)
-    ends = module._sample(["ab"] * 50)
-    lengths = ends.mask.sum(dim=1)
-    last = ends.ids[:, -ends.mask.shape[1] :].gather(1, lengths.long()[:, None] - 1).squeeze(1)
-    assert set(last[lengths < 6].tolist()) == {0, 3}  # its end tokens are kept
 
 
 def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
