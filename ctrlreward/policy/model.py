@@ -223,10 +223,11 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
         config = copy(lora)
         config.inference_mode = False
     else:
+        targets: Any = _ALL_LINEAR if lora.target_modules is None else lora.target_modules
         config = LoraConfig(
             r=lora.r or 16,
             lora_alpha=lora.scale,
-            target_modules=_ALL_LINEAR if lora.target_modules is None else lora.target_modules,
+            target_modules=targets,
             lora_dropout=lora.lora_dropout or 0.0,
         )
     if config.target_modules is not None:  # else peft chooses by type of model

@@ -68,7 +68,7 @@ def _table(batch: object, strings: str) -> dict[str, Any]:
         if any(_is_item(column) for name, column in table.items() if name in COLUMN_OF):
             return {name: [item] for name, item in table.items()}  # a record
         return dict(table)
-    items = batch if isinstance(batch, list | tuple) else [batch]
+    items: Sequence[Any] = batch if isinstance(batch, list | tuple) else [batch]
     if all(isinstance(item, str) for item in items):
         return {strings: list(items)}
     if all(isinstance(item, Mapping) for item in items):
