@@ -91,20 +91,6 @@ def test_rank_and_alpha(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"r": 0}, "lora.r must be positive, got 0"),
-        ({"lora_alpha": -1}, "lora.lora_alpha must be positive, got -1"),
-        ({"lora_dropout": 1.0}, r"lora.lora_dropout must be in \[0, 1\), got 1.0"),
-        ({"quantization": "int4"}, "lora.quantization must be one of nf4, int8"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LoRA(**options)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         {},

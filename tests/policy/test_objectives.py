@@ -305,13 +305,3 @@ def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int
     for epoch in range(epochs):
         own = batches[epoch * minibatches : (epoch + 1) * minibatches]
         assert sorted(place for places in own for place in places) == list(range(n))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"num_iterations": 0}, {"minibatches": -1}, {"microbatch_size": 0}, {"max_grad_norm": 0.0}],
-)
-def test_counts_are_positive(changes: dict[str, Any]) -> None:
-    (name,) = changes
-    with pytest.raises(ValueError, match=f"optimizer.{name} must be positive, got .*"):
-        OptimizerConfig(**changes)

@@ -119,6 +119,32 @@ def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> 
     assert message in capsys.readouterr().err + str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Critic, {"gamma": 1.5}, r"critic.gamma must be in \[0, 1\], got 1.5"),
+        (Critic, {"gae_lambda": -0.1}, r"critic.gae_lambda must be in \[0, 1\], got -0.1"),
+        (Critic, {"coef": -1.0}, "critic.coef must be 0 or more, got -1.0"),
+        (Critic, {"clip": 0.0}, "critic.clip must be positive, got 0.0"),
+        (LoRA, {"r": 0}, "lora.r must be positive, got 0"),
+        (LoRA, {"lora_alpha": -1}, "lora.lora_alpha must be positive, got -1"),
+        (LoRA, {"lora_dropout": 1.0}, r"lora.lora_dropout must be in \[0, 1\), got 1.0"),
+        (LoRA, {"quantization": "int4"}, "lora.quantization must be one of nf4, int8"),
+        (OptimizerConfig, {"num_iterations": 0}, "optimizer.num_iterations must be positive, got"),
+        (OptimizerConfig, {"minibatches": -1}, "optimizer.minibatches must be positive, got"),
+        (OptimizerConfig, {"microbatch_size": 0}, "optimizer.microbatch_size must be positive, "),
+        (OptimizerConfig, {"max_grad_norm": 0.0}, "optimizer.max_grad_norm must be positive, got"),
+        (OptimizerConfig, {"lr_scheduler_type": "cosin"}, "did you mean 'cosine'"),
+        (Generation, {"eval_temperature": -1}, "eval_temperature must be 0 or more, got -1"),
+        (Generation, {"system": "Be brief."}, r"is part of a chat\. Set generation\.chat to True"),
+        (Generation, {"chat_template_kwargs": {"a": 1}}, r"chat_template_kwargs = .* of a chat\."),
+    ],
+)
+def test_a_bad_value_is_an_error(kind, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
 def test_groups_in_python(share) -> None:
     reward = Reward({"share": share["share"]})
     assert PolicyTuner("smollm2-135m", reward).objective == Objective("grpo")

@@ -153,6 +153,3 @@ def test_the_dtype_is_that_of_the_computations(bitsandbytes, tuner, wide: str) -
     module.configure_model()
     layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
     assert layer.compute_dtype == torch.bfloat16
-    assert LoRA(quantization="nf4", dtype="bfloat16") == LoRA(
-        None, dtype="bfloat16", quantization="nf4"
-    )

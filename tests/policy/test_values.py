@@ -228,17 +228,3 @@ def test_values_of_a_decoder(tuner, tiny_seq2seq, family) -> None:
     expected = module.value_head.linear(states).squeeze(-1)
     assert experience.values is not None
     torch.testing.assert_close(experience.values, expected.detach())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gamma": 1.5}, r"critic.gamma must be in \[0, 1\], got 1.5"),
-        ({"gae_lambda": -0.1}, r"critic.gae_lambda must be in \[0, 1\], got -0.1"),
-        ({"coef": -1.0}, "critic.coef must be 0 or more, got -1.0"),
-        ({"clip": 0.0}, "critic.clip must be positive, got 0.0"),
-    ],
-)
-def test_bad_arguments(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Critic(**changes)
