@@ -73,37 +73,11 @@ def placed(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"accelerator": "cpu", "devices": 1}
 
-    class Second(pl.accelerators.Accelerator):
+    class Second(pl.accelerators.CPUAccelerator):
         """The second device, as Lightning sees it."""
 
         def setup_device(self, device: torch.device) -> None:
-            pass
-
-        def teardown(self) -> None:
-            pass
-
-        def get_device_stats(self, device: torch.device) -> dict[str, Any]:
-            return {}
-
-        @staticmethod
-        def parse_devices(devices: Any) -> Any:
-            return devices
-
-        @staticmethod
-        def get_parallel_devices(devices: Any) -> list[torch.device]:
-            return [torch.device(device)]
-
-        @staticmethod
-        def auto_device_count() -> int:
-            return 1
-
-        @staticmethod
-        def is_available() -> bool:
-            return True
-
-        @staticmethod
-        def name() -> str:
-            return "second"
+            """Accept it, since it is no CPU."""
 
     accelerator = Second()
     strategy = pl.strategies.SingleDeviceStrategy(torch.device(device), accelerator)
