@@ -56,14 +56,14 @@ def phases(dtype: str) -> dict[str, Callable[[], Any]]:
     rollout = sample()
     texts = rows.completed(rollout.completions)
     rewards = torch.from_numpy(reward(texts).total).float()
-    experience = tuner.learner.experience(rollout, rewards)
+    experience = tuner._experience(rollout, rewards)
 
     def reference() -> None:
         with reference_policy(tuner.policy):
-            tuner.learner.evaluate(rollout)
+            tuner._evaluate(rollout)
 
     def update() -> None:
-        (terms,) = tuner.learner.terms(experience, tuner.beta)
+        (terms,) = tuner._terms(experience)
         terms["loss"].backward()
         tuner.zero_grad()
 

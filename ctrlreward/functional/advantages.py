@@ -1,12 +1,11 @@
 """Advantages of whole completions and of single tokens.
 
 For completions, rewards and advantages have shape (n,), and `groups` are integers, equal for the
-completions of the same prompt, shape (n,). The reward of a failed sample is NaN: it is excluded
-from all statistics and its advantage is 0, so that it has no effect on training.
+completions of a prompt, shape (n,). The reward of a failed sample is NaN: it is excluded from all
+statistics and its advantage is 0.
 
-For tokens, rewards, values, advantages and the mask have shape (n, tokens). The mask is 1 on a
-completion's tokens, which come first, and 0 after them. A value is the return expected before a
-token is sampled.
+For tokens, all have shape (n, tokens). The mask is 1 on a completion's tokens, which come first. A
+value is the return expected before a token is sampled.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ def group_centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Subtract the mean of the group (Dr. GRPO, Liu et al. 2025), shape (n,).
 
     Examples:
-        >>> rewards, groups = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1])
-        >>> group_centred_advantages(rewards, groups)
+        >>> group_centred_advantages(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
         tensor([-1.,  1.,  0.])
     """
     mean, _ = _group_means(rewards, groups)
@@ -33,8 +31,7 @@ def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     The only valid sample of a group gets 0.
 
     Examples:
-        >>> rewards, groups = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1])
-        >>> leave_one_out_advantages(rewards, groups)
+        >>> leave_one_out_advantages(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
         tensor([-2.,  2.,  0.])
     """
     mean, count = _group_means(rewards, groups)
@@ -47,18 +44,16 @@ def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     `groups` are ignored.
 
     Examples:
-        >>> rewards, groups = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([0, 0, 1])
-        >>> batch_baseline_advantages(rewards, groups)
+        >>> batch_baseline_advantages(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([0, 0, 1]))
         tensor([-1.,  1.,  0.])
     """
     return torch.nan_to_num(rewards - rewards.nanmean())
 
 
 def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) -> Tensor:
-    """Subtract the reward of the prompt's greedy completion (Rennie et al. 2017, eq. 8).
+    """Subtract the reward of the prompt's greedy completion (Rennie et al. 2017, eq. 8), (n,).
 
-    `groups` index `greedy`, shape (prompts,); the samples of a prompt whose greedy reward is NaN
-    get 0.
+    `groups` index `greedy`, shape (prompts,); samples whose greedy reward is NaN get 0.
 
     Examples:
         >>> rewards, groups = torch.tensor([1.0, 3.0]), torch.tensor([0, 1])
@@ -69,14 +64,13 @@ def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) ->
 
 
 def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Return the standard deviation of the valid rewards of each sample's group, shape (n,).
+    """Return the unbiased deviation of the valid rewards of each sample's group, shape (n,).
 
-    Unbiased, as `torch.std`; 0 for a group with fewer than two. GRPO (Shao et al. 2024) divides
-    `group_centred_advantages` by it.
+    0 for a group with fewer than two. GRPO (Shao et al. 2024) divides `group_centred_advantages`
+    by it.
 
     Examples:
-        >>> rewards, groups = torch.tensor([0.0, 1.0, 2.0, 9.0]), torch.tensor([0, 0, 0, 1])
-        >>> group_deviation(rewards, groups)
+        >>> group_deviation(torch.tensor([0.0, 1.0, 2.0, 9.0]), torch.tensor([0, 0, 0, 1]))
         tensor([1., 1., 1., 0.])
     """
     mean, _ = _group_means(rewards, groups)
@@ -89,15 +83,10 @@ def decoupled_rewards(
 ) -> Tensor:
     """Normalise each component separately within its group, and sum (GDPO, Liu et al. 2026), (n,).
 
-    Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε). The batch
-    normalisation that follows (eq. 6) is `batch_baseline_advantages` over `batch_deviation`. A
-    sample that lacks a component is NaN, and excluded from the statistics of all components.
-
-    Args:
-        components: r, shape (n, k).
-        weights: w, shape (k,).
-        groups: Shape (n,).
-        epsilon: ε, added to each deviation.
+    Eqs. 4 and 5: Σ_k w_k (r_k − mean of the group) / (deviation of the group + ε), with components
+    r, shape (n, k), and weights w, shape (k,). Eq. 6 is `batch_baseline_advantages` over
+    `batch_deviation`. A sample that lacks a component is NaN, and excluded from the statistics of
+    all components.
 
     Examples:
         >>> r = torch.tensor([[0.0, 10.0], [1.0, 30.0], [1.0, torch.nan]])
@@ -118,9 +107,8 @@ def decoupled_rewards(
 def zero_signal(values: Tensor, groups: Tensor) -> Tensor:
     """Return True for the samples of a group in which the valid values don't differ, bool, (n,).
 
-    A deviation of at most 1e-8 counts as 0, as in TRL, and so does the deviation of fewer than two
-    valid values. DAPO (Yu et al. 2025, section 3.2) leaves such groups out: all their advantages
-    are 0.
+    A deviation of at most 1e-8 counts as 0, as in TRL, and so do fewer than two valid values. DAPO
+    (Yu et al. 2025, section 3.2) leaves such groups out.
 
     Examples:
         >>> zero_signal(torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
@@ -130,13 +118,10 @@ def zero_signal(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Return the standard deviation of all valid rewards, repeated for each sample, shape (n,).
-
-    Unbiased; 0 for fewer than two.
+    """Return the unbiased deviation of all valid rewards, for each sample; 0 for fewer than two.
 
     Examples:
-        >>> rewards, groups = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 1])
-        >>> batch_deviation(rewards, groups)
+        >>> batch_deviation(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 1]))
         tensor([1., 1., 1.])
     """
     return group_deviation(rewards, torch.zeros_like(groups))
@@ -160,16 +145,10 @@ def generalised_advantages(
 ) -> Tensor:
     """Estimate the advantage of each token by GAE (Schulman et al. 2016, eq. 16), (n, tokens).
 
-    A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t. The value after the
-    last token is 0, whether the completion ended there or was cut off. Advantages + values are the
-    returns that the values should predict; advantages are 0 where masked.
-
-    Args:
-        rewards: Reward of each token, shape (n, tokens), as all others.
-        values: Value of each token.
-        mask: 1 on the completions' tokens.
-        gamma: γ, the discount per token, in [0, 1].
-        gae_lambda: λ, in [0, 1]; 0 uses only the next value, 1 only rewards.
+    A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t, the discount γ per
+    token and λ in [0, 1]; λ = 0 uses only the next value, 1 only rewards. The value after the
+    last token is 0, also if the completion was cut off. Advantages + values are the returns that
+    the values should predict; advantages are 0 where masked.
 
     Examples:
         >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])
@@ -190,10 +169,10 @@ def generalised_advantages(
 def whitened(
     values: Tensor, mask: Tensor, among: Tensor | None = None, epsilon: float = 1e-4
 ) -> Tensor:
-    """Subtract the mean and divide by the standard deviation, shape (n, tokens); 0 where masked.
+    """Subtract the mean and divide by the unbiased deviation, shape (n, tokens); 0 where masked.
 
-    Mean and (unbiased) deviation are over `among`, shape (k,), or over the unmasked values.
-    `epsilon` is added to the deviation.
+    Both are over `among`, shape (k,), or over the unmasked values. `epsilon` is added to the
+    deviation.
 
     Examples:
         >>> whitened(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[1, 1, 1, 0]]), epsilon=0)

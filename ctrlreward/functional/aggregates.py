@@ -12,9 +12,7 @@ Values = npt.NDArray[np.float64]
 
 
 def disagreement(members: Values) -> Values:
-    """Return the standard deviation of the members of an ensemble, (members, n) → (n,), ≥ 0.
-
-    The population's: divided by the number of members.
+    """Return the population deviation of an ensemble's members, (members, n) → (n,), ≥ 0.
 
     Examples:
         >>> disagreement(np.array([[1.0, 2.0], [3.0, 2.0]]))
@@ -27,9 +25,9 @@ def disagreement(members: Values) -> Values:
 def mean_minus_deviation(members: Values, penalty: float) -> Values:
     """Return mean − λ · deviation over the members of an ensemble, (members, n) → (n,).
 
-    Uncertainty-weighted optimisation of Coste et al. 2023 (https://arxiv.org/abs/2310.02743), λ
-    being `penalty`, ≥ 0. The paper subtracts λ times the variance; the deviation has the unit of
-    the scores, so that one λ means the same on any scale.
+    Uncertainty-weighted optimisation of Coste et al. 2023 (https://arxiv.org/abs/2310.02743), λ ≥ 0
+    being `penalty`. The paper subtracts λ times the variance; the deviation has the unit of the
+    scores.
 
     Examples:
         >>> mean_minus_deviation(np.array([[1.0, 2.0], [3.0, 2.0]]), penalty=0.5)

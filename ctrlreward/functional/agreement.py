@@ -1,14 +1,7 @@
-"""Agreement between repeated measurements (quantified reproducibility assessment).
+"""Agreement between repeated measurements (QRA++, Belz 2025, https://arxiv.org/abs/2505.17043).
 
-QRA++ (Belz, 2025, https://arxiv.org/abs/2505.17043) measures the reproducibility of each type of
-result separately:
-
-- Type I, a single number: CV* (`cv_star`).
-- Type II, a set of numbers: Pearson's r and Spearman's ρ (`correlate`).
-- Type IV, a finding: the share of findings that are upheld (`findings_upheld`).
-
-`reproducibility.compare_tables` applies types I, II and IV to whole tables of results.
-
+Type I, a single number: CV* (`cv_star`). Type II, a set of numbers: Pearson's r and Spearman's ρ
+(`correlate`). Type IV, a finding: the share of findings that are upheld (`findings_upheld`).
 `concordance` is the agreement of several scores about the order of the same texts.
 """
 
@@ -27,9 +20,8 @@ class Correlation(NamedTuple):
     """Correlations of n pairs, -1 to 1 (type II); higher is better, NaN where undefined.
 
     Examples:
-        >>> reversed_order = correlate([1, 2, 3], [3, 2, 1])
-        >>> round(reversed_order.pearson, 3), reversed_order.n
-        (-1.0, 3)
+        >>> correlate([1, 2, 3], [3, 2, 1]).n
+        3
     """
 
     pearson: float
@@ -38,10 +30,7 @@ class Correlation(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Counts of findings that two runs agree on (type IV).
-
-    `upheld` have the same outcome in both runs; `total` are the findings defined in both runs.
-    """
+    """Findings that two runs agree on (type IV): `upheld` of the `total` that both define."""
 
     upheld: int
     total: int
@@ -64,12 +53,9 @@ def cv_star(values: Sequence[float]) -> float:
 
         CV* = (1 + 1/(4n)) · s / (c4(n) · |mean|) · 100
 
-    s / c4(n) is an unbiased estimate of the standard deviation, and 1 + 1/(4n) corrects the ratio
-    for small n. The scale needs a true zero, so shift a rating of 1 to 5 to start at 0 first. For
-    two values CV* equals their distance in per cent of their mean to within 0.3 %.
-
-    `values` are one score measured in n ≥ 2 runs, experiments or studies. Per cent, 0 (identical
-    values) or more; NaN if a value is NaN.
+    The scale needs a true zero, so shift a rating of 1 to 5 to start at 0 first. `values` are one
+    score measured in n ≥ 2 runs, experiments or studies. Per cent, 0 (identical values) or more;
+    NaN if a value is NaN.
 
     Raises:
         ValueError: `values` has fewer than two values, or their mean is 0.
@@ -90,11 +76,9 @@ def cv_star(values: Sequence[float]) -> float:
 
 
 def c4(n: int) -> float:
-    """Return the expected sample standard deviation of n ≥ 2 normal values of unit variance.
+    """Return the expected sample deviation of n ≥ 2 normal values of unit variance, in (0, 1).
 
         c4(n) = √(2 / (n - 1)) · Γ(n / 2) / Γ((n - 1) / 2)
-
-    0 to 1, approaching 1 as n grows.
 
     Examples:
         >>> round(c4(2), 4)  # √(2 / π)
@@ -109,10 +93,7 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     """Return Pearson's r and Spearman's ρ of n pairs of values (type II).
 
     Both are NaN for fewer than three pairs (two points always lie on a line), for a constant side,
-    and if a value is NaN or infinite.
-
-    Raises:
-        ValueError: The lengths differ.
+    and if a value is NaN or infinite. Other lengths raise a ValueError.
 
     Examples:
         >>> result = correlate([1, 2, 3, 4], [1, 3, 2, 4])
@@ -137,14 +118,8 @@ def concordance(columns: npt.ArrayLike) -> float:
     """Return Goodman and Kruskal's γ of several scores of the same texts, over all pairs of scores.
 
     γ = (C - D) / (C + D), where C counts the pairs of texts that two scores order alike and D the
-    pairs that they order in opposite ways. Ties count as neither, so that a score with few values
-    agrees with one that refines it.
-
-    Args:
-        columns: Value of each text by each score, shape (scores, n). A text with a NaN is left out.
-
-    Returns:
-        -1 to 1; NaN if no two scores order a pair of texts.
+    pairs that they order in opposite ways. Ties count as neither. `columns` have shape (scores, n);
+    a text with a NaN is left out. -1 to 1; NaN if no two scores order a pair of texts.
 
     Examples:
         >>> concordance([[1, 2, 3], [10, 20, 15]])  # they order 2 pairs alike, 1 in opposite ways
@@ -164,9 +139,8 @@ def concordance(columns: npt.ArrayLike) -> float:
 def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> Findings:
     """Count the pairs of systems that two runs order in the same way (type IV).
 
-    Each run has the value of each system for one metric. Every pair of systems is one finding. A
-    tie is also a finding, upheld only by a tie. A system that is missing or NaN in either run
-    contributes no findings.
+    Each run maps a system to its value. A tie is a finding, upheld only by a tie. A system that is
+    missing or NaN in either run contributes no findings.
 
     Examples:
         >>> findings_upheld({"A": 0.7, "B": 0.8, "C": 0.9}, {"A": 0.6, "B": 0.9, "C": 0.8})

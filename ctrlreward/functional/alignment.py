@@ -24,7 +24,7 @@ def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
         align(a → b)_i = max_j cos(a_i, b_j)
 
     Float64, shape (m,), -1 to 1; higher is better aligned. All NaN if b has no rows. A row of zeros
-    does not have a direction: in a it makes its own value NaN, in b it makes all values NaN.
+    makes its own value NaN in a, and all values NaN in b.
 
     Examples:
         >>> best_cosines([[3, 4], [5, 0]], [[1, 0], [0, 1]])
@@ -69,11 +69,11 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
 
         2 · align(y → x) · align(x → y) / (align(y → x) + align(x → y))
 
-    The printed equation and the package ctc_score 0.1.3 leave the factor 2 out. With it, equal
-    texts have 1; texts are ordered alike. `output` is y → x, of text and source; `source` is x → y.
+    The printed equation and the package ctc_score 0.1.3 leave the factor 2 out; texts are ordered
+    alike. `output` is y → x, of text and source; `source` is x → y.
 
     Float64 of the broadcast shape, 0 to the larger of the two; higher is better. 0 where a
-    direction is 0 or negative and the harmonic mean is undefined. NaN propagates.
+    direction is 0 or negative. NaN propagates.
 
     Examples:
         >>> preservation([1.0, 0.5, -0.1], [0.6, 0.5, 0.9])
@@ -86,14 +86,11 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
 
 
 def relevance(reference: npt.ArrayLike, output: npt.ArrayLike) -> Values:
-    """Return how much of the source's important content a text keeps.
+    """Return align(r → y) · align(y → x), how much of the source's important content a text keeps.
 
-    Deng et al. (2021), eq. 3:
-
-        align(r → y) · align(y → x)
-
-    `reference` is r → y (for several references the released package takes their mean), `output` is
-    y → x. Float64 of the broadcast shape; higher is better. NaN propagates.
+    Deng et al. (2021), eq. 3. `reference` is r → y (for several references the released package
+    takes their mean), `output` is y → x. Float64 of the broadcast shape; higher is better. NaN
+    propagates.
 
     Examples:
         >>> relevance([1.0, 0.5], [0.6, 0.5])

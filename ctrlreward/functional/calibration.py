@@ -1,9 +1,4 @@
-"""Calibration: how likely a target is in any context, and the scores without it.
-
-Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4) estimate this from inputs
-without content and divide it out; Fei et al., ACL 2023 (https://arxiv.org/abs/2305.19148) from
-random words.
-"""
+"""Calibration: how likely a target is in any context, and the scores without it."""
 
 from __future__ import annotations
 
@@ -16,21 +11,17 @@ Floats = npt.NDArray[np.float64]
 def label_bias(log_probs: npt.ArrayLike) -> Floats:
     """Return how much each evaluator favours the word of each label, independent of the text.
 
-    With ℓ_ijk the mean token log-probability of the word of label k under evaluator j after the
-    i-th of n reference texts, shape (texts, evaluators, labels), and K labels:
+    Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4). With ℓ_ijk the mean token
+    log-probability of the word of label k under evaluator j after the i-th of n reference texts,
+    shape (texts, evaluators, labels), and K labels:
 
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
-    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. A constant that is added to all
-    log-probabilities of a word then cancels out exactly. Equally favoured words have a bias
-    of 0, which changes nothing.
-
-    Returns:
-        Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.
+    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. Nats, shape (evaluators, labels);
+    positive for a favoured word. Each row sums to 0.
 
     Raises:
-        ValueError: `log_probs` is empty, does not have three dimensions, or a
-            log-probability is not finite.
+        ValueError: `log_probs` is empty, of another shape, or not finite.
 
     Examples:
         >>> label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]])
@@ -56,22 +47,13 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
 def context_gain(log_probs: npt.ArrayLike, neutral: npt.ArrayLike) -> Floats:
     """Return how well targets fit their context, with half of their neutral likelihood subtracted.
 
-    With ℓ(y | x) the mean token log-probability of target y in its context x, and n_i the contexts
-    that are uninformative about it:
+    With ℓ(y | x) ≤ 0 the mean token log-probability of target y in its context x, shape (targets,),
+    and n_i the contexts that are uninformative about it, shape (targets, contexts):
 
         ℓ(y | x) − ½ · 1/n Σ_i ℓ(y | n_i)
 
-    This is the mean of two values, up to a factor of 2: the likelihood ℓ(y | x), which is high for
-    fluent text, and its gain over a neutral context (pointwise mutual information), which is high
-    for text that fits the context.
-
-    Args:
-        log_probs: ℓ(y | x) in nats, shape (targets,), in (-∞, 0].
-        neutral: ℓ(y | n_i) in nats, shape (targets, contexts), in (-∞, 0].
-
-    Returns:
-        Nats, shape (targets,); higher is better. At most 0: a target that is copied from its
-        context, which makes it certain, gains no more than that.
+    Nats, shape (targets,); higher is better. At most 0: a target that is copied from its context,
+    which makes it certain, gains no more than that.
 
     Examples:
         >>> context_gain([-3.0, -0.1], [[-4.0, -4.0], [-3.0, -5.0]])

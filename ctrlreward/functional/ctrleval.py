@@ -1,8 +1,7 @@
 """CTRLEval (Ke et al., ACL 2022): pattern scores and weights folded into the score of a text.
 
-https://aclanthology.org/2022.acl-long.164. A pattern evaluator is a text with a blank (see
-`scorers/ctrleval.py`). The score s_j of evaluator j comes from the probability of its target, and
-the score of the text is the weighted mean Σ β_j s_j with weights that sum to 1.
+https://aclanthology.org/2022.acl-long.164. The score of a text is the weighted mean Σ β_j s_j over
+its pattern evaluators, with weights that sum to 1.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ def evaluator_weights(weighting: Weighting, scores: Floats, beta: Floats) -> Flo
     lowest score, the first one if several tie. `scores` and `beta` have shape (evaluators,).
 
     Examples:
-        >>> scores, beta = np.array([-1.0, -2.0]), np.array([3.0, 1.0])
-        >>> evaluator_weights("beta", scores, beta), evaluator_weights("min", scores, beta)
-        (array([3., 1.]), array([0., 1.]))
+        >>> evaluator_weights("min", scores=np.array([-1.0, -2.0]), beta=np.array([3.0, 1.0]))
+        array([0., 1.])
     """
     if weighting == "beta":
         return beta
@@ -71,21 +69,13 @@ def normalize_weights(weights: Floats) -> Floats:
 def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
     """Return scores and weights of the attribute relevance evaluators of one text.
 
-    An evaluator is a prompt with a verbalizer, which maps each label to a word. Its score for a
-    label is the probability of that label's word divided by the sum over the words of all labels
-    (eq. 14). Its weight β is that sum (eqs. 15 and 16). `log_probs` are the mean token
-    log-probabilities of the words, shape (evaluators, labels).
-
-    Returns:
-        The scores, shape (evaluators, labels), in [0, 1], where rows sum to 1; and the weights,
-        shape (evaluators,), in [0, 1], scaled so that the largest is 1.
+    An evaluator's score for a label is the probability of that label's word divided by the sum over
+    the words of all labels (eq. 14). Its weight β is that sum (eqs. 15 and 16). `log_probs` are the
+    mean token log-probabilities of the words, shape (evaluators, labels). Scores have that shape,
+    in [0, 1], where rows sum to 1; weights, shape (evaluators,), are scaled to a largest of 1.
 
     Examples:
-        >>> scores, weights = relevance_evaluators(np.log([[0.3, 0.1], [0.1, 0.1]]))
-        >>> scores.round(3)
-        array([[0.75, 0.25],
-               [0.5 , 0.5 ]])
-        >>> weights.round(3)
+        >>> relevance_evaluators(np.log([[0.3, 0.1], [0.1, 0.1]]))[1].round(3)
         array([1. , 0.5])
     """
     sums = np.logaddexp.reduce(log_probs, axis=1)
@@ -101,8 +91,6 @@ def label_probabilities(log_probs: Floats, weighting: Weighting = "beta") -> Flo
     Examples:
         >>> label_probabilities(np.log([[0.3, 0.1], [0.1, 0.1]])).round(3)
         array([0.667, 0.333])
-
-        The first is (0.75 · 1 + 0.5 · 0.5) / (1 + 0.5).
     """
     scores, beta = relevance_evaluators(log_probs)
     columns = [(column, evaluator_weights(weighting, column, beta)) for column in scores.T]

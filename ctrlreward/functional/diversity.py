@@ -17,25 +17,16 @@ def distinct_n(
 ) -> float:
     """Return Distinct-n, the unique n-grams per token of each group, averaged over groups.
 
-    Li et al. (2016), https://arxiv.org/abs/1510.03055. The denominator is their number of tokens
-    for every n, not the number of n-grams. With one group per prefix this gives the figures that
-    studies of multi-aspect control report. N-grams do not cross sequence boundaries.
+    Li et al. (2016), https://arxiv.org/abs/1510.03055. `token_sequences` are token ids of each
+    text, including its prefix; `groups` the group of each, for example its prefix, None for one
+    group. The denominator is the number of tokens for every n, not the number of n-grams.
 
-    Args:
-        token_sequences: Token ids of each text, including its prefix.
-        n: Length of the n-grams.
-        groups: Group of each sequence, for example its prefix; None puts all into one group.
-
-    Returns:
-        0 to 1; higher is more diverse. Groups without tokens are left out of the mean; NaN if no
-        group has any.
+    0 to 1; higher is more diverse. Groups without tokens are left out; NaN if no group has any.
 
     Raises:
         ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
 
     Examples:
-        >>> distinct_n([[7, 8, 7, 8]], n=1), distinct_n([[7, 8, 7, 8]], n=2)
-        (0.5, 0.5)
         >>> distinct_n([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])  # (1 + 0.5) / 2
         0.75
     """
@@ -48,7 +39,7 @@ def distinct_by_group(
 ) -> dict[Hashable, float]:
     """Return Distinct-n of each group, 0 to 1; NaN for a group without tokens.
 
-    Takes the arguments of `distinct_n`, which averages these values, and raises its errors.
+    Arguments and errors are as in `distinct_n`.
 
     Examples:
         >>> distinct_by_group([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])
@@ -73,13 +64,8 @@ def distinct_by_group(
 def repetition(ids: Sequence[Hashable], n: int) -> float:
     """Return the share of a text's n-grams that repeat an earlier one, 1 - distinct / total.
 
-    seq-rep-n of Welleck et al. (2020), https://arxiv.org/abs/1908.04319.
-
-    Returns:
-        0 to below 1; lower is better. NaN for fewer than n tokens.
-
-    Raises:
-        ValueError: n is less than 1.
+    seq-rep-n of Welleck et al. (2020), https://arxiv.org/abs/1908.04319. 0 to below 1; lower is
+    better. NaN for fewer than n tokens; a ValueError for n below 1.
 
     Examples:
         >>> repetition([7, 8, 7, 8, 7], n=2)  # 78 87 78 87
@@ -96,21 +82,11 @@ def uniqueness(
     """Return the uniqueness of each text: the mean over its n-grams of 1 / groups with it.
 
     An n-gram counts once for a text. With a text per group, the sum over texts of uniqueness times
-    number of n-grams is the number of distinct n-grams of all texts: each text has its share of
-    Distinct-n (the Shapley value), which a policy can change, whereas Distinct-n itself is one
-    number for all texts.
+    number of n-grams is the number of distinct n-grams of all texts: each text's Shapley value.
+    N-grams shared within a group, such as a prompt, do not lower it; `groups` None puts each text
+    into a separate group. Errors are as in `distinct_n`.
 
-    Args:
-        token_sequences: Token ids of each text.
-        n: Length of the n-grams.
-        groups: Group of each text, such as its prompt: n-grams shared within a group do not
-            lower it. None puts each text into a separate group.
-
-    Returns:
-        1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
-
-    Raises:
-        ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
+    1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
 
     Examples:
         >>> uniqueness([[1, 2, 3], [1, 2, 4]], n=2)  # 12 is in both

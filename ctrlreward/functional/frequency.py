@@ -29,10 +29,8 @@ def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np
 def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np.float64]:
     """Return log((1 + |C|) / f_w), the inverse frequency on the scale of idf.
 
-    IWF spans as many orders of magnitude as the frequencies do, so the sentence with the rarest
-    word takes nearly all the weight. This weight spans one order of magnitude, so an estimated
-    frequency that is off by half does little harm. Arguments and shapes are as in
-    `inverse_frequency`; no count may exceed |C|.
+    It spans one order of magnitude, where IWF spans as many as the frequencies do. Arguments and
+    shapes are as in `inverse_frequency`; no count may exceed |C|.
 
     Examples:
         >>> log_inverse_frequency([1, 5, 0], sentences=9).round(3)  # log 10, log 2, never seen
@@ -46,18 +44,13 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
 def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, float]:
     """Return idf(w) = log(N / df(w)) of each word that occurs in N documents, iterated once.
 
-    Natural logarithm, without smoothing: 0 for a word in every document, to log(N). This is the
-    word weight in the similarity of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, where
-    the documents are the sentences of both styles.
-
-    Raises:
-        TypeError: A document is a string, which would be split into letters.
-        ValueError: `documents` is empty.
+    Natural logarithm, without smoothing: 0 for a word in every document, to log(N). The word weight
+    of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose documents are the sentences of
+    both styles. A document that is a string, or none at all, is an error.
 
     Examples:
-        >>> idf = inverse_document_frequency([["good", "soup"], ["cold", "soup"]])
-        >>> round(idf["cold"], 3), idf["soup"]  # log 2, log 1
-        (0.693, 0.0)
+        >>> inverse_document_frequency([["good", "soup"], ["cold", "soup"]])["soup"]  # log 1
+        0.0
     """
     counts: Counter[str] = Counter()
     total = 0

@@ -1,14 +1,10 @@
 """Policy gradients on completions: losses, importance ratios, KL estimates, masks.
 
-Advantages have shape (n,), one per completion, or (n, tokens), one per token;
-`functional.advantages` computes them from rewards. Log-probabilities of the policy and of the
-reference, and the mask, have shape (n, tokens). The mask is 1 on a completion's tokens up to and
-including its end token, and 0 after it.
+Advantages have shape (n,), one per completion, or (n, tokens). Log-probabilities and the mask have
+shape (n, tokens). The mask is 1 on a completion's tokens up to and including its end token.
 
-A loss has three parts: the importance ratio of each token to the policy that sampled it, the cost
-of each token (`clipped_surrogate`, `score_function`) and its weight (`*_weights`); the loss is the
-sum of weights x costs. The weights do not depend on the costs, so the losses of microbatches add
-up to the loss of the batch.
+A loss is the sum of weights (`*_weights`) x costs (`clipped_surrogate`, `score_function`). The
+weights do not depend on the costs, so losses of microbatches add up to the loss of the batch.
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ from torch import Tensor
 def token_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     """Compute the importance ratio of each token (PPO, Schulman et al. 2017, eq. 6), (n, tokens).
 
-    In (0, ∞); 1 where masked. `old` are the log-probabilities, without gradients, under the policy
-    that sampled.
+    In (0, ∞); 1 where masked. `old` are log-probabilities under the policy that sampled.
 
     Examples:
         >>> log_probs, old = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.2, 0.2]]).log()
@@ -95,9 +90,8 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None 
     """Compute half the squared error of values, shape (n, tokens).
 
     With a clip, in units of the reward, it is the larger of this error and the error of the value
-    clipped to within `clip` of `old`, the prediction at sampling, so that a larger change in one
-    rollout's updates has no gain. The PPO paper (Schulman et al. 2017) does not have it; its
-    authors' code does.
+    clipped to within `clip` of `old`, the prediction at sampling, as in the code of the authors of
+    PPO (Schulman et al. 2017).
 
     Examples:
         >>> values, old = torch.tensor([[3.0]]), torch.tensor([[1.0]])
@@ -114,8 +108,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Compute 1 - Var(returns - values) / Var(returns) over unmasked tokens, a scalar ≤ 1.
 
-    1 if the values are right up to a constant, 0 if they are no better than a constant, NaN if all
-    returns are equal.
+    1 if the values are right up to a constant, NaN if all returns are equal.
 
     Examples:
         >>> values, returns = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 3.0]])
@@ -134,7 +127,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 def sequence_weights(mask: Tensor) -> Tensor:
     """Return the weights of GRPO's mean over completions of the mean over tokens, (n, tokens).
 
-    Each completion has the same weight. Completions without any token count in the mean.
+    Completions without any token count in the mean.
 
     Examples:
         >>> sequence_weights(torch.tensor([[1, 1], [1, 0]]))
@@ -158,8 +151,8 @@ def token_weights(mask: Tensor) -> Tensor:
 def constant_weights(mask: Tensor, length: float) -> Tensor:
     """Return the weights of the mean over completions of the sum over tokens / a constant.
 
-    Unlike the mean over tokens, this does not favour long completions (Dr. GRPO, Liu et al. 2025).
-    The constant is usually the longest possible completion; 1 gives the plain sum of REINFORCE.
+    The constant is usually the longest possible completion (Dr. GRPO, Liu et al. 2025); 1 gives the
+    plain sum of REINFORCE.
 
     Examples:
         >>> constant_weights(torch.tensor([[1, 1], [1, 0]]), length=4)
@@ -201,8 +194,7 @@ def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
 def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Compute k1 = policy - reference, in nats, with the gradient of k2, shape as given.
 
-    k1 is unbiased, of either sign and high variance. It cannot be used as a loss: over tokens of
-    the policy its gradient has mean 0.
+    k1 is unbiased and of either sign, but over tokens of the policy its gradient has mean 0.
 
     Examples:
         >>> log_probs = torch.tensor([-1.0], requires_grad=True)

@@ -6,23 +6,18 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
 from ctrlreward.files import read_json, write_whole
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    bootstrap,
-    check_options,
-    cluster_numbers,
-)
+from ctrlreward.functional.bootstrap import Estimate, bootstrap, check_options, cluster_numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,23 +29,17 @@ _REACH = (0.01, 0.99)
 def pairwise_preferences(
     ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
 ) -> tuple[Ints, Ints]:
-    """Turn ratings into pairs of a preferred and a rejected output for the same item.
+    """Return the indices of the preferred and the rejected outputs of the same item, both (pairs,).
 
-    Args:
-        ratings: Rating of each output, shape (n,), higher is better; NaN excludes an output.
-        items: Item that each output belongs to, for example its source, shape (n,).
-        margin: Ratings that differ by no more than this express no preference; 0 or more.
-
-    Returns:
-        Indices of the preferred and of the rejected outputs, each of shape (pairs,).
+    `ratings` of the outputs, higher is better, and their `items`, for example sources, have shape
+    (n,); NaN excludes an output. Ratings that differ by `margin` ≥ 0 or less express no preference.
 
     Raises:
         ValueError: The lengths differ, or the margin is negative.
 
     Examples:
-        >>> preferred, rejected = pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
-        >>> preferred.tolist(), rejected.tolist()
-        ([0], [1])
+        >>> pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
+        (array([0]), array([1]))
     """
     rated = np.asarray(ratings, dtype=np.float64)
     if rated.shape != (len(items),):
@@ -79,9 +68,8 @@ class Preferences:
             a score failed.
         rejected: The same scores of the rejected sides.
         higher_is_better: Direction of each score, by name.
-        groups: Group of each pair, shape (n,), for example its prompt or source sentence. Pairs
-            of one group are held out, and drawn by the bootstrap, together. None: each pair is a
-            group.
+        groups: Group of each pair, shape (n,), for example its prompt. Pairs of one group are held
+            out, and drawn by the bootstrap, together. None: each pair is a group.
 
     Raises:
         ValueError: Names or lengths differ, or the scores are empty.
@@ -131,12 +119,7 @@ class Preferences:
     ) -> Preferences:
         """Return the preferences of rated outputs, as `pairwise_preferences` finds them.
 
-        Args:
-            scores: Scores of the outputs by name, each of shape (n,).
-            higher_is_better: Direction of each score, by name.
-            ratings: Rating of each output, shape (n,), higher is better.
-            items: Item of each output, shape (n,), which is the group of its pairs.
-            margin: Ratings that differ by no more than this express no preference; 0 or more.
+        `scores` have a value of each output by name, shape (n,); `items` are the groups of pairs.
         """
         preferred, rejected = pairwise_preferences(ratings, items, margin)
         arrays = {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
@@ -158,9 +141,8 @@ class Curve:
             lower is better.
 
     Examples:
-        >>> curve = Curve(scores=(0.0, 1.0), worth=(0.0, 2.0))
-        >>> curve.worth[-1] - curve.worth[0]  # log-odds between its best and its worst score
-        2.0
+        >>> Curve(scores=(0.0, 1.0), worth=(0.0, 2.0))(np.array([0.5, 9.0]))
+        array([1., 2.])
     """
 
     scores: tuple[float, ...]
@@ -194,9 +176,8 @@ class LearnedAggregate:
     """An aggregate learned from preferences: `Reward(components, aggregate=...)` takes it.
 
     The total is the sum of one monotone curve per score, in log-odds: a text is preferred to
-    another with the probability σ(total - other total). Higher is better. It is limited to the
-    range of the
-    preferences: in the outer 1 % of a score, the curve is constant.
+    another with the probability σ(total - other total). Higher is better. In the outer 1 % of a
+    score, the curve is constant.
 
     Attributes:
         curves: Curve of each score, by name.
@@ -209,8 +190,7 @@ class LearnedAggregate:
 
     Examples:
         >>> curve = Curve(scores=(1.0, 100.0), worth=(2.0, 0.0))
-        >>> learned = LearnedAggregate({"perplexity": curve})
-        >>> learned({"perplexity": np.array([1.0, 50.5, 1000.0])})
+        >>> LearnedAggregate({"perplexity": curve})({"perplexity": np.array([1.0, 50.5, 1000.0])})
         array([2., 1., 0.])
     """
 
@@ -243,17 +223,8 @@ class LearnedAggregate:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a JSON file, whole or not at all."""
-        content: dict[str, Any] = {
-            "curves": {
-                name: {"scores": list(curve.scores), "worth": list(curve.worth)}
-                for name, curve in self.curves.items()
-            },
-            "weights": self.weights and {n: list(weight) for n, weight in self.weights.items()},
-            "agreement": self.agreement and list(self.agreement),
-            "pairs": self.pairs,
-            "failed": self.failed,
-        }
-        write_whole(Path(path), json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        content = json.dumps(asdict(self), indent=2, ensure_ascii=False)
+        write_whole(Path(path), content + "\n")
 
     @staticmethod
     def load(path: str | PathLike[str]) -> LearnedAggregate:
@@ -293,8 +264,7 @@ def fit_aggregate(
     """Fit a monotone Bradley-Terry model to preferences.
 
     Bradley and Terry (1952): P(a is preferred to b) = σ(f(a) - f(b)). Here f is the sum of one
-    monotone piecewise linear curve per score, whose knots are quantiles of the score, so that
-    perplexities of any size and decisions of 0 or 1 can be combined. Minimizes the convex
+    monotone piecewise linear curve per score, whose knots are quantiles of the score. Minimizes
 
         Σ log(1 + exp(f(rejected) - f(preferred))) + penalty / 2 · Σ h²    over the rises h ≥ 0
 
@@ -314,15 +284,11 @@ def fit_aggregate(
         ValueError: A number is out of range, or fewer than `folds` groups have scores.
 
     Examples:
-        >>> preferences = Preferences.of_ratings(
-        ...     {"fluency": [1.0, 6.0, 2.0, 5.0, 1.0, 6.0]},
-        ...     {"fluency": True},
-        ...     ratings=[1, 2, 1, 3, 2, 5],
-        ...     items=["soup", "soup", "view", "view", "staff", "staff"],
-        ... )
-        >>> learned = fit_aggregate(preferences, folds=3, resamples=10)
-        >>> learned.agreement.value, learned.pairs
-        (1.0, 3)
+        >>> scores, ratings = {"fluency": [1.0, 6.0, 2.0, 5.0, 1.0, 6.0]}, [1, 2, 1, 3, 2, 5]
+        >>> items = ["soup", "soup", "view", "view", "staff", "staff"]
+        >>> preferences = Preferences.of_ratings(scores, {"fluency": True}, ratings, items)
+        >>> fit_aggregate(preferences, folds=3, resamples=10).agreement.value
+        1.0
     """
     if not isinstance(preferences, Preferences):
         raise TypeError(
@@ -394,18 +360,10 @@ def agreement_of_gains(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Estimate:
-    """Return the share of preferences that totals agree with, and its interval over groups.
+    """Return the share of preferences that totals agree with, in [0, 1], with its interval.
 
-    Args:
-        gains: Total of the preferred minus total of the rejected side, shape (n,). Above 0 agrees,
-            0 counts as one half.
-        groups: Group of each pair, shape (n,); groups are drawn whole.
-        confidence: Of the interval, in (0, 1).
-        resamples: Number of draws.
-        seed: Seed of the draws.
-
-    Returns:
-        Share in [0, 1]; higher is better. The interval is as in `pair_accuracy`.
+    `gains` are the total of the preferred minus the total of the rejected side, shape (n,): above 0
+    agrees, 0 counts as one half. `groups`, shape (n,), are drawn whole, as in `pair_accuracy`.
 
     Examples:
         >>> agreement_of_gains([2.0, 1.0, -1.0, 0.0], ["soup", "soup", "view", "view"]).value
@@ -460,8 +418,8 @@ class PairAccuracy(NamedTuple):
         failed: Number of pairs of which a text could not be scored.
 
     Examples:
-        >>> pair_accuracy([2.0, 1.0, 0.5], [1.0, 1.0, np.nan])[:3:2]
-        (2, 0.5)
+        >>> pair_accuracy([2.0, 1.0, 0.5], [1.0, 1.0, np.nan]).failed
+        1
     """
 
     pairs: int
@@ -479,14 +437,10 @@ def pair_accuracy(
 ) -> PairAccuracy:
     """Return how often chosen texts score higher than rejected ones.
 
-    Args:
-        chosen: Scores of the chosen texts, higher is better, NaN where scoring failed, shape (n,).
-        rejected: Scores of the rejected texts of the same pairs, shape (n,).
-        clusters: Cluster of each pair, such as its prompt; None: each pair is its own. The interval
-            is Wilson's if each pair is a cluster, or if all clusters have the same share, where n
-            is the number of clusters; else of the bootstrap over clusters.
-        resamples: Draws of the bootstrap.
-        seed: Seed of the draws.
+    `chosen` and `rejected` are scores of the texts of the same pairs, higher is better, NaN where
+    scoring failed, shape (n,), and `clusters` such as prompts; None: each pair is its own. The
+    interval is Wilson's if each pair is a cluster, or if all clusters have the same share, where n
+    is the number of clusters; else of the bootstrap over clusters.
 
     Raises:
         ValueError: The lengths differ.

@@ -16,12 +16,8 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
     """Return the area under the ROC curve of a score as a classifier: 0 to 1, higher is better.
 
     It is the probability that a random positive row scores above a random negative one, where a tie
-    counts half (the Mann-Whitney U statistic over its largest value); 0.5 for a score that is
-    independent of the label. NaN scores (failed samples) are left out; NaN without a valid score on
-    both sides. Both arguments have shape (n,).
-
-    Raises:
-        ValueError: The lengths differ.
+    counts half. NaN scores (failed samples) are left out; NaN without a valid score on both sides.
+    Both arguments have shape (n,); other lengths raise a ValueError.
 
     Examples:
         >>> auc([0.9, 0.2, 0.2, 0.1], [True, True, False, False])  # 3.5 of 4 pairs
@@ -43,8 +39,8 @@ def weighted_auc(scores: Floats, positive: Bools, weights: Floats) -> Floats:
 
     Examples:
         >>> scores, positive = np.array([0.9, 0.2, 0.3]), np.array([True, True, False])
-        >>> weighted_auc(scores, positive, weights=np.array([[1.0, 1, 1], [2, 1, 1], [1, 1, 0]]))
-        array([0.5       , 0.66666667,        nan])
+        >>> weighted_auc(scores, positive, weights=np.array([[1.0, 1, 1], [1, 1, 0]]))
+        array([0.5, nan])
     """
     order = np.argsort(scores)  # NaN come last
     order = order[: np.count_nonzero(~np.isnan(scores))]
@@ -71,26 +67,14 @@ def paired_auc_bootstrap(
 ) -> Estimate:
     """Return the difference AUC(after) - AUC(before) with its cluster bootstrap interval.
 
-    Draws whole clusters, the same ones for both sides, like `paired_bootstrap`, with the same
-    arguments and errors. A draw without a positive or a negative row with a valid score is
-    left out; NaN if the data have none.
-
-    Args:
-        before: Scores, shape (n,). NaN marks a failed sample, which is left out.
-        after: Scores, shape (n,), of rows with the same labels and clusters.
-        positive: True for the rows that should score higher, shape (n,).
-        clusters: Cluster of each row, for example its prefix, shape (n,).
-        confidence: As in `paired_bootstrap`, like the others.
-        resamples: Number of draws.
-        seed: Random seed.
+    `positive` is True for the rows that should score higher, shape (n,). The other arguments, the
+    draws and the errors are as in `paired_bootstrap`. A draw without a positive or a negative row
+    with a valid score is left out; NaN if the data have none.
 
     Examples:
-        >>> positive = [True, False, True, False]
-        >>> prefixes = ["The food", "The food", "A dog", "A dog"]
+        >>> positive, prefixes = [True, False, True, False], ["food", "food", "dog", "dog"]
         >>> paired_auc_bootstrap([0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.9, 0.2], positive, prefixes)
         Estimate(value=0.75, low=0.75, high=1.0)
-
-        Of four pairs, one was in the right order before, and all are after.
     """
     (first, second), members = clustered_sides(before, after, clusters)
     wanted = _flags(positive, len(clusters))

@@ -1,22 +1,10 @@
 """Paired tests of two validations, and intervals that hold at all validations of a run together.
 
-Every validation completes the same prompts, so two validations are compared prompt by prompt. The
-test flips the signs of the differences (Fisher 1935, The Design of Experiments, sec. 21): if the
-two validations are exchangeable, for example completions of policies that write equally well, the
-difference of a prompt is as likely to have the opposite sign, whatever its distribution. So the
-p-value is exact for any number of prompts, for binary, skewed and heavy-tailed scores. The interval
-contains each shift that the test does not reject (Hartigan 1969, Using subsample values as typical
-values).
-
-Failed prompts are left out in pairs. If bad texts fail at one validation and are scored at the
-other, the pairs that remain are not exchangeable, and the level does not hold: where 70 % of the
-worst third fail at the reference and 5 % later, an unchanged score seems to decline.
-
-A run tests at many validations. The k-th test has 6 / (π² k²) times the level of the run;
-these levels sum to the level of the run, so by the union bound it holds however long the run is. A
-confidence sequence (Howard et al. 2021; Waudby-Smith and Ramdas 2024) does not help here: it gains
-from new independent observations, but all validations have the same prompts and share the
-reference.
+Two validations complete the same prompts and are compared prompt by prompt, by flips of the signs
+of the differences (Fisher 1935, The Design of Experiments, sec. 21): exact for any number of
+prompts and any distribution, if the validations are exchangeable. The interval contains each shift
+that the test does not reject (Hartigan 1969). Failed prompts are left out in pairs: if bad texts
+fail at one validation only, the level does not hold.
 """
 
 from __future__ import annotations
@@ -28,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.functional.bootstrap import cluster_numbers
 from ctrlreward.functional.means import valid_row_means
 
 Floats = npt.NDArray[np.float64]
@@ -41,12 +30,10 @@ BISECTIONS = 10  # of the range of differences: a thousandth of it
 
 
 class PromptScores(np.ndarray[Any, np.dtype[np.float64]]):
-    """Score of each prompt, shape (prompts,), which knows its prompts.
+    """Score of each prompt, shape (prompts,), NaN without one, which knows its prompts.
 
-    Args:
-        values: The scores, NaN for a prompt without one.
-        prompts: Digest of the prompts in their order, "" if they are unknown. Results of arithmetic
-            and copies have "".
+    `prompts` is a digest of the prompts in their order, "" if they are unknown, as in results of
+    arithmetic and copies.
 
     Examples:
         >>> PromptScores([0.5, 0.25], "3f1c").prompts
@@ -87,9 +74,7 @@ def check_level(level: float) -> None:
     """Raise a ValueError unless 0 < level < 1.
 
     Examples:
-        >>> check_level(5)
-        Traceback (most recent call last):
-        ValueError: level must be between 0 and 1, got 5
+        >>> check_level(0.05)
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
@@ -98,11 +83,12 @@ def check_level(level: float) -> None:
 def level_of_test(level: float, k: int) -> float:
     """Return the level of the k-th test of a run, from 1, level · 6 / (π² k²).
 
-    `level` bounds the probability of any false rejection in the whole run, in (0, 1).
+    The levels sum to `level`, in (0, 1), which so bounds the probability of any false rejection in
+    the whole run.
 
     Examples:
-        >>> round(sum(level_of_test(0.05, k) for k in range(1, 100_000)), 6)
-        0.05
+        >>> round(level_of_test(0.05, 1), 4)
+        0.0304
     """
     return level * 6 / (math.pi * k) ** 2
 
@@ -111,12 +97,10 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
     """Return the one-sided p-value of a positive sum, exact if each value is symmetric about 0.
 
     The share of the 2ⁿ sign patterns with a sum at least as large as the observed one, in [2⁻ⁿ, 1];
-    1 without values, or if all are 0. The sums are rounded to a grid in the conservative direction,
-    at a cost of O(n) operations on the grid. `differences` are finite, shape (n,).
+    1 without values, or if all are 0. The sums are rounded to a grid in the conservative direction.
+    `differences` are finite, shape (n,).
 
     Examples:
-        >>> sign_flip_p_value([0.5, 0.25, 1.0])  # 1 of 8 patterns
-        0.125
         >>> sign_flip_p_value([0.5, 0.25, -0.25])  # sums of 1, 0.5, 0.5 and 5 smaller ones
         0.375
     """
@@ -167,11 +151,8 @@ def paired_difference(
         ValueError: The shapes differ, or `level` is not between 0 and 1.
 
     Examples:
-        >>> before, after = [0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [0.3, 0.6, 0.5, 0.5, 0.5, 0.8]
-        >>> paired_difference(before, after, level=0.05)
+        >>> paired_difference([0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [0.3, 0.6, 0.5, 0.5, 0.5, 0.8])
         PairedDifference(value=0.183..., low=0.0999..., high=0.3, prompts=6)
-        >>> paired_difference(before, after, level=0.01)  # p is at least 2 / 64
-        PairedDifference(value=0.183..., low=-inf, high=inf, prompts=6)
     """
     sums, sizes = _grouped(before, after, clusters)
     check_level(level)
@@ -197,37 +178,28 @@ def rise_p_value(
     Examples:
         >>> rise_p_value([0.1, 0.5, 0.3], [0.3, 0.6, 0.5])
         0.125
-        >>> rise_p_value([0.3, 0.6, 0.5], [0.1, 0.5, 0.3])
-        1.0
     """
     sums, sizes = _grouped(before, after, clusters)
     return sign_flip_p_value(sums - margin * sizes)
 
 
 def mean_interval(
-    values: npt.ArrayLike,
-    level: float,
-    within: Sequence[float | None] = (None, None),
+    values: npt.ArrayLike, level: float, within: Sequence[float | None] = (None, None)
 ) -> tuple[float, float, float]:
     """Return the mean of a validation with its two-sided interval.
 
     If values repeat, as 0 and 1 or ratings do, it has the means m with n · KL(mean, m) ≤
     ln(2 / level) (Hoeffding 1963, theorem 1), and misses the expectation with probability `level`
-    at most if both bounds of the score are known; without them, the observed ones are taken for
-    all possible ones. If no value repeats it is Student's t interval, which is too narrow for
-    skewed scores: a run of validations then misses more often than `level` says.
+    at most if both bounds of the score are known; without them, the observed ones are taken. If no
+    value repeats it is Student's t interval, which is too narrow for skewed scores.
 
     `values` are the score of each prompt, NaN if it could not be scored. The interval is `within`
     the smallest and largest possible value, None for no bound, and reaches both with fewer than two
     prompts, and if all values are equal and a bound is unknown.
 
     Examples:
-        >>> mean_interval([1.0, 2.0, 3.0], level=0.05)
-        (2.0, -0.484..., 4.484...)
         >>> mean_interval([1.0, 2.0, 3.0], level=0.05, within=(0.0, None))
         (2.0, 0.0, 4.484...)
-        >>> mean_interval([1.0] * 8, level=0.05, within=(0.0, 1.0))  # 0.63 ** 8 is 0.025
-        (1.0, 0.630..., 1.0)
     """
     smallest = -math.inf if within[0] is None else within[0]
     largest = math.inf if within[1] is None else within[1]
@@ -270,9 +242,8 @@ def detectable_difference(
     """Return the difference of two validations that these prompts show with the given power, ≥ 0.
 
     (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
-    (Cohen 1988, ch. 2). It shrinks with √n: half of it needs about four times the prompts. Infinity
-    with fewer than two prompts that both have. Scores are as in `paired_difference`; level and
-    power refer to a two-sided test, in (0, 1).
+    (Cohen 1988, ch. 2). Infinity with fewer than two prompts that both have. Scores are as in
+    `paired_difference`; level and power refer to a two-sided test, in (0, 1).
 
     Examples:
         >>> detectable_difference([0.2, 0.4, 0.6, 0.5], [0.3, 0.4, 0.8, 0.4])
@@ -293,13 +264,11 @@ class Resolution(NamedTuple):
 
     Attributes:
         prompts: Number of prompts with a score at both validations.
-        detectable: Difference of two validations that is found in four of five cases at a level of
-            5 % (`detectable_difference`).
+        detectable: Difference that is found in four of five cases at 5 % (`detectable_difference`).
         prompts_for_half: Number of prompts needed to show half of it.
         between_prompts: Standard deviation between the prompts' true means; more prompts help.
         between_decodings: Standard deviation between completions of one prompt; more completions
-            per prompt help as well. NaN with one completion per prompt, and then `between_prompts`
-            includes it.
+            help. NaN with one completion per prompt; `between_prompts` then includes it.
 
     Examples:
         >>> Resolution(32, 0.05, 128, between_prompts=0.2, between_decodings=0.1).prompts_for_half
@@ -339,9 +308,8 @@ def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
 def selection_optimism(scores: npt.ArrayLike) -> float:
     """Return by how much the mean of the best validation exceeds its expectation.
 
-    The best mean of several is the best by chance as well. For each of several fixed halvings of
-    the prompts, the best validation on one half has a higher mean there than on the other half;
-    both directions are averaged, so that harder halves cancel out. With half of the prompts the
+    For each of several fixed halvings of the prompts, the best validation on one half has a higher
+    mean there than on the other half; both directions are averaged. With half of the prompts the
     excess is √2 times that with all.
 
     `scores` are of each prompt at each validation, higher is better, shape (validations, n); NaN if
@@ -372,8 +340,7 @@ def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:
     """Return the jackknife value of each prompt for a figure of the whole corpus, shape (n,).
 
     n · θ - (n - 1) · θ₍₋ᵢ₎ (Tukey 1958; Efron and Tibshirani 1993, eq. 11.19), where θ is `whole`,
-    the figure of all prompts, and θ₍₋ᵢ₎ the figure without prompt i. Their mean is the
-    bias-corrected figure, and they vary as one score per prompt does.
+    the figure of all prompts, and θ₍₋ᵢ₎ the figure without prompt i.
 
     Examples:
         >>> jackknife_values(2.0, [2.5, 2.0, 1.5])  # the mean of 1, 2 and 3
@@ -399,15 +366,7 @@ def _grouped(
     if len(names) != len(differences):
         raise ValueError(f"clusters has {len(names)} items for {len(differences)} prompts")
     both = np.isfinite(differences)
-    places: dict[Hashable, int] = {}
-    members = np.array(
-        [
-            places.setdefault(name, len(places)) % GROUPS
-            for name, ok in zip(names, both, strict=True)
-            if ok
-        ],
-        dtype=np.int64,
-    )
+    members = cluster_numbers([name for name, ok in zip(names, both, strict=True) if ok]) % GROUPS
     sums: Floats = np.bincount(members, weights=differences[both]).astype(np.float64)
     return sums, np.bincount(members).astype(np.float64)
 

@@ -39,10 +39,8 @@ def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> floa
 def potential_difference(before: Values, after: Values, discount: float = 1.0) -> Values:
     """Compute F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), with one step per text, (n,).
 
-    F changes no optimum if the potential of an episode's last state is 0. A whole text is one step,
-    so this leaves −Φ(s), a constant of the prompt: that is `discount` γ = 0, a baseline. With the
-    text's own potential as the last, the reward changes; γ = 1 rewards the improvement of the text
-    (`after`) over its start, a prefix or a source text (`before`).
+    `before` is Φ of a text's start, a prefix or a source text, and `after` of the text; `discount`
+    γ = 0 leaves a baseline, γ = 1 rewards the improvement.
 
     Examples:
         >>> potential_difference(np.array([0.25, 0.5]), np.array([0.75, 0.5]))
@@ -56,12 +54,7 @@ def preference_over_references(rewards: Values, references: Values, scale: float
 
     Preference as reward (PAR, Fu et al. 2025, https://arxiv.org/abs/2502.18770), with `scale` = 1:
     the probability that a Bradley-Terry model prefers the text to a reference for the same prompt.
-    It is 0.5 for a text as good as the reference, and flat far above it.
-
-    Args:
-        rewards: Rewards of the texts, shape (n,).
-        references: Rewards of m references for each text, shape (n, m). NaN are left out.
-        scale: Difference that counts as 1, > 0.
+    `references` are the rewards of m references for each text, shape (n, m); NaN are left out.
 
     Examples:
         >>> preference_over_references(np.array([2.0, 9.0]), np.array([[2.0], [2.0]])).round(3)
@@ -91,9 +84,8 @@ def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
     """Compute 1 / (1 + α · ℓ / ℓ̄), in (0, 1], shape (n,), by which a reward is multiplied.
 
     Group relative reward rescaling (GR³, Li et al. 2026, https://arxiv.org/abs/2603.10535): ℓ̄ is
-    the mean length of the completions of the prompt, `group_means`. A product, unlike a penalty,
-    does not reward a short text without value. Rewards must be 0 or more: a negative one
-    would gain by length.
+    the mean length of the completions of the prompt, `group_means`. Rewards must be 0 or more: a
+    negative one would gain by length.
 
     Examples:
         >>> length_factor(np.array([10.0, 30.0]), np.array([20.0, 20.0]), alpha=1.0)
@@ -109,21 +101,12 @@ def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float,
 
     The sum follows projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
     max(0, s + excess), with the proportional term of Stooke et al. 2020
-    (https://arxiv.org/abs/2007.03964), without which a fast policy passes the bound
-    before the sum has grown. A bound that holds with some margin has the multiplier 0 and changes
-    no reward.
-
-    Args:
-        integral: The sum so far.
-        excess: How far the mean is outside the bound, in standard deviations of the score; negative
-            inside.
-        rate: Step size of the sum, > 0.
+    (https://arxiv.org/abs/2007.03964). `integral` is the sum so far, `excess` how far the mean is
+    outside the bound, in standard deviations of the score, negative inside, and `rate` > 0.
 
     Examples:
         >>> next_multiplier(0.5, excess=2.0, rate=0.25)
         (1.0, 3.0)
-        >>> next_multiplier(0.0, excess=-2.0, rate=0.25)
-        (0.0, 0.0)
     """
     integral = max(0.0, integral + rate * excess)
     return integral, max(0.0, integral + excess)
@@ -132,14 +115,9 @@ def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float,
 def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) -> Values:
     """Compute (r + Σ λ g) / (1 + Σ λ), the Lagrangian of bounds on the scale of the reward, (n,).
 
-    Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373): the policy learns
-    from a mixture of the reward and the bounded scores. With one bound the weights are the paper's
-    1 − σ(u) and σ(u), with u = log λ.
-
-    Args:
-        rewards: Rewards, shape (n,).
-        terms: For each bound its multiplier λ ≥ 0, and g, how far each text is on the allowed side
-            of it, in the unit of the reward, shape (n,).
+    Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). `terms` are for each
+    bound its multiplier λ ≥ 0, and g, how far each text is on the allowed side of it, in the unit
+    of the reward, shape (n,).
 
     Examples:
         >>> constrained_rewards(np.array([4.0, 0.0]), [(1.0, np.array([-2.0, 2.0]))])

@@ -22,24 +22,18 @@ def adjusted_gm(
     perplexity: npt.ArrayLike,
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
 ) -> npt.NDArray[np.float64]:
-    """Return the adjusted geometric mean of style transfer quality; higher is better.
+    """Return the adjusted geometric mean of style transfer quality, ≥ 0; higher is better.
 
     Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, eq. 1, with [x]+ = max(x, 0):
 
         GM = ([100 Acc - t1]+ · [100 Sim - t2]+ · min([t3 - PP]+, [PP - t4]+)) ^ (1/3)
 
-    The minimum penalizes a high perplexity and also an abnormally low one, which is typical of
-    short and dull sentences. GM is 0 as soon as one of the three is at or beyond its threshold.
-
     Args:
-        accuracy: Share of texts with the target style, or the probability of the target label,
-            0 to 1.
+        accuracy: Share of texts with the target style, or the probability of the target label, 0 to
+            1. Arrays are broadcast, and NaN propagates.
         similarity: Cosine of text and source, -1 to 1.
         perplexity: Perplexity of the texts under a language model, 1 or more; may be infinite.
         thresholds: t1 to t4; t1 and t2 in per cent, t3 and t4 in units of perplexity.
-
-    Returns:
-        Float64 of the broadcast shape, 0 or more. NaN propagates.
 
     Raises:
         ValueError: A value is out of range.
@@ -83,10 +77,8 @@ class SentenceScores(NamedTuple):
         tokens: Number of tokens, shape (n,); a sentence of 0 or NaN tokens has failed.
 
     Examples:
-        >>> ones = np.ones(2)
-        >>> scores = SentenceScores(ones, np.array([0.5, 0.7]), -ones, tokens=9 * ones)
-        >>> weighted_transfer(scores, np.ones((1, 2)))["similarity"]
-        array([0.6])
+        >>> SentenceScores(np.ones(2), np.ones(2), -np.ones(2), tokens=np.array([9.0, 0.0])).failed
+        array([False,  True])
     """
 
     accuracy: Floats
@@ -116,9 +108,8 @@ def weighted_transfer(
     Examples:
         >>> half = np.log([0.5, 0.5])
         >>> scores = SentenceScores(np.array([1.0, 0.0]), np.array([0.9, 0.7]), half, np.ones(2))
-        >>> {name: x.round(2).tolist() for name, x in weighted_transfer(scores, np.eye(2)).items()}
-        {'accuracy': [1.0, 0.0], 'similarity': [0.9, 0.7], 'perplexity': [2.0, 2.0],
-         'gm': [30.15, 0.0]}
+        >>> weighted_transfer(scores, np.eye(2))["gm"].round(2)
+        array([30.15,  0.  ])
     """
     failed = scores.failed
     accuracy, similarity, log_likelihood, tokens = (np.where(failed, 0.0, x) for x in scores)
@@ -141,29 +132,15 @@ def paired_transfer_bootstrap(
 ) -> dict[str, Estimate]:
     """Return the differences of two systems' corpus figures, after - before, with intervals.
 
-    Source sentences are drawn with replacement, the same ones for both systems, and the figures of
-    the corpus, which are not means of sentences, are recomputed in each draw. The intervals are
-    percentile intervals (Efron and Tibshirani, 1993, ch. 13).
-
-    Args:
-        before: Scores of one system on n source sentences, n ≥ 2.
-        after: Scores of the other on the same sentences in the same order.
-        thresholds: t1 to t4 of GM.
-        confidence: Share of the draws inside the interval, in (0, 1).
-        resamples: Number of draws.
-        seed: Random seed; the same seed gives the same intervals.
-
-    Returns:
-        Estimates of `accuracy`, `similarity`, `perplexity` (lower is better) and `gm`; NaN where a
-        system has no valid sentence.
-
-    Raises:
-        ValueError: The systems differ in their number of sentences, have fewer than two, or
-            `confidence` or `resamples` is out of range.
+    Source sentences, two or more and the same for both systems, are drawn with replacement. The
+    intervals are percentile intervals (Efron and Tibshirani, 1993, ch. 13); `confidence`,
+    `resamples`, `seed` and errors are as in `paired_bootstrap`. Estimates of `accuracy`,
+    `similarity`, `perplexity` (lower is better) and `gm`, by `thresholds`; NaN where a system has
+    no valid sentence.
 
     Examples:
-        >>> low, high = np.array([0.6, 0.7, 0.8]), np.array([0.7, 0.8, 0.9])
-        >>> a, b = (SentenceScores(np.ones(3), sim, -np.ones(3), np.ones(3)) for sim in (low, high))
+        >>> one, x = np.ones(3), np.array([0.6, 0.7, 0.8])
+        >>> a, b = (SentenceScores(one, sim, -one, one) for sim in (x, x + 0.1))
         >>> round(paired_transfer_bootstrap(a, b)["similarity"].value, 3)
         0.1
     """

@@ -17,16 +17,10 @@ LONGEST = 16
 def rising_p_value(values: npt.ArrayLike) -> float:
     """Return the one-sided p-value of a rise, exact under a random walk, in [2^-(n-1), 1].
 
-    The statistic is Kendall's S, as in the Mann-Kendall test, but the null hypothesis differs. The
-    usual null, values in random order, does not hold for a metric of a training run: the model
-    changes little between validations, and a random walk then looks like a trend. Here the null is
-    that each step between two values could equally have had the opposite sign. So S is compared
-    with S of all curves obtained by flipping the signs of the steps. For a random walk whose steps
-    are symmetric about 0, of any and changing size, P(p ≤ α) ≤ α. For independent noise, whose
-    steps partly cancel each other, the test is conservative.
-
-    `values` are finite and in order of time, shape (n,), n ≤ 16. 1 for fewer than two values, or if
-    nothing changes.
+    The statistic is Kendall's S, compared with S of all curves whose steps have other signs: for a
+    random walk with steps symmetric about 0, of any and changing size, P(p ≤ α) ≤ α. For
+    independent noise the test is conservative. `values` are finite and in order of time, shape
+    (n,), n ≤ 16. 1 for fewer than two values, or if nothing changes.
 
     Raises:
         ValueError: More than 16 values, wrong shape, NaN or infinity.

@@ -1,6 +1,6 @@
 from .model import LoRA as LoRA
+from .objectives import Critic as Critic
 from .objectives import Objective as Objective
 from .optimizer import OptimizerConfig as OptimizerConfig
 from .pytorch_lightning import PolicyTuner as PolicyTuner
 from .rollouts import Generation as Generation
-from .value import Critic as Critic

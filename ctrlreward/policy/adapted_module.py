@@ -29,9 +29,8 @@ class AdaptedModuleMixin(LightningModule):
     """Language model with a LoRA adapter that completes prompts; a subclass defines the training.
 
     Checkpoints contain the trained weights, without the frozen base weights. The random numbers of
-    a batch follow from the seed of the run (`seed_everything`, or `torch.manual_seed`; random
-    without one), the rank, the epoch and the batch. The seed is in the checkpoint, so a resumed run
-    samples like an uninterrupted one.
+    a batch follow from the seed of the run, the rank, the epoch and the batch. The seed is in the
+    checkpoint, so a resumed run samples like an uninterrupted one.
     """
 
     policy: PeftModel  # set by configure_model, as the next one
@@ -156,11 +155,7 @@ class AdaptedModuleMixin(LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing.
-
-        Raises:
-            RuntimeError: The adapter is not the one that was saved: another model, rank or modules.
-        """
+        """Load the trained weights; the frozen ones, which no checkpoint has, are not missing."""
         advice = "Pass the model and the lora that the checkpoint was trained with."
         try:
             found = super().load_state_dict(state_dict, strict, assign)
@@ -169,15 +164,14 @@ class AdaptedModuleMixin(LightningModule):
             raise
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
-        # A head for values may be new, or unused.
-        adapter = [key for key in found.missing_keys if key.startswith("policy.")]
-        others = [key for key in found.unexpected_keys if key.startswith("policy.")]
-        if adapter:
-            what = f"lacks {len(adapter)} weights of this adapter, such as {adapter[0]}"
-            raise RuntimeError(f"the checkpoint {what}. {advice}")
-        if others:
-            what = f"has {len(others)} weights that this adapter lacks, such as {others[0]}"
-            raise RuntimeError(f"the checkpoint {what}. {advice}")
+        for keys, what in (
+            (found.missing_keys, "lacks {} weights of this adapter"),
+            (found.unexpected_keys, "has {} weights that this adapter lacks"),
+        ):
+            # A head for values may be new, or unused.
+            if wrong := [key for key in keys if key.startswith("policy.")]:
+                what = f"{what.format(len(wrong))}, such as {wrong[0]}"
+                raise RuntimeError(f"the checkpoint {what}. {advice}")
         return found
 
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:

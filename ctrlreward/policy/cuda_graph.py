@@ -1,9 +1,8 @@
 """Decoding steps of a policy as a CUDA graph.
 
-A decoding step of a small model is some thousand kernels of a few microseconds each, two thirds of
-them LoRA's, and the CPU takes ten times as long to launch them. A graph launches all at once. It
-needs keys, values and mask at fixed addresses, so the cache has the length of the longest text
-from the start.
+A decoding step of a small model is some thousand kernels of a few microseconds each, and the CPU
+takes ten times as long to launch them. A graph launches all at once. It needs keys, values and mask
+at fixed addresses, so the cache has the length of the longest text from the start.
 """
 
 from __future__ import annotations

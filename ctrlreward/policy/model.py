@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
@@ -42,7 +42,18 @@ def load_base(
     plain = without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
     base = load_weights(auto_class, model, plain, torch_dtype, config, device)
-    base.generation_config = _plain_generation_config(model, base)
+    published = base.generation_config
+    start = published.decoder_start_token_id
+    if base.config.is_encoder_decoder and start is None:
+        raise ValueError(
+            f"model = {model!r} has no decoder_start_token_id. Set it in its "
+            "generation_config.json to the token that the decoder starts with."
+        )
+    # Its other settings (repetition penalty, beams, forced first and last tokens) would sample from
+    # a distribution other than the one that is trained.
+    base.generation_config = GenerationConfig(
+        eos_token_id=published.eos_token_id, decoder_start_token_id=start
+    )
     if quantization is not None:
         _keep_in_training_mode(base)
     return base
@@ -51,9 +62,8 @@ def load_base(
 def _keep_in_training_mode(base: PreTrainedModel) -> None:
     """Make quantised layers compute the same in eval mode as in training mode.
 
-    On the CPU, bitsandbytes' layers in eval mode round the activations of int8 layers, and pack the
-    weights of nf4 layers, for good, into a format that has no gradients: training would learn
-    nothing through these layers, without an error.
+    On the CPU, bitsandbytes in eval mode rounds the activations of int8 layers, and packs the
+    weights of nf4 layers, for good, into a format without gradients.
     """
     kinds = import_module("bitsandbytes.nn")
     for layer in base.modules():
@@ -65,8 +75,8 @@ def _keep_in_training_mode(base: PreTrainedModel) -> None:
 def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
     """Set every rate of dropout, including layer dropout, and of jitter to 0.
 
-    Frozen weights need no regularisation, and the policy that learns has to be the one that
-    sampled. Turning dropout off by eval mode would turn gradient checkpointing off as well.
+    The policy that learns has to be the one that sampled; eval mode would turn gradient
+    checkpointing off as well.
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
@@ -74,22 +84,6 @@ def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
         elif isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(config, name, 0.0)
     return config
-
-
-def _plain_generation_config(model: str, base: PreTrainedModel) -> GenerationConfig:
-    """Keep only the start and end tokens of a model's generation config.
-
-    Its other settings (repetition penalty, beams, forced first and last tokens) would sample from
-    a distribution other than the one that is trained.
-    """
-    published = base.generation_config
-    start = published.decoder_start_token_id
-    if base.config.is_encoder_decoder and start is None:
-        raise ValueError(
-            f"model = {model!r} has no decoder_start_token_id. Set it in its "
-            "generation_config.json to the token that the decoder starts with."
-        )
-    return GenerationConfig(eos_token_id=published.eos_token_id, decoder_start_token_id=start)
 
 
 def checkpoint_gradients(model: str, policy: PeftModel) -> None:
@@ -116,8 +110,6 @@ _HONOURED = set(
 _INITIAL = (True, False, "gaussian", "orthogonal")
 _WEIGHTS = "adapter_model.safetensors"
 _START = "start"  # name of the frozen copy of the adapter that training starts from
-
-
 _OF_PEFT = {name: f"PolicyTuner(lora=LoraConfig({name}=...)) of peft" for name in _HONOURED}
 
 
@@ -136,8 +128,7 @@ class LoRA:
 
     The first four are as in peft's `LoraConfig`, with other defaults; `PolicyTuner` also takes a
     `LoraConfig` itself. Adapter weights are float32. Dropout layers of the base model stay off, and
-    the adapter's are on only while the loss is computed: sampling, the reference policy and the
-    log-probabilities at sampling have none.
+    the adapter's are on only while the loss is computed.
 
     Args:
         r: Rank of the adapter. None: 16 (peft: 8).
@@ -190,9 +181,8 @@ class LoRA:
 def check_config(config: LoraConfig) -> None:
     """Raise if a configuration of peft has an option that training does not support.
 
-    An adapter must have only low-rank weights, which are 0 without training and independent of
-    the prompts: checkpoints and exports contain nothing else, and without them the policy has to be
-    the reference.
+    An adapter must have only low-rank weights: checkpoints and exports contain nothing else, and
+    without them the policy has to be the reference.
     """
     plain = LoraConfig()
     for name in sorted({field.name for field in fields(config)} - _HONOURED):
@@ -216,14 +206,8 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     quantisation. Quantised weights are loaded to the device, others to the CPU.
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
-    return with_adapter(load_base(model, options.dtype, options.quantization, device), model, lora)
-
-
-def with_adapter(base: PreTrainedModel, model: str, lora: LoRA | LoraConfig) -> PeftModel:
-    """Add the adapter of `load_policy` to a base model."""
-    options = LoRA() if isinstance(lora, LoraConfig) else lora
-    # The product of the output layer is computed from its weights (`engine.output_layer`), without
-    # any adapter.
+    base = load_base(model, options.dtype, options.quantization, device)
+    # The product of the output layer is computed from its weights, without any adapter.
     output = base.get_output_embeddings()
     linear = {
         name
@@ -235,17 +219,17 @@ def with_adapter(base: PreTrainedModel, model: str, lora: LoRA | LoraConfig) -> 
         return _continued(base, model, options, folder, linear).train()
     if isinstance(lora, LoraConfig):
         config = copy(lora)
-        if (targets := config.target_modules) is not None:  # else peft chooses by type of model
-            targets = targets if isinstance(targets, str) else sorted(targets)  # of a set
-            config.target_modules = _target_modules(targets, linear)
         config.inference_mode = False
     else:
+        targets: Any = _ALL_LINEAR if lora.target_modules is None else lora.target_modules
         config = LoraConfig(
             r=lora.r or 16,
             lora_alpha=lora.scale,
-            target_modules=_target_modules(lora.target_modules, linear),
+            target_modules=targets,
             lora_dropout=lora.lora_dropout or 0.0,
         )
+    if config.target_modules is not None:  # else peft chooses by type of model
+        config.target_modules = _target_modules(config.target_modules, linear)
     config.task_type = "SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM"
     # Lets plain peft find the base model of an exported adapter.
     config.base_model_name_or_path = resolve(model)
@@ -264,13 +248,11 @@ def _adapted(policy: PeftModel) -> set[str]:
     return set(tuner.targeted_module_names)
 
 
-def _target_modules(targets: str | Sequence[str] | None, linear: Set[str]) -> str | list[str]:
+def _target_modules(targets: str | Collection[str], linear: Set[str]) -> str | list[str]:
     """Return the targets of an adapter in peft's format, after checking each."""
-    if targets is None or targets == _ALL_LINEAR:
-        return _ALL_LINEAR
-    if isinstance(targets, str) and _matching(targets, linear):
+    if targets == _ALL_LINEAR or (isinstance(targets, str) and _matching(targets, linear)):
         return targets
-    names = [targets] if isinstance(targets, str) else list(targets)
+    names = [targets] if isinstance(targets, str) else sorted(targets)
     known = sorted({name.rpartition(".")[2] for name in linear})
     for name in names or [""]:
         if not _matching([name], linear):

@@ -1,4 +1,4 @@
-"""Policy-gradient objectives: the algorithms by name, their advantages and their loss."""
+"""Policy-gradient objectives: algorithms by name, the critic, advantages and losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.credit import check_credit
@@ -16,8 +17,7 @@ from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Rollout
-from ctrlreward.policy.value import Estimates
-from ctrlreward.ranks import share_of_mean
+from ctrlreward.ranks import gather_values, share_of_mean
 from ctrlreward.reward import AnyReward
 
 Algorithm = Literal[
@@ -99,11 +99,7 @@ class AlgorithmParts:
             )
 
 
-_OPTIONS = {
-    "reference": Reference,
-    "multi_objective_aggregation": MultiObjective,
-    "credit": Credit,
-}
+_OPTIONS = {"reference": Reference, "multi_objective_aggregation": MultiObjective, "credit": Credit}
 _NAMES = {name: get_args(h) for name, h in get_type_hints(AlgorithmParts).items() if name != "clip"}
 
 ALGORITHMS: dict[Algorithm, AlgorithmParts] = {
@@ -164,11 +160,10 @@ class Objective:
             tokens (`"token"`), or mean over completions of the sum over tokens, divided by
             `max_completion_length` (`"constant"`) or by nothing (`"sum"`).
         kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the reference. k1
-            has the gradient of k2, since the gradient of k1 has mean 0.
+            has the gradient of k2.
         beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
         reference: Policy for the KL divergence, if training starts from a trained
-            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model, which
-            would undo the training of the adapter.
+            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
         multi_objective_aggregation: How the advantages of several weighted components are computed,
@@ -178,8 +173,8 @@ class Objective:
             latter takes an algorithm with baseline and scale `"group"`, such as `"grpo"`.
         filter_groups: Score whose deviation among the completions of a prompt is their signal:
             `"total"`, or a component of the reward, before any shaping. Groups without signal are
-            dropped and replaced by groups of other prompts of the training set (dynamic sampling of
-            DAPO, Yu et al. 2025, eq. 11). None keeps all groups.
+            replaced by groups of other prompts of the training set (dynamic sampling of DAPO, Yu
+            et al. 2025, eq. 11). None keeps all groups.
         max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Rewards of groups that
             are still without signal afterwards have no effect.
         credit: Where a completion's reward is assigned: to its last token (`"sequence"`), or spread
@@ -244,7 +239,7 @@ class Objective:
     def choices(self) -> AlgorithmParts:
         """The algorithm's choices, overridden by the given ones.
 
-        Decoupled rewards are already normalised within the groups, so that the scale is the batch.
+        Decoupled rewards are already normalised within the groups, so their scale is the batch.
         """
         chosen = self._chosen
         return replace(chosen, baseline="batch", scale="batch") if self.decoupled else chosen
@@ -264,6 +259,59 @@ class Objective:
         given: dict[str, Any] = {name: getattr(self, name) for name in (*_NAMES, "clip")}
         changes = {name: choice for name, choice in given.items() if choice is not None}
         return replace(ALGORITHMS[self.algorithm], **changes)
+
+
+@checked_keywords(lam="gae_lambda", vf_coef="coef", cliprange_value="clip")
+@dataclass(frozen=True)
+class Critic:
+    """Advantage estimation with a value head, and its loss, of the baseline `"value"` (`ppo`).
+
+    Args:
+        gamma: Discount per token, in [0, 1].
+        gae_lambda: λ of generalised advantage estimation, in [0, 1]; 1 uses only rewards, 0 only
+            the next token's value.
+        coef: Weight of the value loss, ≥ 0. Its gradient also reaches the adapter.
+        clip: Largest change of a value from its value at sampling, in units of the reward; None
+            for no clipping.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Example:
+        >>> Critic(gae_lambda=1.0, clip=None).gamma
+        1.0
+    """
+
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    coef: float = 0.1
+    clip: float | None = 0.2
+
+    def __post_init__(self) -> None:
+        for name, number in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
+            if not 0 <= number <= 1:
+                raise ValueError(f"critic.{name} must be in [0, 1], got {number}")
+        if self.coef < 0:
+            raise ValueError(f"critic.coef must be 0 or more, got {self.coef}")
+        positive("critic.clip", self.clip)
+
+
+class ValueHead(nn.Module):
+    """The expected return before each token, a float32 linear function of the last hidden state.
+
+    It predicts 0 until it has been trained.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the values of hidden states of shape (..., width): float32, shape (...)."""
+        values: Tensor = self.linear(states.float()).squeeze(-1)
+        return values
 
 
 def check_reward(objective: Objective, reward: AnyReward) -> None:
@@ -323,6 +371,30 @@ def completion_advantages(
     return centred / (_DEVIATIONS[choices.scale](rewards, groups) + _EPSILON)
 
 
+def token_advantages(
+    critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, credit: Tensor, whiten: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the advantage and the return of each token, and a mask of the tokens to learn from.
+
+    `credit` is the part of the reward assigned to each token; the rest is assigned to the
+    last. The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
+    from whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
+    others (n, tokens).
+    """
+    valid = mask * ~rewards.isnan()[:, None]
+    credit = torch.nan_to_num(credit)
+    rest = torch.nan_to_num(rewards) - credit.sum(dim=1)
+    given = credit + formulas.rewards_at_end(rest, mask)
+    advantages = formulas.generalised_advantages(
+        given, values, valid, critic.gamma, critic.gae_lambda
+    )
+    returns = advantages + values
+    if whiten:
+        all_ranks, _ = gather_values(advantages[valid.bool()])
+        advantages = formulas.whitened(advantages, valid, all_ranks)
+    return advantages, returns, valid
+
+
 @dataclass(frozen=True)
 class Experience:
     """Completions with everything that stays fixed while the policy is updated on them.
@@ -330,10 +402,12 @@ class Experience:
     Attributes:
         rollout: n completions.
         advantages: Shape (n,), or (n, tokens) for one per token.
-        mask: 1 on the tokens to learn from, shape (n, tokens).
-        reference: Log-probabilities under the reference policy, shape (n, tokens).
+        mask: 1 on the tokens to learn from, shape (n, tokens), as all others.
+        reference: Log-probabilities under the reference policy.
         old: The same under the policy that sampled; None if that makes the only update.
-        estimates: Values at sampling and their targets; None without a value head.
+        values: Values at sampling; None without a value head, as the next two.
+        returns: The returns that the values should predict.
+        valued: 1 on the tokens of completions with a reward.
     """
 
     rollout: Rollout
@@ -341,7 +415,9 @@ class Experience:
     mask: Tensor
     reference: Tensor
     old: Tensor | None
-    estimates: Estimates | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    valued: Tensor | None = None
 
     def __getitem__(self, rows: Tensor) -> Experience:
         """Select completions by row."""
@@ -367,8 +443,8 @@ def loss_weights(
     else:
         length = max_length if choices.aggregation == "constant" else 1
         weights["loss"] = losses.constant_weights(mask, length)
-    if experience.estimates is not None:
-        valued = mask * experience.estimates.mask
+    if experience.valued is not None:
+        valued = mask * experience.valued
         weights["value"] = share_of_mean(valued.sum()) * losses.token_weights(valued)
     return weights
 
@@ -386,8 +462,7 @@ def loss_terms(
 
     Returns `loss`, with gradients. Without: `kl` from the reference and `entropy`, in nats per
     token, as means over completions of the mean over tokens; `ratio` to the policy that sampled,
-    `clip_fraction` in [0, 1], and `update_kl`, the KL divergence of the current policy from the one
-    that sampled, as means over tokens.
+    `clip_fraction` in [0, 1], and `update_kl` from the policy that sampled, as means over tokens.
     """
     old = log_probs.detach() if experience.old is None else experience.old
     advantages, mask = experience.advantages, experience.mask

@@ -55,7 +55,7 @@ class OptimizerConfig:
         lr_scheduler_type: After the warm-up the learning rate stays (`"constant_with_warmup"`), or
             falls to 0 at the end of training linearly (`"linear"`) or along half a cosine
             (`"cosine"`); `"constant"` has no warm-up either. The end is the trainer's `max_steps`,
-            or `max_epochs` of a dataloader with a length. As in transformers, one step ahead: no
+            or `max_epochs` of a dataloader with a length. One step ahead of transformers: no
             update has the rate 0.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of
             keeping them: less memory, more time, the same gradients.
@@ -164,8 +164,7 @@ def step_optimizer(
 ) -> dict[str, Tensor]:
     """Make one update with the summed gradients of microbatches; return their summed terms.
 
-    Raises:
-        RuntimeError: Their loss is not finite, on any rank; the policy stays as it is.
+    If the loss is not finite, on any rank, the policy stays as it is.
     """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()

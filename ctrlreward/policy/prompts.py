@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jinja2 import TemplateError
@@ -27,30 +26,15 @@ _MUST_BE = (
 )
 
 
-@dataclass(frozen=True)
-class PromptBatch:
-    """Prompts, as samples and as inputs of the policy.
-
-    Attributes:
-        samples: n samples, before `Samples.as_prompts`. The prompt of a conversation is the
-            contents of its messages, joined by line breaks.
-        inputs: n strings or conversations.
-        ignored: Names of the columns that `Samples` does not have.
-    """
-
-    samples: Samples
-    inputs: Sequence[Prompt]
-    ignored: tuple[str, ...] = ()
-
-
-def read_batch(batch: object, answers: bool) -> PromptBatch:
-    """Return the prompts of a batch.
+def read_batch(batch: object, answers: bool) -> tuple[Samples, Sequence[Prompt], tuple[str, ...]]:
+    """Return the prompts of a batch as samples and as n inputs of the policy, and unknown columns.
 
     A batch is `Samples`; a string or strings; a record or records; a mapping of columns, a pandas
     DataFrame or a `datasets.Dataset`. Records and columns have `prompt`, a string or a
     conversation; or `prefix` or `text`, which texts then begin with; or both. Any may be columns of
     `Samples` in the singular or the plural. If completions are independent texts, `answers` (of a
-    chat, or of an encoder-decoder), strings are prompts whose texts begin with "".
+    chat, or of an encoder-decoder), strings are prompts whose texts begin with "". The prompt of a
+    conversation, in the samples, is the contents of its messages, joined by line breaks.
     """
     inputs: list[Prompt] | None = None
     ignored: tuple[str, ...] = ()
@@ -74,35 +58,34 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
         samples = Samples(**columns)
     if not samples.texts:
         raise ValueError(f"the batch is empty, {_MUST_BE}")
-    return PromptBatch(samples, inputs or samples.as_prompts().prompts or (), ignored)
+    return samples, inputs or samples.as_prompts().prompts or (), ignored
 
 
 def _table(batch: object, strings: str) -> dict[str, Any]:
     """Return the columns of a batch by name; strings become a column of that name."""
-    if isinstance(batch, str):
-        return {strings: [batch]}
     table = table_of(batch)
     if table is not None:
         if any(_is_item(column) for name, column in table.items() if name in COLUMN_OF):
             return {name: [item] for name, item in table.items()}  # a record
         return dict(table)
-    if isinstance(batch, list | tuple) and all(isinstance(item, str) for item in batch):
-        return {strings: list(batch)}
-    if isinstance(batch, list | tuple) and all(isinstance(item, Mapping) for item in batch):
-        names = list(batch[0])
-        for i, record in enumerate(batch):
-            if record.keys() != batch[0].keys():
+    items: Sequence[Any] = batch if isinstance(batch, list | tuple) else [batch]
+    if all(isinstance(item, str) for item in items):
+        return {strings: list(items)}
+    if all(isinstance(item, Mapping) for item in items):
+        names = list(items[0])
+        for i, record in enumerate(items):
+            if record.keys() != items[0].keys():
                 raise ValueError(
                     f"record {i} of the batch has the keys {', '.join(record)}, but record 0 has "
                     f"{', '.join(names)}. All records must have the same keys."
                 )
-        return {name: [record[name] for record in batch] for name in names}
+        return {name: [record[name] for record in items] for name in names}
     raise TypeError(f"the batch {shortened(batch)} is a {type(batch).__name__}, {_MUST_BE}")
 
 
 def _is_item(column: object) -> bool:
     """Return True for the value of one record, False for a column."""
-    return isinstance(column, str | int) or (_is_conversation(column) and _is_one(column))
+    return isinstance(column, str | int) or _is_one(column)
 
 
 def _is_conversation(value: object) -> bool:
@@ -110,11 +93,12 @@ def _is_conversation(value: object) -> bool:
 
 
 def _is_one(messages: Any) -> bool:
-    return isinstance(messages[0].get("role"), str)
+    """Return True for one conversation, False for k messages of n each, as collation makes them."""
+    return _is_conversation(messages) and isinstance(messages[0].get("role"), str)
 
 
 def _prompts(column: Iterable[Any]) -> list[Prompt]:
-    """Return the prompts of a column: as n conversations, where collation made k messages of n."""
+    """Return the prompts of a column, as n conversations."""
     items = list(column)
     if not _is_conversation(items):
         return items

@@ -1,8 +1,8 @@
 """Rollouts: sampling completions from a policy, and their log-probabilities under it.
 
 Sampling has the distribution of `generate` of transformers, with three optimisations: equal
-prompts are read once, tokens are drawn by cumulative probabilities (`torch.multinomial` took a
-seventh of a rollout on two cores), and a step is one graph on CUDA (`cuda_graph`).
+prompts are read once, tokens are drawn by cumulative probabilities, and a step is one graph on
+CUDA (`cuda_graph`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from tokenizers.decoders import DecodeStream
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.engine.output_layer import (
-    logit_blocks,
-    states_and_output,
-    token_log_probs,
-)
+from ctrlreward.engine.output_layer import logit_blocks, states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
@@ -53,8 +50,7 @@ class Generation:
     Args:
         num_generations: Completions per prompt of a rollout.
         max_completion_length: Longest completion, in tokens (TRL: 256).
-        temperature: Sampling temperature of rollouts. Log-probabilities are computed at this
-            temperature, as in TRL.
+        temperature: Sampling temperature of rollouts, and of log-probabilities, as in TRL.
         top_p: Sample from the smallest set of likeliest tokens whose probabilities, at the sampling
             temperature, sum to this or more, in (0, 1]. As in TRL, log-probabilities are of the
             whole distribution: below 1 they differ slightly from the sampling probabilities.
@@ -161,6 +157,29 @@ class Rollout:
         )
 
 
+def joined_rollouts(rollouts: Sequence[Rollout], padding: int, left: bool) -> Rollout:
+    """Concatenate rollouts, padded to the longest prompt and the longest completion.
+
+    `padding` is the id of padding, and `left` whether prompts have it on the left.
+    """
+    new = max(r.mask.shape[1] for r in rollouts)
+    old = max(r.ids.shape[1] - r.mask.shape[1] for r in rollouts)
+
+    def padded(rollout: Rollout, ids: Tensor, value: int) -> Tensor:
+        width = rollout.mask.shape[1]
+        missing = old - (ids.shape[1] - width)
+        prompts = pad(ids[:, :-width], (missing, 0) if left else (0, missing), value=value)
+        return torch.cat([prompts, pad(ids[:, -width:], (0, new - width), value=value)], dim=1)
+
+    return Rollout(
+        [completion for r in rollouts for completion in r.completions],
+        torch.cat([padded(r, r.ids, padding) for r in rollouts]),
+        torch.cat([padded(r, r.attention, 0) for r in rollouts]),
+        torch.cat([pad(r.mask, (0, new - r.mask.shape[1])) for r in rollouts]),
+        torch.cat([r.ended for r in rollouts]),
+    )
+
+
 class PolicyOutput(NamedTuple):
     """Outputs of a policy for the tokens of a rollout.
 
@@ -184,17 +203,12 @@ def sample(
 ) -> Rollout:
     """Sample one completion per prompt, with torch's global generator or a seed per prompt.
 
-    Without truncation (`top_p`, `top_k`, `min_p`), `log_probs` are the log-probabilities that the
-    tokens were sampled with.
+    `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one, whose
+    generation config has the end tokens and the decoder's start token, and no setting that changes
+    the distribution. Control tokens in prompts are text, except for those that have marks
+    (`prompts.model_texts`). The temperature 0 decodes greedily; None takes it from the options.
 
-    `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
-    type. Its generation config has the end tokens and the decoder's start token, and no setting
-    that changes the distribution. Control tokens in prompts are text, except for those that have
-    marks (`prompts.model_texts`). The temperature 0 decodes greedily; None is the temperature of
-    the options.
-
-    With `seeds`, one of 64 bits for each prompt, a completion has separate random numbers,
-    independent of the batch.
+    With `seeds`, one of 64 bits for each prompt, a completion is independent of its batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = torch.tensor([distinct.index(prompt) for prompt in prompts], device=model.device)
@@ -243,7 +257,7 @@ def sample(
                 if has_encoder:
                     inputs = {"encoder_outputs": encoded, "decoder_input_ids": last}
                 else:
-                    seen, position = nn.functional.pad(seen, (0, 1), value=1), position + 1
+                    seen, position = pad(seen, (0, 1), value=1), position + 1
                     inputs = {"input_ids": last, "position_ids": position}
                 hidden, _ = states_and_output(
                     model, attention_mask=seen, past_key_values=cache, use_cache=True, **inputs
@@ -274,16 +288,14 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     """Draw a token per row with the probabilities of its logits, by torch's global generator.
 
     A uniform number picks a block of the vocabulary and then the token in it, by cumulative
-    probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
-    cores, AVX2), a tenth of a token.
+    probabilities in float64: one sum over the whole vocabulary took a tenth of a token.
 
-    `logits`, shape (n, vocabulary), are overwritten: mapping new memory of their size takes longer
-    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), replaces the
-    generator.
+    `logits`, shape (n, vocabulary), are overwritten. `uniform`, float64 in [0, 1), shape (n, 1),
+    replaces the generator.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
-        weights = nn.functional.pad(weights, (0, missing))
+        weights = pad(weights, (0, missing))
     blocks = weights.unflatten(1, (-1, _BLOCK))
     cumulative = blocks.sum(dim=-1).double().cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -355,10 +367,7 @@ def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
 def policy_output(
     model: Any, rollout: Rollout, temperature: float, value_head: nn.Module | None = None
 ) -> PolicyOutput:
-    """Compute `log_probs` and, with a value head, the values of the same hidden states.
-
-    An encoder runs once per completion, not once per token.
-    """
+    """Compute `log_probs` and, with a value head, the values of the same hidden states."""
     new = rollout.mask.shape[1]
     if model.config.is_encoder_decoder:
         start = model.generation_config.decoder_start_token_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,12 +14,13 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
 
 from ctrlreward.arguments import check_type, checked_keywords
 from ctrlreward.completion import unclear_input
 from ctrlreward.credit import token_credit
-from ctrlreward.functional.advantages import decoupled_rewards
-from ctrlreward.functional.policy import explained_variance
+from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
+from ctrlreward.functional.policy import explained_variance, value_loss
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -31,14 +32,29 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.placement import end_if_scoring_hangs, overlap_on_cpu, shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.learner import Learner
-from ctrlreward.policy.model import LoRA, check_config, keep_start
-from ctrlreward.policy.objectives import Experience, Objective, check_reward, check_sampling
+from ctrlreward.policy.model import LoRA, check_config, keep_start, reference_policy
+from ctrlreward.policy.objectives import (
+    Critic,
+    Experience,
+    Objective,
+    ValueHead,
+    check_reward,
+    check_sampling,
+    completion_advantages,
+    loss_terms,
+    loss_weights,
+    token_advantages,
+)
 from ctrlreward.policy.optimizer import OptimizerConfig, check_loss, step_optimizer
 from ctrlreward.policy.prompts import Prompt, check_beginnings, read_batch
-from ctrlreward.policy.refill import ScoredRollout, drawn_batch, refill, unfit_loader
-from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, completion_offsets
-from ctrlreward.policy.value import Critic, ValueHead
+from ctrlreward.policy.rollouts import (
+    Generation,
+    PolicyOutput,
+    Rollout,
+    completion_offsets,
+    joined_rollouts,
+    policy_output,
+)
 from ctrlreward.ranks import fail_together, gather_values, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
@@ -77,12 +93,7 @@ _STEPS_WITHOUT_SIGNAL = 3  # before a warning
 
 
 def options_by_group() -> dict[str, str]:
-    """Return replacements for options that are passed to `PolicyTuner` without their group.
-
-    Example:
-        >>> options_by_group()["num_generations"], options_by_group()["kl_coef"]
-        ('generation=Generation(num_generations=...)', 'objective=Objective(beta=...)')
-    """
+    """Return what replaces each option that is passed to `PolicyTuner` without its group."""
     lines: dict[str, list[str]] = {}
     for group, kind in GROUPS.items():
         own = {field.name: field.name for field in fields(kind)}
@@ -94,12 +105,29 @@ def options_by_group() -> dict[str, str]:
     return {name: " or ".join(each) for name, each in lines.items()} | _OTHERS
 
 
-class PendingRollout(NamedTuple):
-    """A rollout whose rewards may still be computing.
+class ScoredRollout(NamedTuple):
+    """Completions with their rewards; completions of a prompt are consecutive.
 
-    `scored` waits for them, or raises the scorer's exception; `seconds` is the duration of
-    sampling. `greedy` are the greedy completions, if they are the baseline. `output` is of the
-    policy that sampled; None if the policy cannot change before the rewards arrive.
+    Attributes:
+        samples: n samples with all columns.
+        rollout: Their completions.
+        seconds: Duration of sampling.
+        rewards: Their rewards.
+        credit: Reward of each token of each completion, if it is spread over them.
+    """
+
+    samples: Samples
+    rollout: Rollout
+    seconds: float
+    rewards: RewardBatch
+    credit: list[Scores] | None = None
+
+
+class PendingRollout(NamedTuple):
+    """A rollout whose rewards may still be computing: `scored` waits for them.
+
+    `seconds` is the duration of sampling, and `greedy` are the greedy completions, if they are the
+    baseline. `output` is of the policy that sampled; None if it can't change before the update.
     """
 
     rollout: Rollout
@@ -135,11 +163,10 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     Strings are beginnings of texts as well. Other columns that `Samples` does not have are ignored.
 
     In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the decoder generates
-    the completion; if that is the whole text, as in style transfer, use `""` as prefix. With
-    `generation.chat` an instruction-tuned model reads each prompt as a user's message; a prompt may
-    also be a conversation (`[{"role": "user", "content": ...}]`), whose system message then takes
-    the place of `generation.system`. In both cases, a batch of strings are prompts with the prefix
-    `""`.
+    the completion. With `generation.chat` an instruction-tuned model reads each prompt as a user's
+    message; a prompt may also be a conversation (`[{"role": "user", "content": ...}]`), whose
+    system message then takes the place of `generation.system`. In both cases, a batch of strings
+    are prompts with the prefix `""`.
 
     By default each rollout makes one update, by Lightning's automatic optimisation. Under manual
     optimisation (see `OptimizerConfig`) leave out the trainer's `gradient_clip_val` and
@@ -156,18 +183,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     `rollout/length` (tokens), `rollout/truncated` (share of completions without an end token),
     `rollout/tokens_per_second`; with `objective.filter_groups` also `rollout/refills`, the extra
     sampling rounds, and `rollout/unfilled`, the share of prompts without signal after
-    them; `time/rollout_share` and `time/reward_share`, the shares of the
-    step's wall time (up to Lightning's backward pass or the last manual update) spent on sampling
-    and on waiting for rewards. Policy metrics are means over the updates of a rollout.
+    them; `time/rollout_share` and `time/reward_share`, the shares of the step's wall time spent on
+    sampling and on waiting for rewards. Policy metrics are means over the updates of a rollout.
 
     Under several ranks each rank has its own prompts, the same number on each. Baselines,
     deviations and token means are computed over all ranks. A scorer's exception ends all ranks.
 
     Args:
-        model: Local folder, Hugging Face id or short name of the model to tune. Lightning loads it
-            on each rank, so a loaded model is an error.
-        reward: The reward to maximise: a `Reward`, or its components, such as a
-            function.
+        model: Local folder, Hugging Face id or short name of the model to tune.
+        reward: The reward to maximise: a `Reward`, or its components, such as a function.
         objective: Algorithm, changes to it, and the KL term.
         generation: How completions are sampled.
         optimizer: Updates per rollout and the optimizer.
@@ -220,20 +244,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self._ignored: set[str] = set()
         self._without_signal = 0  # steps in a row
         self._waiting: PendingRollout | None = None
-        self.learner: Learner  # set by configure_model, as the next one
-        self.value_head: ValueHead | None = None
+        self.value_head: ValueHead | None = None  # set by configure_model
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a callback that frees the reward's models when training fails."""
         return [mixed(_ReleaseMixin, package_of(self), "callbacks.Callback")(self.reward)]
 
     def setup(self, stage: str) -> None:
-        """Check the strategy and the devices.
-
-        Raises:
-            MisconfigurationException: The strategy shards the weights, or a scorer shares one of
-                several training devices.
-        """
+        """Check that the strategy keeps the model whole, and that no scorer shares a device."""
         check_whole_model(self.trainer)
         super().setup(stage)
         devices = {
@@ -253,14 +271,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             keep_start(self.policy, trained)
         if self.objective.choices.baseline == "value":
             self.value_head = ValueHead(self.policy.get_output_embeddings().weight.shape[1])
-        self.learner = Learner(
-            self.policy,
-            self.value_head,
-            self.objective,
-            self.critic,
-            self.optimizer,
-            self.generation,
-        )
 
     def train_dataloader(self) -> Any:
         """Raise an error that says how to pass prompts; a trainer's dataloader comes first."""
@@ -271,12 +281,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def on_train_start(self) -> None:
-        """Check that the trainer iterates over prompts, not over the letters of one.
-
-        Raises:
-            MisconfigurationException: It does; or the objective can't draw further prompts, or does
-                not support shaped rewards.
-        """
+        """Check that the trainer iterates over prompts, and that they suit the objective."""
         end_if_scoring_hangs()
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
@@ -286,8 +291,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "Lightning would take for batches. Use trainer.fit(tuner, DataLoader(prompts, "
                 "batch_size=8)).",
             )
-        unfit = unfit_loader(given) if self.objective.filter_groups is not None else None
-        if unfit is not None:
+        if self.objective.filter_groups is not None and (unfit := _unfit_loader(given)):
             raise misconfigured(
                 self,
                 "objective.filter_groups draws further prompts from the training set, must be a "
@@ -304,8 +308,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
         """Sample completions, score them, and return the loss or update the policy.
 
-        With `optimizer.overlap` the step learns from the completions of the previous step. The
-        first step has none and returns None.
+        With `optimizer.overlap` the step learns from the completions of the previous step, and the
+        first step returns None.
 
         Raises:
             RuntimeError: Every sample of the batch failed, or the loss is NaN or infinite.
@@ -316,16 +320,16 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         sampled = self._start(prompts, inputs, self.generation.num_generations)
         if self.objective.choices.baseline == "greedy":
             sampled = sampled._replace(greedy=self._start(prompts, inputs, 1, temperature=0.0))
-        pending: PendingRollout | None = sampled
         if self.optimizer.overlap:  # the policy will have changed when the rewards arrive
-            sampled = sampled._replace(output=self.learner.evaluate(sampled.rollout))
-            pending, self._waiting = self._waiting, sampled
-        if pending is None:
-            return None
+            sampled = sampled._replace(output=self._evaluate(sampled.rollout))
+            waiting, self._waiting = self._waiting, sampled
+            if waiting is None:
+                return None
+            sampled = waiting
         wait_started = time.perf_counter()
-        scored, lacking, extra = fail_together(partial(self._filled, pending))
+        scored, lacking, metrics = fail_together(partial(self._filled, sampled))
         of_all_ranks = RewardBatch.concat(on_every_rank(lambda: scored.rewards))
-        waited = time.perf_counter() - wait_started - (scored.seconds - pending.seconds)
+        waited = time.perf_counter() - wait_started - (scored.seconds - sampled.seconds)
         if of_all_ranks.failed.all():
             raise RuntimeError(
                 f"all {len(of_all_ranks.total)} samples of this step got NaN as reward, so there "
@@ -337,27 +341,23 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             without = lacking.repeat_interleave(self.generation.num_generations)
             rewards = rewards.masked_fill(without, torch.nan)
         greedy = None
-        if pending.greedy is not None:
-            greedy = self._shape(fail_together(pending.greedy.scored), baseline=True)
-        experience = self.learner.experience(
-            scored.rollout, rewards, greedy, pending.output, scored.credit
+        if sampled.greedy is not None:
+            greedy = self._shape(fail_together(sampled.greedy.scored), baseline=True)
+        experience = self._experience(
+            scored.rollout, rewards, greedy, sampled.output, scored.credit
         )
         self._without_signal = 0 if experience.advantages.any() else self._without_signal + 1
         terms = self._learn(experience)
         seconds = time.perf_counter() - started
-        self._log_step(scored, of_all_ranks, rewards, terms, extra, waited, seconds)
+        metrics["time/rollout_share"] = scored.seconds / seconds
+        metrics["time/reward_share"] = waited / seconds
+        metrics["rollout/tokens_per_second"] = float(scored.rollout.mask.sum()) / scored.seconds
+        metrics |= {f"reward/{name}": each for name, each in of_all_ranks.statistics().items()}
+        metrics |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
+        self._log_step(scored.rollout, rewards, metrics)
         return terms["loss"]
 
-    def _log_step(
-        self,
-        scored: ScoredRollout,
-        of_all_ranks: RewardBatch,
-        rewards: Tensor,
-        terms: Mapping[str, Tensor],
-        extra: Mapping[str, float],
-        waited: float,
-        seconds: float,
-    ) -> None:
+    def _log_step(self, rollout: Rollout, rewards: Tensor, metrics: dict[str, float]) -> None:
         """Log the metrics of a step; warn once if several in a row had nothing to learn from."""
         if self._without_signal == _STEPS_WITHOUT_SIGNAL:
             package_of(self).load("utilities.rank_zero_warn")(
@@ -366,21 +366,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "reward/zero_signal is 1, use a reward that distinguishes the completions of a "
                 "prompt, sample more of them, or raise the temperature."
             )
-        values = {f"reward/{name}": value for name, value in of_all_ranks.statistics().items()}
-        values |= extra
         if self.shape_rewards is not None:
             shaped, _ = gather_values(rewards)
             valid = shaped[~shaped.isnan()]
-            values["reward/shaped"] = float(valid.mean())
-            values["reward/shaped_std"] = float(valid.std(correction=0)) if len(valid) else math.nan
-        values |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
-        mask = scored.rollout.mask
-        values["rollout/length"] = float(mask.sum(dim=1).mean())
-        values["rollout/truncated"] = 1 - float(scored.rollout.ended.float().mean())
-        values["rollout/tokens_per_second"] = float(mask.sum()) / scored.seconds
-        values["time/rollout_share"] = scored.seconds / seconds
-        values["time/reward_share"] = waited / seconds
-        for name, value in values.items():
+            metrics["reward/shaped"] = float(valid.mean())
+            deviation = float(valid.std(correction=0)) if len(valid) else math.nan
+            metrics["reward/shaped_std"] = deviation
+        metrics["rollout/length"] = float(rollout.mask.sum(dim=1).mean())
+        metrics["rollout/truncated"] = 1 - float(rollout.ended.float().mean())
+        for name, value in metrics.items():
             shown = name == "reward/total"
             self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
 
@@ -402,20 +396,20 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def _read(self, batch: object) -> tuple[Samples, Sequence[Prompt]]:
         """Return the prompts of a batch, as samples and as the policy reads them."""
-        options = self.generation
-        read = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
-        if self.policy.config.is_encoder_decoder and (error := unclear_input(self, read.samples)):
+        options, has_encoder = self.generation, self.policy.config.is_encoder_decoder
+        samples, inputs, ignored = read_batch(batch, options.chat or has_encoder)
+        if has_encoder and (error := unclear_input(self, samples)):
             raise ValueError(error)
-        prompts = read.samples.as_prompts()
+        prompts = samples.as_prompts()
         if options.chat:
             check_beginnings(prompts)
-        if not self._ignored.issuperset(read.ignored):  # warned once
-            self._ignored.update(read.ignored)
+        if not self._ignored.issuperset(ignored):  # warned once
+            self._ignored.update(ignored)
             package_of(self).load("utilities.rank_zero_info")(
-                f"PolicyTuner ignores the columns {', '.join(read.ignored)} of the batches: "
+                f"PolicyTuner ignores the columns {', '.join(ignored)} of the batches: "
                 f"rewards read {', '.join(JSON_KEYS.values())}"
             )
-        return prompts, read.inputs
+        return prompts, inputs
 
     def _start(
         self,
@@ -431,43 +425,59 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         rollout = self._sample([inputs[row] for row in rows], temperature)
         seconds = time.perf_counter() - started
         samples, reward = prompts.completed(rollout.completions), self.reward
+        score: Callable[[], tuple[RewardBatch, list[Scores] | None]]
         if self.objective.credit == "token":
             prefixes = prompts.require("prefixes", "token_credit")
             offsets = completion_offsets(self.tokenizer, rollout, [len(p) for p in prefixes])
-            return PendingRollout(
-                rollout,
-                seconds,
-                lambda: ScoredRollout(
-                    samples, rollout, seconds, *token_credit(reward, samples, offsets)
-                ),
-            )
-        overlap = self.optimizer.overlap
-        score = reward.submit(samples).result if overlap else partial(reward, samples)
-        return PendingRollout(
-            rollout, seconds, lambda: ScoredRollout(samples, rollout, seconds, score())
-        )
+            score = partial(token_credit, reward, samples, offsets)
+        elif self.optimizer.overlap:
+            future = reward.submit(samples)
+            score = lambda: (future.result(), None)  # noqa: E731
+        else:
+            score = lambda: (reward(samples), None)  # noqa: E731
+        scored = lambda: ScoredRollout(samples, rollout, seconds, *score())  # noqa: E731
+        return PendingRollout(rollout, seconds, scored)
 
     def _filled(self, sampled: PendingRollout) -> tuple[ScoredRollout, Tensor, dict[str, float]]:
         """Wait for the rewards, and replace groups without signal if the objective says so.
 
-        Returns the completions, True for each group without signal, and metrics to log.
+        DAPO (Yu et al. 2025, section 3.2). Returns the completions, True for each group without
+        signal, and metrics to log.
         """
         scored, size = sampled.scored(), self.generation.num_generations
-        if size == 1:
-            return scored, torch.zeros(len(scored.samples), dtype=torch.bool), {}
-        score = self.objective.filter_groups
-        lacks_signal = partial(ScoredRollout.lacks_signal, score=score or "total", size=size)
-        lacking = lacks_signal(scored)
-        extra = {"reward/zero_signal": float(lacking.float().mean())}
-        if score is None:
-            return scored, lacking, extra
-        padding, left = self.tokenizer.pad_token_id, not self.policy.config.is_encoder_decoder
-        most = self.objective.max_refills
-        scored, lacking, rounds = refill(
-            scored, lacks_signal, self._more_groups, most, padding, left
-        )
-        extra["rollout/unfilled"] = float(lacking.float().mean())
-        return scored, lacking, {**extra, "rollout/refills": float(rounds)}
+        lacking = self._lacks_signal(scored)
+        metrics = {"reward/zero_signal": float(lacking.float().mean())} if size > 1 else {}
+        if self.objective.filter_groups is None:
+            return scored, lacking, metrics
+        parts, count = [scored], len(lacking)
+        groups = torch.arange(count)
+        while lacking.any() and len(parts) <= self.objective.max_refills:
+            parts.append(self._more_groups(int(lacking.sum())))
+            found = (~self._lacks_signal(parts[-1])).nonzero()[:, 0]
+            places = lacking.nonzero()[: len(found), 0]
+            groups[places], lacking[places] = count + found, False
+            count += len(parts[-1].samples) // size
+        metrics["rollout/unfilled"] = float(lacking.float().mean())
+        metrics["rollout/refills"] = float(len(parts) - 1)
+        if len(parts) > 1:
+            rows = (groups[:, None] * size + torch.arange(size)).flatten()
+            left = not self.policy.config.is_encoder_decoder
+            rollouts = [part.rollout for part in parts]
+            scored = ScoredRollout(
+                Samples.concat(part.samples for part in parts)[rows.tolist()],
+                joined_rollouts(rollouts, self.tokenizer.pad_token_id, left)[rows],
+                sum(part.seconds for part in parts),
+                RewardBatch.concat([part.rewards for part in parts])[rows.numpy()],
+            )
+        return scored, lacking, metrics
+
+    def _lacks_signal(self, scored: ScoredRollout) -> Tensor:
+        """Return True for each group in which the objective's score, or the total, is the same."""
+        rewards, name = scored.rewards, self.objective.filter_groups or "total"
+        values = rewards.total if name == "total" else rewards.components[name]
+        known = torch.from_numpy(values).masked_fill(torch.from_numpy(rewards.failed), torch.nan)
+        size = self.generation.num_generations
+        return zero_signal(known, torch.arange(len(known)) // size)[::size]
 
     def _more_groups(self, n: int) -> ScoredRollout:
         """Sample and score the groups of n prompts of the training set, drawn at random."""
@@ -475,9 +485,12 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         samples: list[Samples] = []
         inputs: list[Prompt] = []
         while len(inputs) < n:
-            read = self._read(drawn_batch(loader, n))
-            samples.append(read[0])
-            inputs += read[1]
+            places = torch.randint(len(loader.dataset), (n,)).tolist()
+            batched = loader.batch_sampler is None  # an item of the dataset is a batch
+            items = loader.dataset[places[0]] if batched else [loader.dataset[i] for i in places]
+            prompts, read = self._read(loader.collate_fn(items))
+            samples.append(prompts)
+            inputs += read
         repeats = self.generation.num_generations
         return self._start(Samples.concat(samples)[:n], inputs[:n], repeats).scored()
 
@@ -497,19 +510,107 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             total = self.shape_rewards(scored.samples, rewards, lengths, baseline)
         return torch.from_numpy(total).double()
 
+    @torch.no_grad()
+    def _evaluate(self, rollout: Rollout) -> PolicyOutput:
+        """Compute log-probabilities and values without dropout, a microbatch at a time."""
+        self.policy.eval()
+        size, rows = self.optimizer.microbatch_size, torch.arange(len(rollout.completions))
+        outputs = [
+            policy_output(self.policy, part, self.generation.temperature, self.value_head)
+            for part in ([rollout] if size is None else map(rollout.__getitem__, rows.split(size)))
+        ]
+        log_probs, values = zip(*outputs, strict=True)
+        return PolicyOutput(torch.cat(log_probs), torch.cat(values) if self.value_head else None)
+
+    def _experience(
+        self,
+        rollout: Rollout,
+        rewards: Tensor,
+        greedy: Tensor | None = None,
+        output: PolicyOutput | None = None,
+        credit: Sequence[Scores] | None = None,
+    ) -> Experience:
+        """Compute advantages and everything else that stays fixed during the updates.
+
+        Statistics are over the completions of all ranks. Completions of one prompt are consecutive.
+        `rewards` are NaN if a sample failed, shape (n,), in float64, so that squares of large ones
+        are finite; `greedy`, shape (prompts,), are the rewards of greedy completions. `output` is
+        of the policy that sampled; None if it is the current policy. `credit` are the rewards of
+        each completion's tokens, for values; None assigns them to the last token.
+        """
+        choices, mask = self.objective.choices, rollout.mask
+        with reference_policy(self.policy):
+            reference = self._evaluate(rollout).log_probs
+        if output is None and (self.optimizer.off_policy or self.value_head):
+            output = self._evaluate(rollout)
+        values = None if output is None else output.values
+        returns = valued = None
+        if values is None:
+            all_rewards, own = gather_values(rewards)
+            groups = torch.arange(len(all_rewards)) // self.generation.num_generations
+            all_greedy = None if greedy is None else gather_values(greedy)[0]
+            advantages = completion_advantages(choices, all_rewards, groups, all_greedy)[own]
+        else:
+            tokens = torch.zeros_like(mask)
+            for row, given in zip(tokens, credit or (), strict=False):
+                row[: len(given)] = torch.from_numpy(given)
+            own_rewards = rewards.float().to(mask.device)
+            advantages, returns, valued = token_advantages(
+                self.critic, own_rewards, values, mask, tokens, whiten=choices.scale == "batch"
+            )
+        if self.objective.mask_truncated_completions:
+            mask = mask * rollout.ended[:, None]
+        advantages = advantages.float().to(mask.device)
+        old = output.log_probs if output is not None and self.optimizer.off_policy else None
+        return Experience(rollout, advantages, mask, reference, old, values, returns, valued)
+
+    def _terms(self, experience: Experience) -> Iterator[dict[str, Tensor]]:
+        """Yield the `loss_terms` of each microbatch; their sums are the terms of the update.
+
+        With a value head `loss` has the value loss as well, whose gradient reaches the adapter, and
+        `value_loss` is that loss without gradients.
+        """
+        choices, options = self.objective.choices, self.generation
+        size = self.optimizer.microbatch_size
+        weights = loss_weights(choices, experience, options.max_completion_length)
+        for rows in torch.arange(n := len(experience.mask)).split(size or n):
+            part, of_part = experience, weights
+            if size is not None:
+                part = experience[rows]
+                of_part = {name: each[rows.to(each.device)] for name, each in weights.items()}
+            self.policy.train()  # the adapter's dropout, and gradient checkpointing
+            log_probs, values = policy_output(
+                self.policy, part.rollout, options.temperature, self.value_head
+            )
+            terms = loss_terms(choices, log_probs, part, of_part, self.beta)
+            if values is not None and part.values is not None and part.returns is not None:
+                costs = value_loss(values, part.values, part.returns, self.critic.clip)
+                loss = (of_part["value"] * costs).sum()
+                terms["loss"] = terms["loss"] + self.critic.coef * loss
+                terms["value_loss"] = loss.detach()
+            yield terms
+
     def _learn(self, experience: Experience) -> dict[str, Tensor]:
         """Make all updates, or compute the loss for Lightning's; return the terms to log."""
-        learner, beta, clip = self.learner, self.beta, self.optimizer.max_grad_norm
         if self.automatic_optimization:
-            (terms,) = learner.terms(experience, beta)
+            (terms,) = self._terms(experience)
             fail_together(partial(check_loss, terms))
         else:
             each = [
-                step_optimizer(self, learner.terms(experience[rows], beta), clip)
+                step_optimizer(self, self._terms(experience[rows]), self.optimizer.max_grad_norm)
                 for rows in self.optimizer.minibatch_rows(len(experience.mask))
             ]
             terms = {name: torch.stack([t[name] for t in each]).mean() for name in each[0]}
-        if (made := experience.estimates) is not None:
-            explained = explained_variance(made.values, made.returns, made.mask)
-            terms["explained_variance"] = explained
+        values, returns, valued = experience.values, experience.returns, experience.valued
+        if values is not None and returns is not None and valued is not None:
+            terms["explained_variance"] = explained_variance(values, returns, valued)
         return terms
+
+
+def _unfit_loader(loader: object) -> str | None:
+    """Return why prompts can't be drawn from a training dataloader; None if they can."""
+    if not isinstance(loader, DataLoader):
+        return f"a {type(loader).__name__}"
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        return f"a DataLoader of a {type(loader.dataset).__name__}, which does not have a length"
+    return None

@@ -26,7 +26,7 @@ from module_files import load
 from torch.utils.data import DataLoader
 
 from ctrlreward import Distinct, Reward, Samples
-from ctrlreward.policy import learner
+from ctrlreward.policy import tuner as tuner_module
 from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scorer, ScoreSpec
 
@@ -241,9 +241,9 @@ def test_the_default_start_of_the_potential_is_the_prefix(tuner, fit) -> None:
 
 def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monkeypatch) -> None:
     advantages: list[torch.Tensor] = []
-    loss_terms = learner.loss_terms
+    loss_terms = tuner_module.loss_terms
     spy = lambda c, p, e, *rest: advantages.append(e.advantages) or loss_terms(c, p, e, *rest)  # noqa: E731
-    monkeypatch.setattr(learner, "loss_terms", spy)
+    monkeypatch.setattr(tuner_module, "loss_terms", spy)
     shaping = RewardShaping(window=LengthWindow(0, 0, 0.3), normalise=True)
     module = tuner(algorithm="self_critical")
     watch = fit(module, shaping, 3)

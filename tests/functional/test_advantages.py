@@ -1,8 +1,9 @@
+"""Deviations and advantages of tokens; `policy/test_objectives.py` has the baselines."""
+
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ctrlreward.functional.advantages import (
-    batch_baseline_advantages,
     batch_deviation,
     generalised_advantages,
     group_centred_advantages,
@@ -43,16 +43,6 @@ def spread(values: list[float]) -> float:
 
 
 @given(rated)
-def test_group_centred(rows: Rows) -> None:
-    expected = [
-        0.0 if math.isnan(reward) else reward - statistics.fmean(valid_of(rows, group))
-        for reward, group in rows
-    ]
-    result = group_centred_advantages(*columns(rows))
-    assert result.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@given(rated)
 def test_deviations(rows: Rows) -> None:
     within = [spread(valid_of(rows, group)) for _, group in rows]
     whole = spread([reward for reward, _ in rows if not math.isnan(reward)])
@@ -66,38 +56,6 @@ def test_self_critical(rows: Rows, greedy: list[float]) -> None:
     expected = [0.0 if math.isnan(d) else d for d in differences]
     result = self_critical_advantages(*columns(rows), torch.tensor(greedy, dtype=torch.float64))
     assert result.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@given(rated)
-def test_leave_one_out(rows: Rows) -> None:
-    expected = []
-    for i, (reward, group) in enumerate(rows):
-        others = valid_of(rows[:i] + rows[i + 1 :], group)
-        known = not math.isnan(reward) and others
-        expected.append(reward - statistics.fmean(others) if known else 0.0)
-    assert leave_one_out_advantages(*columns(rows)).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@given(rated)
-def test_batch_baseline(rows: Rows) -> None:
-    valid = [reward for reward, _ in rows if not math.isnan(reward)]
-    expected = [0.0 if math.isnan(r) else r - statistics.fmean(valid) for r, _ in rows]
-    assert batch_baseline_advantages(*columns(rows)).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "advantages",
-    [group_centred_advantages, leave_one_out_advantages, batch_baseline_advantages],
-)
-@given(rated, st.sampled_from([2, 0, 1]), st.data())
-def test_a_failed_sample_gets_0_and_changes_no_other(
-    advantages: Callable[[Tensor, Tensor], Tensor], rows: Rows, group: int, data: st.DataObject
-) -> None:
-    position = data.draw(st.integers(0, len(rows)))
-    without = advantages(*columns(rows)).tolist()
-    result = advantages(*columns([*rows[:position], (NAN, group), *rows[position:]])).tolist()
-    assert result.pop(position) == 0.0
-    assert result == pytest.approx(without, abs=1e-9)
 
 
 def test_equal_float32_rewards_have_advantage_0() -> None:
@@ -136,9 +94,7 @@ def assert_close(result: Tensor, expected: list[list[float]]) -> None:
 
 
 @given(written, shares, shares)
-def test_generalised_advantages_are_discounted_sums_of_td_errors(
-    rows: Written, gamma: float, lam: float
-) -> None:
+def test_generalised_advantages_are_discounted_sums_of_td_errors(rows, gamma, lam) -> None:
     expected = []
     for row, length in rows:
         errors = [

@@ -8,36 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.agreement import (
-    c4,
-    correlate,
-    cv_star,
-    findings_upheld,
-)
+from ctrlreward.functional.agreement import c4, correlate, cv_star, findings_upheld
 
 # Type I
-
-# Original and reproduced score, and CV* as printed in the reproduction paper.
-PUBLISHED = [
-    ((97.1, 98.2), 1.12),
-    ((94.3, 96.6), 2.40),
-    ((90.7, 96.9), 6.59),
-    ((61.0, 59.7), 2.15),
-    ((87.4, 88.4), 1.13),
-    ((90.7, 95.9), 5.56),
-    ((31.3, 31.5), 0.64),
-]
 
 scores = st.lists(st.floats(0.1, 1e4), min_size=2, max_size=12)
 
 
-@pytest.mark.parametrize(("pair", "published"), PUBLISHED)
-def test_published_pairs(pair: tuple[float, float], published: float) -> None:
-    assert cv_star(pair) == pytest.approx(published, abs=0.0051)
-
-
 @pytest.mark.parametrize(
-    ("n", "table"), [(2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.9400), (10, 0.9727)]
+    ("n", "table"),
+    [(2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.9400), (10, 0.9727), (1000, 0.99975)],
 )
 def test_c4_equals_the_table_of_control_charts(n: int, table: float) -> None:
     assert c4(n) == pytest.approx(table, abs=5e-5)
@@ -49,14 +29,7 @@ def test_equals_the_formula_with_the_standard_library(values: list[float]) -> No
     unbiased = math.sqrt(2 / (n - 1)) * math.gamma(n / 2) / math.gamma((n - 1) / 2)
     expected = (1 + 0.25 / n) * statistics.stdev(values) / unbiased / statistics.mean(values) * 100
     assert cv_star(values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
-
-
-def test_many_values_do_not_overflow() -> None:
-    assert c4(1000) == pytest.approx(1, abs=1e-3)
-
-
-def test_nan_propagates() -> None:
-    assert math.isnan(cv_star([1.0, math.nan]))
+    assert math.isnan(cv_star([*values, math.nan]))
 
 
 def test_errors() -> None:
@@ -66,6 +39,8 @@ def test_errors() -> None:
         cv_star([-1.0, 1.0])
     with pytest.raises(ValueError, match=r"n = 1: a sample standard deviation takes 2 or more"):
         c4(1)
+    with pytest.raises(ValueError, match="same length, got 1 and 2 values"):
+        correlate([1.0], [1.0, 2.0])
 
 
 # Type II
@@ -113,9 +88,7 @@ values_of_systems = st.dictionaries(
 
 
 @given(values_of_systems, values_of_systems)
-def test_findings_equal_a_loop_over_pairs(
-    first: dict[str, float], second: dict[str, float]
-) -> None:
+def test_findings_equal_a_loop_over_pairs(first, second) -> None:
     def ahead(values: dict[str, float], a: str, b: str) -> str:
         return a if values[a] > values[b] else b if values[b] > values[a] else "tie"
 
@@ -129,8 +102,3 @@ def test_findings_equal_a_loop_over_pairs(
     findings = findings_upheld(first, second)
     assert findings == (upheld, total)
     assert findings.share == pytest.approx(upheld / total if total else math.nan, nan_ok=True)
-
-
-def test_mismatched_values_raise() -> None:
-    with pytest.raises(ValueError, match="same length, got 1 and 2 values"):
-        correlate([1.0], [1.0, 2.0])

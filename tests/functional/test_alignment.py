@@ -73,9 +73,7 @@ def test_a_vector_of_zeros_has_no_cosine() -> None:
         ("", [], []),
     ],
 )
-def test_stop_words_are_whole_words(
-    text: str, spans: list[tuple[int, int]], content: list[bool]
-) -> None:
+def test_stop_words_are_whole_words(text, spans, content) -> None:
     mask = content_tokens(text, spans, {"the", "it", "don", "t", "s"})
     assert mask.dtype == np.bool_
     assert mask.tolist() == content

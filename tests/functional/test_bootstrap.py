@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -22,9 +23,7 @@ def five_clusters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
-def test_interval_equals_that_of_all_possible_draws(
-    five_clusters: tuple[np.ndarray, np.ndarray, np.ndarray], confidence: float
-) -> None:
+def test_interval_equals_that_of_all_possible_draws(five_clusters, confidence) -> None:
     before, after, clusters = five_clusters
     exact = []
     for draw in itertools.product(range(5), repeat=5):
@@ -56,21 +55,12 @@ def test_a_constant_gain_is_certain(before: list[float], clusters: list[str], ga
 
 
 @given(scores, scores, letters)
-def test_swapping_the_sides_flips_the_sign(
-    before: list[float], after: list[float], clusters: list[str]
-) -> None:
+def test_swapping_the_sides_flips_the_sign(before, after, clusters) -> None:
     one = paired_bootstrap(before, after, clusters, resamples=50)
     other = paired_bootstrap(after, before, clusters, resamples=50)
+    assert one == paired_bootstrap(before, after, clusters, resamples=50)  # the same seed
     assert other == pytest.approx((-one.value, -one.high, -one.low), abs=1e-9)
     assert one.low <= one.high
-
-
-@given(scores, scores, letters, st.integers(0, 3))
-def test_same_seed_same_interval(
-    before: list[float], after: list[float], clusters: list[str], seed: int
-) -> None:
-    one = paired_bootstrap(before, after, clusters, resamples=20, seed=seed)
-    assert one == paired_bootstrap(before, after, clusters, resamples=20, seed=seed)
 
 
 def test_nan_is_left_out_of_its_mean() -> None:
@@ -88,10 +78,7 @@ def test_a_draw_without_scores_is_left_out() -> None:
     [
         (([1, 2], [1], "ab"), r"after must have one score per row, got shape \(1,\) for 2"),
         (([NAN, NAN], [1, 2], "ab"), "before has no valid score"),
-        (
-            ([1, 2], [1, float("inf")], "ab"),
-            "after has no valid score, or an infinite one, must be finite",
-        ),
+        (([1, 2], [1, math.inf], "ab"), "after has no valid score, or an infinite one, must be"),
         (([1, 2], [1, 2], "aa"), "clusters must be two or more, but all rows have 'a'"),
         (([], [], ""), "before has no valid score"),
         (([1, 2], [1, 2], "ab", 95), r"confidence must be between 0 and 1 .*, got 95 and 10000"),

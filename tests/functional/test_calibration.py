@@ -32,18 +32,14 @@ def test_the_bias_is_the_mean_over_texts_from_which_the_mean_over_labels_is_take
 
 
 @given(TEXT, st.lists(LOG_PROBS, min_size=1, max_size=4), st.sampled_from(get_args(Weighting)))
-def test_words_that_are_favoured_alike_change_nothing(
-    text: np.ndarray, priors: list[float], weights: str
-) -> None:
+def test_words_that_are_favoured_alike_change_nothing(text, priors, weights) -> None:
     bias = label_bias([np.full(text.shape, prior) for prior in priors])
     calibrated = label_probabilities(text - bias, weights)
     np.testing.assert_allclose(calibrated, label_probabilities(text, weights), atol=1e-12)
 
 
 @given(REFERENCES, TEXT, st.data(), st.sampled_from(["mean", "max", "min"]))
-def test_a_constant_that_favours_a_word_cancels_out(
-    references: np.ndarray, text: np.ndarray, data: st.DataObject, weights: str
-) -> None:
+def test_a_constant_that_favours_a_word_cancels_out(references, text, data, weights) -> None:
     bonus = data.draw(npst.arrays(np.float64, text.shape, elements=st.floats(-10, 10)))
     plain, favoured = (
         label_probabilities(text + added - label_bias(references + added), weights)

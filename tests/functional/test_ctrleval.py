@@ -29,20 +29,13 @@ WEIGHTS = npst.arrays(np.float64, COUNTS, elements=st.just(0.0) | st.floats(1e-3
 
 
 @given(SCORES, WEIGHTS)
-def test_weighted_mean_equals_the_sum_of_weighted_scores(
-    scores: np.ndarray, weights: np.ndarray
-) -> None:
+def test_weighted_mean_equals_the_sum_of_weighted_scores(scores, weights) -> None:
     total = sum(weights)
     if total == 0:
         expected = sum(scores) / len(scores)
     else:
         expected = sum(s * (w / total) for s, w in zip(scores, weights, strict=True))
     assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_zero_weights_give_the_plain_mean() -> None:
-    assert weighted_mean(np.array([-1.0, -4.0]), np.zeros(2)) == -2.5
-    assert weighted_mean(np.array([-1.0, -4.0]), np.array([3.0, 0.0])) == -1.0
 
 
 def test_a_score_with_weight_0_does_not_count() -> None:
@@ -92,17 +85,6 @@ def test_each_weighting_folds_the_shares_of_each_label(log_probs: np.ndarray) ->
         expected = [reference([row[k] for row in shares], sums) for k in range(len(shares[0]))]
         relevance = label_probabilities(log_probs, name)
         np.testing.assert_allclose(relevance, expected, rtol=1e-9)
-
-
-def test_label_probabilities_by_hand() -> None:
-    log_probs = np.log([[0.1, 0.3], [0.2, 0.2], [0.04, 0.01]])  # shares of label 0: 1/4, 1/2, 4/5
-    for name, expected in [
-        ("beta", [0.4, 0.6]),  # 0.34 of 0.85
-        ("mean", [31 / 60, 29 / 60]),
-        ("max", [0.8, 0.75]),
-        ("min", [0.25, 0.2]),
-    ]:
-        np.testing.assert_allclose(label_probabilities(log_probs, name), expected)
 
 
 @given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))

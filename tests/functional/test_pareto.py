@@ -37,19 +37,6 @@ def test_equals_comparing_all_pairs(given_) -> None:
     assert front.tolist() == expected
 
 
-@given(fronts())
-def test_adding_points_one_by_one_gives_the_same_front(given_) -> None:
-    """A dominated point stays dominated, so a callback may forget it."""
-    points, directions = given_
-    front: list[list[float]] = []
-    for point in points:
-        front.append(point)
-        on_front = non_dominated(front, directions)
-        front = [p for p, keep in zip(front, on_front, strict=True) if keep]
-    whole = non_dominated(points, directions)
-    assert front == [p for p, keep in zip(points, whole, strict=True) if keep]
-
-
 def test_equal_points_are_on_the_front_together_or_not_at_all() -> None:
     assert non_dominated([[1, 2], [1, 2]], ["max", "max"]).tolist() == [True, True]
     assert non_dominated([[1, 2], [1, 2], [1, 3]], ["max", "max"]).tolist() == [False, False, True]
@@ -63,19 +50,11 @@ def test_no_points() -> None:
 @pytest.mark.parametrize(
     ("values", "directions", "message"),
     [
-        (
-            [[1.0, 2.0]],
-            ["max", "up"],
-            r"directions must be 'max' or 'min' for each value, got 'up'",
-        ),
+        ([[1.0, 2.0]], ["max", "up"], "directions must be 'max' or 'min' for each value, got 'up'"),
         ([[1.0, 2.0]], ["max"], r"one row per point .* got shape \(1, 2\) for 1 directions"),
         ([1.0, 2.0], ["max", "max"], r"got shape \(2,\) for 2 directions"),
         (np.empty((2, 0)), [], r"at least one, got shape \(2, 0\) for 0 directions"),
-        (
-            [[1.0, 2.0], [0.0, math.nan]],
-            ["max", "max"],
-            r"values\[1, 1\] is NaN\. Leave out",
-        ),
+        ([[1.0, 2.0], [0.0, math.nan]], ["max", "max"], r"values\[1, 1\] is NaN\. Leave out"),
     ],
 )
 def test_bad_input(values, directions, message) -> None:

@@ -116,9 +116,7 @@ def test_a_curve_does_not_pass_its_next_knot_by_rounding() -> None:
 
 @given(scores, scores, st.booleans(), st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
-def test_better_scores_never_lower_the_total(
-    first: list[float], second: list[float], higher: bool, segments: int
-) -> None:
+def test_better_scores_never_lower_the_total(first, second, higher, segments) -> None:
     better, worse = (
         {"a": np.array(side[:12]), "b": np.array(side[12:])} for side in (first, second)
     )

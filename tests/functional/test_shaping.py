@@ -141,19 +141,11 @@ failing = st.one_of(values, st.just(math.nan))
 )
 def test_the_preference_is_the_mean_sigmoid_of_the_differences(rows, scale: float) -> None:
     rewards, references = array([r for r, _ in rows]), np.array([refs for _, refs in rows])
-    for (reward, refs), got in zip(
-        rows, preference_over_references(rewards, references, scale), strict=True
-    ):
+    found = preference_over_references(rewards, references, scale)
+    for (reward, refs), got in zip(rows, found, strict=True):
         each = [1 / (1 + math.exp(-(reward - r) / scale)) for r in refs if not math.isnan(r)]
         expected = sum(each) / len(each) if each else math.nan
         assert got == pytest.approx(expected, nan_ok=True)
-
-
-def test_a_reward_as_good_as_its_reference_is_a_half_and_one_far_above_hardly_more() -> None:
-    one = np.ones((3, 1))
-    equal, above, far = preference_over_references(array([1.0, 9.0, 90.0]), one)
-    assert equal == 0.5
-    assert far - above < 1e-3
 
 
 @given(
@@ -196,9 +188,7 @@ def test_one_bound_has_the_papers_weights(u: float, reward: float, inside: float
 
 
 @given(st.floats(0, 5), st.lists(st.floats(-3, 3), min_size=1, max_size=9), st.floats(0.01, 1))
-def test_a_multiplier_is_the_projected_sum_and_the_last_excess(
-    start: float, excesses, rate
-) -> None:
+def test_a_multiplier_is_the_projected_sum_and_the_last_excess(start, excesses, rate) -> None:
     integral = expected = start
     for excess in excesses:
         integral, multiplier = next_multiplier(integral, excess, rate)

@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import (
-    Generation,
-    LoRA,
-    Objective,
-    OptimizerConfig,
-    PolicyTuner,
-    pl,
-    quiet_trainer,
-)
+from lightning_choice import PolicyTuner, pl, quiet_trainer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import (
@@ -30,8 +22,10 @@ from transformers import (
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
+from tuner_records import BATCH
 
 from ctrlreward import Reward, Samples
+from ctrlreward.policy.tuner import GROUPS
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
@@ -91,14 +85,6 @@ def folder(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(LETTERS)
 
 
-GROUPS = {
-    "objective": Objective,
-    "generation": Generation,
-    "optimizer": OptimizerConfig,
-    "lora": LoRA,
-}
-
-
 def grouped(**options: Any) -> dict[str, Any]:
     """Collect options of the groups of `PolicyTuner` into its arguments.
 
@@ -106,6 +92,8 @@ def grouped(**options: Any) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {}
     for name, group in GROUPS.items():
+        if name == "critic":  # it has a `clip` as well
+            continue
         own = {field.name for field in fields(group)} & options.keys()
         arguments[name] = group(**{key: options.pop(key) for key in sorted(own)})
     return arguments | options
@@ -201,12 +189,18 @@ def tiny_seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], st
 
 
 @pytest.fixture
+def batch() -> Samples:
+    """The prompts that `fit` trains on; a file of tests may have others."""
+    return BATCH
+
+
+@pytest.fixture
 def fit(tmp_path: Path, batch: Samples) -> Callable[..., pl.Trainer]:
-    """Return a function that trains on the `batch` fixture of the test file at each step."""
+    """Return a function that trains on `batch` at each step."""
 
     def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
         trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=steps)
-        data = DataLoader([batch] * 60, batch_size=None)  # type: ignore[arg-type]
+        data = DataLoader([batch] * 60, batch_size=None)
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return trainer
 

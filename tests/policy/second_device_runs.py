@@ -39,10 +39,7 @@ def train(
     perplexity = Perplexity(folders["llama"])
     ctrleval = CTRLEval(folders["pegasus"], evaluators=4)
     reward = Reward(
-        {
-            "likelihood": perplexity["log_likelihood"],
-            "relevance": ctrleval["attribute_relevance"],
-        },
+        {"likelihood": perplexity["log_likelihood"], "relevance": ctrleval["attribute_relevance"]},
         device=scorers,
     )
     pl.seed_everything(0)
@@ -64,8 +61,8 @@ def train(
         num_sanity_val_steps=0,
         val_check_interval=1,
     )
-    data: Any = DataLoader([BATCH] * 2, batch_size=None)  # type: ignore[arg-type]
-    trainer.fit(tuner, data, DataLoader([0]))  # type: ignore[arg-type]
+    data: Any = DataLoader([BATCH] * 2, batch_size=None)
+    trainer.fit(tuner, data, DataLoader([0]))
     learned = {n: p.detach().cpu() for n, p in tuner.named_parameters() if p.requires_grad}
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return learned, {n: v for n, v in logged.items() if not n.endswith("seconds")}
@@ -76,37 +73,11 @@ def placed(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"accelerator": "cpu", "devices": 1}
 
-    class Second(pl.accelerators.Accelerator):  # type: ignore[name-defined]
+    class Second(pl.accelerators.CPUAccelerator):
         """The second device, as Lightning sees it."""
 
         def setup_device(self, device: torch.device) -> None:
-            pass
-
-        def teardown(self) -> None:
-            pass
-
-        def get_device_stats(self, device: torch.device) -> dict[str, Any]:
-            return {}
-
-        @staticmethod
-        def parse_devices(devices: Any) -> Any:
-            return devices
-
-        @staticmethod
-        def get_parallel_devices(devices: Any) -> list[torch.device]:
-            return [torch.device(device)]
-
-        @staticmethod
-        def auto_device_count() -> int:
-            return 1
-
-        @staticmethod
-        def is_available() -> bool:
-            return True
-
-        @staticmethod
-        def name() -> str:
-            return "second"
+            """Accept it, since it is no CPU."""
 
     accelerator = Second()
     strategy = pl.strategies.SingleDeviceStrategy(torch.device(device), accelerator)

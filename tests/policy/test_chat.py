@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning_choice import Generation
 from transformers import AutoTokenizer
+from tuner_records import sampled
 
 from ctrlreward import Samples
 
@@ -67,23 +66,16 @@ def _new(rollout) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share) -> None:
     module = chat()
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]
     batch = Samples(texts=["", ""], prefixes=["", ""], prompts=PROMPTS)
     assert torch.isfinite(module.training_step(batch, 0))
     (scored,) = share.scored
     assert set(scored.prompts) == set(PROMPTS)  # as given, for rewards that read them
     assert not any(text.startswith("Praise") for text in scored.texts)
-
-    read: list[str] = []
-    forward = module.policy.forward
-
-    def spy(**options: Any) -> Any:
-        read.extend(module.tokenizer.batch_decode(options["input_ids"]))
-        return forward(**options)
-
-    module.policy.forward = spy
-    module.complete(PROMPTS[0])  # a string is one prompt
-    assert read[:1] == ["<|open|>user\nPraise the soup.<|close|>\n<|open|>assistant\n"]
+    rollouts = sampled(module)
+    assert len(module.complete(PROMPTS[0])) == 1  # a string is one prompt
+    read = rollouts[0].ids[0, : -rollouts[0].mask.shape[1]]
+    template = "<|open|>user\nPraise the soup.<|close|>\n<|open|>assistant\n"
+    assert module.tokenizer.decode(read) == template
 
 
 def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:
@@ -119,12 +111,6 @@ def test_an_answer_that_no_special_token_ends_is_ended_by_the_models_own(
     module = tuner(model=with_template(plain), chat=True)
     module.configure_model()
     assert module.policy.generation_config.eos_token_id == [0]
-
-
-@pytest.mark.parametrize("options", [{"system": "Be brief."}, {"chat_template_kwargs": {"a": 1}}])
-def test_options_of_a_chat_need_a_chat(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"is part of a chat\. Set generation\.chat to True"):
-        Generation(**options)
 
 
 def test_an_encoder_reads_the_template_without_further_special_tokens(

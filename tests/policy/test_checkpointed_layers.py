@@ -10,6 +10,7 @@ import torch
 from lightning_choice import PolicyTuner
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
 from transformers import OpenAIGPTLMHeadModel as OpenAIGPT
+from tuner_records import drift
 
 from ctrlreward import Samples
 
@@ -21,11 +22,7 @@ BATCH = Samples(texts=["", "", ""], prefixes=["", "", ""], prompts=["abc", "cd",
 def gradients(module: PolicyTuner) -> dict[str, torch.Tensor]:
     """Those of one step, of a policy away from its reference."""
     module.configure_model()
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]
-    torch.manual_seed(1)
-    for name, parameter in module.policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+    drift(module, 1)
     module.training_step(BATCH, 0).backward()
     return {n: p.grad for n, p in module.named_parameters() if p.requires_grad}
 
@@ -42,9 +39,7 @@ def runs_of_layers(module: PolicyTuner) -> Callable[[], int]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("family", ["llama", "t5", "bart"])
-def test_gradients_are_the_same(
-    tuner, folder: str, tiny_seq2seq: Callable[[str], str], family: str, dropout: float
-) -> None:
+def test_gradients_are_the_same(tuner, folder, tiny_seq2seq, family, dropout) -> None:
     model = folder if family == "llama" else tiny_seq2seq(family)
     found, counts = [], []
     for checkpointing in (False, True):
@@ -78,7 +73,7 @@ def test_keeps_fewer_activations(tuner, folder: str, tmp_path: Path) -> None:
         module = tuner(model=wide, gradient_checkpointing=checkpointing, max_completion_length=32)
         module.configure_model()
         rollout = module._sample(["abcdef"] * 8)
-        experience = module.learner.experience(rollout, torch.arange(8.0))
+        experience = module._experience(rollout, torch.arange(8.0))
         sizes: dict[int, int] = {}
 
         def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
@@ -88,7 +83,7 @@ def test_keeps_fewer_activations(tuner, folder: str, tmp_path: Path) -> None:
 
         parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            terms = next(module.learner.terms(experience, 0.1))
+            terms = next(module._terms(experience))
         kept.append(sum(size for place, size in sizes.items() if place not in parameters))
         del terms
     assert kept[1] < kept[0] / 5

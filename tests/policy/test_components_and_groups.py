@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,12 +30,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_clients import VERL, Importer
 from transformers import AutoTokenizer
+from tuner_records import learned, logged
 
 from ctrlreward import Reward, Samples
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.policy.objectives import completion_advantages
-from ctrlreward.policy.refill import joined_rollouts
-from ctrlreward.policy.rollouts import Rollout, log_probs
+from ctrlreward.policy.rollouts import Rollout, joined_rollouts, log_probs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +48,6 @@ TABLE = [
     *([3.0, 7.0], [3.0, -7.0], [1.0, 0.5], [0.0, 7.0]),
     *([0.1, 0.2], [0.1, 0.2], [0.1, 0.2], [0.1, 0.2]),
 ]
-MISSING = [[NAN, 10.0], *TABLE[1:]]
 
 
 def advantages(table: list[list[float]], objective: Objective = DECOUPLED) -> Tensor:
@@ -126,17 +123,6 @@ def test_the_share_without_signal_is_trls(of_trl: Callable[..., dict[str, Any]])
     assert ours == pytest.approx(of_trl(TABLE)["zero"], abs=1e-6) == pytest.approx(1 / 3)
 
 
-def test_trl_takes_a_missing_component_for_0(of_trl: Callable[..., dict[str, Any]]) -> None:
-    """And learns from it: the sample seems as bad as the worst of its group."""
-    theirs = of_trl(MISSING)["advantages"]
-    zero = advantages([[0.0, 10.0], *MISSING[1:]], Objective())
-    torch.testing.assert_close(theirs, zero, rtol=1e-4, atol=1e-4)
-    ours = advantages(MISSING, Objective())
-    assert theirs[0] < -0.5
-    assert ours[0] == 0
-    assert ours[1:4].sum().item() == pytest.approx(0, abs=1e-9)
-
-
 # verl
 
 
@@ -173,46 +159,11 @@ def test_decoupled_advantages_are_verls(verl: Importer) -> None:
     torch.testing.assert_close(advantages(TABLE), theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_a_missing_component_makes_all_of_verls_advantages_nan(verl: Importer) -> None:
-    assert of_verl(verl, MISSING).isnan().all()
-    ours = advantages(MISSING)
-    assert ours[0] == 0
-    # The others learn what they would without the sample.
-    scores, groups = torch.tensor(MISSING[1:]).double(), torch.arange(1, 12) // 4
-    rest = decoupled_rewards(scores, torch.tensor(WEIGHTS).double(), groups)
-    alone = completion_advantages(DECOUPLED.choices, rest, groups, None)
-    torch.testing.assert_close(ours[1:], alone)
-    assert ours[1:8].abs().min() > 0.01
-
-
-def test_groups_without_signal_are_those_that_verl_evicts(verl: Importer) -> None:
-    """Where they differ, verl keeps what has no signal: equal fractions, and a missing reward."""
-    replay = verl.module("trainer.ppo.v1.replay_buffer")
-    groups = [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.5, 0.5, 0.5], [0.1, 0.1, 0.1], [1.0, NAN, 1.0]]
-    rows = {f"{g}_{i}": value for g, row in enumerate(groups) for i, value in enumerate(row)}
-    buffer = SimpleNamespace(
-        filter_groups_metric="acc",
-        finished_keys={"train": {str(g) for g in range(len(groups))}},
-        partitions={"train": rows},
-        _dapo_classification_cache=defaultdict(dict),
-    )
-    replay.tq.kv_batch_get = lambda keys, **_: {
-        "extra_fields": [{"reward_extra_info": {"acc": rows[key]}} for key in keys]
-    }
-    evicted, counts = replay.ReplayBuffer._dapo_filtered_keys(buffer, "train")
-    flat = torch.tensor([*rows.values()], dtype=torch.float64)
-    ours = zero_signal(flat, torch.arange(15) // 3)[::3]
-    assert evicted == {"0", "2"}
-    assert isinstance(counts, Counter)
-    assert ours.tolist() == [True, False, True, True, True]
-
-
 # The formula, by loops
 
 rows_of_two = st.lists(
     st.tuples(
-        st.integers(0, 2),
-        *[st.one_of(st.integers(-8, 8).map(lambda k: k / 4), st.just(NAN))] * 2,
+        st.integers(0, 2), *[st.one_of(st.integers(-8, 8).map(lambda k: k / 4), st.just(NAN))] * 2
     ),
     min_size=1,
     max_size=9,
@@ -241,20 +192,6 @@ def test_decoupled_rewards_equal_the_loops(rows: list[tuple[int, float, float]])
 # In a step
 
 
-def logged(module: PolicyTuner) -> dict[str, float]:
-    values: dict[str, float] = {}
-    module.log = lambda name, value, **_: values.__setitem__(name, value)  # type: ignore[method-assign]
-    return values
-
-
-def learned(module: PolicyTuner) -> list[Any]:
-    """Record the experience of each update."""
-    kept: list[Any] = []
-    learn = module._learn
-    module._learn = lambda experience: kept.append(experience) or learn(experience)  # type: ignore
-    return kept
-
-
 def test_a_step_learns_from_decoupled_components(tuner, share) -> None:
     reward = Reward({"share": (share["share"], 2.0), "length": (share["length"], -0.01)})
     module = tuner(reward=reward, multi_objective_aggregation="normalize_then_sum")
@@ -267,17 +204,11 @@ def test_a_step_learns_from_decoupled_components(tuner, share) -> None:
     failed = torch.from_numpy(batch.failed)
     assert 0 < failed.sum() < 12  # empty completions
     assert values["reward/fail_rate"] == pytest.approx(failed.double().mean().item())
-    groups, weights = torch.arange(12) // 4, torch.tensor([2.0, -0.01])
+    scores = torch.from_numpy(table).masked_fill(failed[:, None], NAN)
+    decoupled = decoupled_rewards(scores, torch.tensor([2.0, -0.01]), torch.arange(12) // 4)
     expected = torch.zeros(12, dtype=torch.float64)
-    kept = torch.from_numpy(table)[~failed]
-    for row, weight in zip(kept.T, weights, strict=True):
-        for group in range(3):
-            mine = groups[~failed] == group
-            spread = row[mine].std() if mine.sum() > 1 else 0.0
-            part = weight * (row[mine] - row[mine].mean()) / (spread + 1e-4)
-            expected[(groups == group) & ~failed] += part
-    spread = expected[~failed].std()
-    expected[~failed] = (expected[~failed] - expected[~failed].mean()) / (spread + 1e-4)
+    kept = decoupled[~failed]
+    expected[~failed] = (kept - kept.mean()) / (kept.std() + 1e-4)
     torch.testing.assert_close(experiences[0].advantages.double(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -294,7 +225,7 @@ def style(texts: list[str]) -> list[float]:
 def trained(module: PolicyTuner, prompts: list[str], steps: int = 1, **options: Any) -> Any:
     pl.seed_everything(0, verbose=False)
     trainer = quiet_trainer(max_steps=steps, callbacks=options.pop("callbacks", []))
-    trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))  # type: ignore
+    trainer.fit(module, DataLoader(prompts, **{"batch_size": 4, **options}))
     return trainer
 
 
@@ -369,32 +300,6 @@ def test_joined_rollouts_have_the_log_probabilities_of_their_parts(
 # Refused
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"algorithm": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
-            "must have baseline and scale 'group', as 'grpo' and 'dapo', got 'leave_one_out'",
-        ),
-        (
-            {"multi_objective_aggregation": "gdpo"},
-            "objective.multi_objective_aggregation must be one of sum_then_normalize, norm",
-        ),
-        (
-            {"algorithm": "reinforce", "filter_groups": "total"},
-            "with the baseline 'batch' they are not: must have the baseline 'group' or",
-        ),
-        (
-            {"filter_groups": "total", "max_refills": 0},
-            "objective.max_refills must be positive, got 0",
-        ),
-    ],
-)
-def test_bad_choices(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Objective(**options)
-
-
 def test_what_the_reward_or_the_optimizer_does_not_allow(tuner, share) -> None:
     with pytest.raises(ValueError, match=r"filter_groups must be one of total, share"):
         tuner(filter_groups="shares")
@@ -404,7 +309,7 @@ def test_what_the_reward_or_the_optimizer_does_not_allow(tuner, share) -> None:
     with pytest.raises(ValueError, match="filter_groups needs the rewards of a rollout"):
         tuner(filter_groups="total", optimizer=OptimizerConfig(overlap=True))
     with pytest.raises(TypeError, match=r"filter_groups='total'"):
-        PolicyTuner("m", share["share"], dynamic_sampling=True)  # type: ignore[call-arg]
+        PolicyTuner("m", share["share"], dynamic_sampling=True)
 
 
 class Endless(IterableDataset):
@@ -415,7 +320,7 @@ class Endless(IterableDataset):
 
 def test_what_training_does_not_allow(tuner) -> None:
     with pytest.raises(MisconfigurationException, match="DataLoader of a Endless, which does"):
-        trained(tuner(filter_groups="total"), Endless())  # type: ignore[arg-type]
+        trained(tuner(filter_groups="total"), Endless())
     module = tuner(multi_objective_aggregation="normalize_then_sum")
     with pytest.raises(MisconfigurationException, match="RewardShaping shapes the total of a rewa"):
         trained(module, ["ab"] * 4, callbacks=[RewardShaping(clip=(-1.0, 1.0))])

@@ -19,6 +19,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from tuner_records import drift
 
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, draw, log_probs, sample
@@ -30,19 +31,10 @@ CLOSE = {"float32": {"rtol": 1e-4, "atol": 1e-5}, "bfloat16": {"rtol": 5e-2, "at
 PROMPTS = ["ab", "f", "ab", "abcdef", "f", "ab"]
 
 
-def draw_adapter(policy: PeftModel, std: float) -> None:
-    """Give the adapter an effect; untrained, it has none."""
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=std)
-
-
 @pytest.fixture
 def policy(folder: str) -> PeftModel:
     torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype="float32"), "cpu").eval()
-    draw_adapter(policy, std=0.3)
-    return policy
+    return drift(load_policy(folder, LoRA(4, dtype="float32"), "cpu").eval())
 
 
 # Drawing
@@ -109,9 +101,7 @@ def test_pairs_of_tokens_have_their_probabilities(policy: PeftModel, folder: str
         {"top_k": 5, "top_p": 0.8, "min_p": 0.2},
     ],
 )
-def test_the_tokens_that_transformers_keeps_are_drawn(
-    policy: PeftModel, folder: str, options: dict[str, Any]
-) -> None:
+def test_the_tokens_that_transformers_keeps_are_drawn(policy, folder, options) -> None:
     tokenizer, temperature = load_tokenizer(folder), 1.3
     with torch.no_grad():
         ids = torch.tensor([tokenizer.encode("ab", add_special_tokens=False)])
@@ -122,27 +112,9 @@ def test_the_tokens_that_transformers_keeps_are_drawn(
     torch.manual_seed(0)
     sampling = Generation(max_completion_length=1, **options)
     rollout = sample(policy, tokenizer, ["ab"] * 4000, sampling, temperature)
-    assert rollout.ids[:, -1].unique().tolist() == kept.nonzero()[:, 0].tolist()
-
-
-def test_the_nucleus_is_sampled_from_and_the_whole_distribution_learned_from(
-    policy: PeftModel, folder: str
-) -> None:
-    draws, temperature = 4000, 1.3
-    tokenizer = load_tokenizer(folder)
-    with torch.no_grad():
-        ids = torch.tensor([tokenizer.encode("ab", add_special_tokens=False)])
-        logits = policy(ids).logits[:, -1] / temperature
-    nucleus = TopPLogitsWarper(0.6)(None, logits)[0].double().softmax(dim=-1)
-    kept = nucleus > 0
-    assert 1 < kept.sum() < len(kept)
-    torch.manual_seed(0)
-    options = Generation(max_completion_length=1, top_p=0.6)
-    rollout = sample(policy, tokenizer, ["ab"] * draws, options, temperature)
     tokens = rollout.ids[:, -1]
-    counts = tokens.bincount(minlength=len(kept))
-    assert counts[~kept].sum() == 0
-    assert chisquare(counts[kept], nucleus[kept] * draws).pvalue > 0.01
+    assert tokens.unique().tolist() == kept.nonzero()[:, 0].tolist()
+    # The whole distribution is learned from.
     found = log_probs(policy, rollout[torch.arange(64)], temperature)[:, 0]
     torch.testing.assert_close(found, logits[0].log_softmax(dim=-1)[tokens[:64]])
 

@@ -1,30 +1,26 @@
-"""Encoder-decoder policies."""
+"""Encoder-decoder policies; `test_rollouts.py` has their rollouts."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from pathlib import Path
 
 import peft
 import pytest
 import torch
 from lightning_choice import LoRA, PolicyTuner, pl
-from textbook import group_normalised_advantages, grpo_loss
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from tuner_records import drift
 
 from ctrlreward import Samples
-from ctrlreward.functional.policy import kl_estimate, sequence_mean
 from ctrlreward.policy.model import load_policy
-from ctrlreward.policy.rollouts import Generation, Rollout, log_probs, sample
+from ctrlreward.policy.rollouts import Generation, sample
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.parametrize("family", ["t5", "bart"]),
 ]
 
-PROMPTS = ["ab", "f", "abcdef", "ddd"] * 4
 # Of each family: the end, and what the decoder starts with.
 SPECIAL = {"t5": (1, 0), "bart": (2, 2)}
 TRANSFER = Samples(texts=[""] * 3, prefixes=[""] * 3, prompts=["abc", "cd", "f"])
@@ -46,151 +42,6 @@ def adapted(folder: str) -> peft.PeftModel:
     return drift(load_policy(folder, LoRA(4, dtype="float32"), "cpu").eval())
 
 
-def drift(policy: peft.PeftModel) -> peft.PeftModel:
-    """Randomise the adapter in place."""
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return policy
-
-
-def merged(policy: peft.PeftModel) -> torch.nn.Module:
-    """Merge the adapter into a plain model."""
-    return policy.merge_and_unload().eval()
-
-
-def loop(
-    model: torch.nn.Module, folder: str, family: str, rollout: Rollout, temperature: float
-) -> torch.Tensor:
-    """Compute log-probabilities from the model's logits, one prompt and one token at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    end, start = SPECIAL[family]
-    new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
-    result = torch.zeros(rollout.mask.shape)
-    for i, row in enumerate(new):
-        read = torch.tensor([tokenizer(PROMPTS[i]).input_ids])
-        for t, token in enumerate(row):
-            with torch.no_grad():
-                before = torch.tensor([[start, *row[:t]]])
-                logits = model(input_ids=read, decoder_input_ids=before).logits[0, -1]
-            result[i, t] = (logits.double() / temperature).log_softmax(dim=-1)[token]
-            if token == end:
-                break
-    return result
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_equal_a_loop_over_tokens(folder: str, family: str, temperature: float) -> None:
-    policy = adapted(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(3)
-    rollout = sample(policy, tokenizer, PROMPTS, Generation(max_completion_length=8), temperature)
-    with torch.no_grad():
-        result = log_probs(policy, rollout, temperature)
-    assert len({*rollout.mask.sum(dim=1).tolist()}) > 2  # some end early
-    expected = loop(merged(policy), folder, family, rollout, temperature)
-    assert result.dtype == torch.float32
-    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
-
-
-def test_a_rollout_has_the_encoders_and_the_decoders_tokens(folder: str, family: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(3)
-    rollout = sample(adapted(folder), tokenizer, PROMPTS, Generation(max_completion_length=8))
-    new = rollout.mask.shape[1]
-    end, _ = SPECIAL[family]
-    for i, prompt in enumerate(PROMPTS):
-        read = tokenizer(prompt).input_ids
-        assert read[-1] == end
-        source = rollout.ids[i, :-new]
-        padding = len(source) - len(read)
-        assert source.tolist() == read + [tokenizer.pad_token_id] * padding
-        written = rollout.ids[i, -new:].tolist()
-        length = written.index(end) + 1 if end in written else new
-        assert rollout.mask[i].tolist() == [1.0] * length + [0.0] * (new - length)
-        assert rollout.attention[i].tolist() == (
-            [1] * len(read) + [0] * padding + [1] * length + [0] * (new - length)
-        )
-        assert bool(rollout.ended[i]) == (end in written)
-        assert rollout.completions[i] == tokenizer.decode(
-            written[:length], skip_special_tokens=True
-        )
-
-
-@pytest.mark.parametrize("length", [1, 2])
-def test_samples_from_the_whole_distribution_despite_the_generation_config(
-    folder: str, family: str, length: int
-) -> None:
-    """The last position, where BART's config forces the end token."""
-    draws = 2000
-    policy = adapted(folder)
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    options = Generation(max_completion_length=length)
-    rollout = sample(policy, tokenizer, ["ab"] * draws, options)
-    end, start = SPECIAL[family]
-    written = rollout.ids[:, -length:]
-    first = written[:, 0].mode().values.item()
-    assert first != end
-    rows = written[:, 0] == first if length == 2 else torch.ones(draws, dtype=torch.bool)
-    last = written[rows, -1]
-    before = torch.tensor([[start] if length == 1 else [start, first]])
-    with torch.no_grad():
-        logits = merged(policy)(input_ids=rollout.ids[:1, :-length], decoder_input_ids=before)
-    expected = logits.logits[0, -1].softmax(dim=-1)
-    assert expected.max() < 0.9
-    frequencies = last.bincount(minlength=len(expected)) / len(last)
-    for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
-        assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(last)) + 1e-3)
-
-
-def test_the_loss_has_the_gradient_of_the_formula(
-    tuner: Callable[..., PolicyTuner], folder: str, family: str
-) -> None:
-    """Compared with the logits of the model's own forward pass."""
-    module = tuner(algorithm="grpo", beta=0.7, temperature=0.8)
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]
-    torch.manual_seed(4)
-    module.configure_model()
-    drift(module.policy)
-    rollouts: list[Rollout] = []
-    draw = module._sample
-    module._sample = lambda p, t: rollouts.append(draw(p, t)) or rollouts[-1]  # type: ignore
-    torch.manual_seed(0)
-    loss = module.training_step(TRANSFER, 0)
-    (rollout,) = rollouts
-    new, (_, start) = rollout.mask.shape[1], SPECIAL[family]
-
-    def values(model: torch.nn.Module) -> torch.Tensor:
-        written = rollout.ids[:, -new:]
-        before = torch.cat([torch.full((12, 1), start), written[:, :-1]], dim=1)
-        logits = model(
-            input_ids=rollout.ids[:, :-new],
-            attention_mask=rollout.attention[:, :-new],
-            decoder_input_ids=before,
-        ).logits
-        table = (logits / 0.8).log_softmax(dim=-1)
-        return table.gather(2, written[:, :, None]).squeeze(2) * rollout.mask
-
-    rewards = torch.tensor([t.count("a") / len(t) if t else math.nan for t in rollout.completions])
-    groups = torch.arange(3).repeat_interleave(4)
-    advantages = group_normalised_advantages(rewards, groups)
-    current = values(module.policy)
-    with torch.no_grad():
-        reference = values(AutoModelForSeq2SeqLM.from_pretrained(folder).eval())
-    kl = sequence_mean(kl_estimate(current, reference), rollout.mask).mean()
-    expected = grpo_loss(current, advantages, rollout.mask) + 0.7 * kl
-    assert kl > 0.01
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    torch.testing.assert_close(
-        torch.autograd.grad(loss, trained),
-        torch.autograd.grad(expected, trained),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
 def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], share, family: str
 ) -> None:
@@ -210,9 +61,7 @@ def test_three_steps_raise_a_planted_reward_of_the_completions_alone(
     assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
 
 
-def test_the_exported_adapter_is_plain_peft(
-    tuner: Callable[..., PolicyTuner], folder: str, family: str, tmp_path: Path
-) -> None:
+def test_the_exported_adapter_is_plain_peft(tuner, folder, family, tmp_path) -> None:
     """Plain peft and transformers generate the same from it."""
     module = tuner()
     module.policy = adapted(folder)
@@ -241,9 +90,7 @@ def test_the_exported_adapter_is_plain_peft(
         assert ours[:length].tolist() == theirs[1 : 1 + length]
 
 
-def test_a_decoder_without_a_start_token_is_an_error(
-    folder: str, family: str, tmp_path: Path
-) -> None:
+def test_a_decoder_without_a_start_token_is_an_error(folder, family, tmp_path) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     model.config.decoder_start_token_id = None
     model.generation_config = GenerationConfig(eos_token_id=1)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning_choice import Critic, PolicyTuner
+from lightning_choice import Critic
+from tuner_records import learned, logged, trained_weights
 
 from ctrlreward import Samples
+from ctrlreward.policy.objectives import ALGORITHMS
 
 PROMPTS = Samples(texts=["a", "fb", "c"]).as_prompts()
-ALGORITHMS = ["grpo", "dr_grpo", "rloo", "reinforce", "ppo"]
 
 
 @pytest.fixture
@@ -22,36 +21,28 @@ def batch() -> Samples:
     return PROMPTS
 
 
-def weights(tuner: PolicyTuner) -> torch.Tensor:
-    trained = [p.detach().flatten() for p in tuner.parameters() if p.requires_grad]
-    return torch.cat(trained)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("value", [1e300, -1e300, np.inf, np.nan, None])
-def test_an_extreme_reward_is_a_failed_sample(
-    tuner: Callable[..., PolicyTuner], algorithm: str, value: float | None
-) -> None:
-    """Its advantage is 0, and those of the others are as if it were not there."""
+def test_an_extreme_reward_is_a_failed_sample(tuner, algorithm, value) -> None:
+    """Its advantage is 0, and others have one."""
 
     def odd(texts: list[str]) -> list[float | None]:
         return [value if i == 1 else float(i % 3) for i in range(len(texts))]
 
     module = tuner(reward=odd, algorithm=algorithm)
-    module.configure_model()
-    rewards = module.reward(["ab"] * 4)
-    assert rewards.failed.tolist() == [False, True, False, False]
-    assert rewards.statistics()["total"] == pytest.approx((0 + 2 + 0) / 3)
-    module.training_step(PROMPTS, 0)
+    values, experiences = logged(module), learned(module)
+    assert torch.isfinite(module.training_step(PROMPTS, 0))
     _, last = module.last_rollout
     assert last.failed.tolist() == [False, True, *[False] * 10]
-    assert torch.isfinite(weights(module)).all()
+    assert values["reward/total"] == pytest.approx(np.mean([0, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]))
+    assert values["reward/fail_rate"] == pytest.approx(1 / 12)
+    advantages = experiences[0].advantages
+    assert advantages.isfinite().all()
+    assert (advantages[1].abs().max(), advantages.abs().max() > 0) == (0, True)
 
 
 @pytest.mark.parametrize("scale", [1e20, 1e30, 1e38])
-def test_the_size_of_a_reward_changes_no_normalised_advantage(
-    tuner: Callable[..., PolicyTuner], scale: float
-) -> None:
+def test_the_size_of_a_reward_changes_no_normalised_advantage(tuner, scale) -> None:
     """Their squares are beyond float32: advantages were 0, and nothing was learned."""
     found = []
     for factor in (1.0, scale):
@@ -66,26 +57,22 @@ def test_the_size_of_a_reward_changes_no_normalised_advantage(
 
 
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}, {"num_iterations": 2}])
-def test_a_loss_that_is_not_finite_updates_nothing(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., Any], options: dict[str, Any]
-) -> None:
+def test_a_loss_that_is_not_finite_updates_nothing(tuner, fit, options) -> None:
     huge = lambda texts: [1e30 * i for i in range(len(texts))]  # noqa: E731
     module = tuner(reward=huge, algorithm="ppo", critic=Critic(), **options)
     module.configure_model()
-    before = weights(module).clone()
+    before = trained_weights(module)
     message = r"the loss of this step is not finite \(loss = inf, .*value_loss = inf\), and the pol"
     with pytest.raises(RuntimeError, match=message):
         fit(module, 2)
-    torch.testing.assert_close(weights(module), before, rtol=0, atol=0)
+    torch.testing.assert_close(trained_weights(module), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS[:4])
-def test_a_constant_reward_teaches_nothing_and_this_is_said_once(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., Any], algorithm: str
-) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
+def test_a_constant_reward_teaches_nothing_and_this_is_said_once(tuner, fit, algorithm) -> None:
     module = tuner(reward=lambda texts: [0.3] * len(texts), algorithm=algorithm, beta=0.0)
     module.configure_model()
-    before = weights(module).clone()
+    before = trained_weights(module)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         trainer = fit(module, 7)
@@ -93,12 +80,10 @@ def test_a_constant_reward_teaches_nothing_and_this_is_said_once(
     assert line.startswith("all advantages of 3 steps in a row are 0, as all completions of a")
     assert trainer.callback_metrics["reward/zero_signal"] == 1
     assert trainer.callback_metrics["policy/loss"] == 0
-    torch.testing.assert_close(weights(module), before, rtol=0, atol=1e-7)
+    torch.testing.assert_close(trained_weights(module), before, rtol=0, atol=1e-7)
 
 
-def test_a_reward_with_signal_now_and_then_is_not_warned_of(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., Any]
-) -> None:
+def test_a_reward_with_signal_now_and_then_is_not_warned_of(tuner, fit) -> None:
     calls: list[int] = []
 
     def sparse(texts: list[str]) -> list[float]:

@@ -49,14 +49,10 @@ def from_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_group_that_is_left_out_has_its_defaults(from_file) -> None:
+def test_groups_and_options_that_are_left_out_have_their_defaults(from_file) -> None:
     module = from_file()
     assert module.generation == Generation()
     assert module.lora == LoRA()
-
-
-def test_a_group_in_a_file_keeps_the_defaults_of_its_other_options(from_file) -> None:
-    module = from_file()
     assert module.objective == Objective("dapo", clip=(0.1, 0.3))
     assert module.optimizer == OptimizerConfig(minibatches=3, max_grad_norm=1.0)
     assert module.critic == Critic(clip=None)
@@ -123,6 +119,32 @@ def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> 
     assert message in capsys.readouterr().err + str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Critic, {"gamma": 1.5}, r"critic.gamma must be in \[0, 1\], got 1.5"),
+        (Critic, {"gae_lambda": -0.1}, r"critic.gae_lambda must be in \[0, 1\], got -0.1"),
+        (Critic, {"coef": -1.0}, "critic.coef must be 0 or more, got -1.0"),
+        (Critic, {"clip": 0.0}, "critic.clip must be positive, got 0.0"),
+        (LoRA, {"r": 0}, "lora.r must be positive, got 0"),
+        (LoRA, {"lora_alpha": -1}, "lora.lora_alpha must be positive, got -1"),
+        (LoRA, {"lora_dropout": 1.0}, r"lora.lora_dropout must be in \[0, 1\), got 1.0"),
+        (LoRA, {"quantization": "int4"}, "lora.quantization must be one of nf4, int8"),
+        (OptimizerConfig, {"num_iterations": 0}, "optimizer.num_iterations must be positive, got"),
+        (OptimizerConfig, {"minibatches": -1}, "optimizer.minibatches must be positive, got"),
+        (OptimizerConfig, {"microbatch_size": 0}, "optimizer.microbatch_size must be positive, "),
+        (OptimizerConfig, {"max_grad_norm": 0.0}, "optimizer.max_grad_norm must be positive, got"),
+        (OptimizerConfig, {"lr_scheduler_type": "cosin"}, "did you mean 'cosine'"),
+        (Generation, {"eval_temperature": -1}, "eval_temperature must be 0 or more, got -1"),
+        (Generation, {"system": "Be brief."}, r"is part of a chat\. Set generation\.chat to True"),
+        (Generation, {"chat_template_kwargs": {"a": 1}}, r"chat_template_kwargs = .* of a chat\."),
+    ],
+)
+def test_a_bad_value_is_an_error(kind, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
 def test_groups_in_python(share) -> None:
     reward = Reward({"share": share["share"]})
     assert PolicyTuner("smollm2-135m", reward).objective == Objective("grpo")
@@ -132,22 +154,14 @@ def test_groups_in_python(share) -> None:
     assert module.optimizer is warm_up
     assert module.automatic_optimization  # the optimizer's settings do not change this
     with pytest.raises(TypeError, match="epochs"):
-        PolicyTuner("smollm2-135m", reward, epochs=2)  # type: ignore[call-arg]
+        PolicyTuner("smollm2-135m", reward, epochs=2)
 
 
-GROUPS = {
-    "objective": Objective,
-    "generation": Generation,
-    "optimizer": OptimizerConfig,
-    "critic": Critic,
-    "lora": LoRA,
-}
-
-
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", tuner.GROUPS)
 def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
-    for field in fields(GROUPS[group]):
-        line = f"{group}={GROUPS[group].__name__}({field.name}=...)"
+    kind = tuner.GROUPS[group]
+    for field in fields(kind):
+        line = f"{group}={kind.__name__}({field.name}=...)"
         with pytest.raises(TypeError) as error:
             PolicyTuner("smollm2-135m", "reward", **{field.name: 1})
         problem = f"PolicyTuner() has no argument {field.name!r}. Use "
@@ -190,9 +204,7 @@ def test_all_lines_name_options_that_exist() -> None:
 
 def test_a_loaded_model_is_refused(tiny_causal) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2"))
-    with pytest.raises(
-        TypeError, match=r"^model must be a folder, .*, got a loaded GPT2LMHeadModel"
-    ):
+    with pytest.raises(TypeError, match=r"^model must be a folder, .*, got a loaded GPT2LMHeadM"):
         PolicyTuner(model, Reward({"length": Distinct()["distinct_1"]}))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 import torch
 from lightning_choice import MisconfigurationException, PolicyTuner, pl, quiet_trainer
 from torch.utils.data import DataLoader
+from tuner_records import learned
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy.objectives import Experience
 from ctrlreward.policy.rollouts import log_probs
 from ctrlreward.scorers.base import Scores
 
@@ -29,30 +28,17 @@ def workers() -> set[threading.Thread]:
 def fit(module: PolicyTuner, batches: list[Samples] = BATCHES) -> pl.Trainer:
     pl.seed_everything(0, verbose=False)
     trainer = quiet_trainer(max_epochs=1)
-    trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    trainer.fit(module, DataLoader(batches, batch_size=None))
     return trainer
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[PolicyTuner], list[Experience]]:
-    """Return a function that records the experience of a module's updates."""
-
-    def keep(module: PolicyTuner) -> list[Experience]:
-        experiences: list[Experience] = []
-        learn = module._learn
-        monkeypatch.setattr(module, "_learn", lambda e: experiences.append(e) or learn(e))
-        return experiences
-
-    return keep
-
-
 @pytest.mark.lightning
-def test_each_rollout_is_learned_from_a_step_later(tuner, kept, share) -> None:
+def test_each_rollout_is_learned_from_a_step_later(tuner, share) -> None:
     before = workers()
     module = tuner(overlap=True)
-    learned = kept(module)
+    experiences = learned(module)
     trainer = fit(module)
-    assert trainer.global_step == len(learned) == 3
+    assert trainer.global_step == len(experiences) == 3
     scored = [set(samples.prefixes) for samples in share.scored]
     # Nothing is learned from the last rollout: it is dropped if its scoring has not started.
     assert scored in ([set(b.texts) for b in BATCHES], [set(b.texts) for b in BATCHES[:-1]])
@@ -62,10 +48,10 @@ def test_each_rollout_is_learned_from_a_step_later(tuner, kept, share) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_the_ratio_is_to_the_policy_that_sampled(tuner, kept, algorithm: str) -> None:
+def test_the_ratio_is_to_the_policy_that_sampled(tuner, algorithm: str) -> None:
     """The old log-probabilities are computed before the update on the previous rollout."""
     module = tuner(overlap=True, algorithm=algorithm, learning_rate=0.05, warmup_steps=0)
-    learned = kept(module)
+    experiences = learned(module)
     start, by_sampler = module._start, []
 
     def starting(*arguments: Any):
@@ -76,13 +62,13 @@ def test_the_ratio_is_to_the_policy_that_sampled(tuner, kept, algorithm: str) ->
 
     module._start = starting
     trainer = fit(module)
-    for experience, expected in zip(learned, by_sampler, strict=False):
+    for experience, expected in zip(experiences, by_sampler, strict=False):
         torch.testing.assert_close(experience.old, expected)
     # From the second update on, the policy has moved since it wrote.
     assert float(trainer.callback_metrics["policy/update_kl"]) > 1e-4
 
 
-def test_scoring_runs_while_the_policy_learns(tuner, share, monkeypatch) -> None:
+def test_scoring_runs_while_the_policy_learns(tuner, share) -> None:
     """The second rollout is scored only after learning from the first has started."""
     learning, score = threading.Event(), share.score_samples
     waited: list[bool] = []
@@ -95,7 +81,7 @@ def test_scoring_runs_while_the_policy_learns(tuner, share, monkeypatch) -> None
     share.score_samples = waits
     module = tuner(overlap=True)
     learn = module._learn
-    monkeypatch.setattr(module, "_learn", lambda e: learning.set() or learn(e))
+    module._learn = lambda e: learning.set() or learn(e)
     fit(module)
     assert waited == [True]
 
@@ -128,21 +114,14 @@ def test_a_scorers_exception_is_raised_a_step_later(tuner, share) -> None:
     assert workers() <= before
 
 
-def test_an_exception_leaves_no_worker_behind(tuner, share, monkeypatch) -> None:
+def test_an_exception_leaves_no_worker_behind(tuner, share) -> None:
     before = workers()
     module = tuner()
-    monkeypatch.setattr(module, "_learn", lambda experience: 1 / 0)
+    module._learn = lambda experience: 1 / 0
     with pytest.raises(ZeroDivisionError):
         fit(module)
     assert workers() <= before
     assert share.releases == 1
-
-
-def test_algorithms_without_a_ratio_are_refused(tuner) -> None:
-    with pytest.raises(
-        ValueError, match=r"optimizer\.overlap = True needs a ratio to the policy that s"
-    ):
-        tuner(algorithm="rloo", overlap=True)
 
 
 def test_a_reward_on_one_of_several_training_devices_is_refused(tuner, share, monkeypatch) -> None:

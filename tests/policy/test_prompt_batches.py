@@ -97,7 +97,6 @@ def test_conversations_of_a_dataset(chat, trained, of_dicts: bool) -> None:
 
 def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner, tiny_seq2seq):
     for module in (chat(), tuner(model=tiny_seq2seq("t5"))):
-        module.log = lambda *_, **__: None
         module.training_step(PROMPTS, 0)
         samples, _ = module.last_rollout
         assert set(samples.prefixes) == {""}
@@ -111,11 +110,7 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
         ({"prompt": []}, ValueError, "the batch is empty"),
         (torch.zeros(2, 3), TypeError, r"the batch tensor\(.* is a Tensor, must be strings"),
         (["ab", 3], TypeError, r"the batch \['ab', 3\] is a list, must be strings"),
-        (
-            {"question": PROMPTS},
-            ValueError,
-            "the batch has the columns question. Call one",
-        ),
+        ({"question": PROMPTS}, ValueError, "the batch has the columns question. Call one"),
         ([{"prompt": "a"}, {"text": "b"}], ValueError, "record 1 of the batch has the keys text"),
         (
             {"prompt": ["a", 3]},
@@ -164,5 +159,4 @@ def test_a_trainer_needs_prompts(trained) -> None:
 
 def test_a_text_and_a_prompt() -> None:
     read = read_batch([{"text": "ab", "prompt": "say: ab", "other": 1}], answers=False)
-    assert read.samples == Samples(["ab"], prompts=["say: ab"])
-    assert (read.inputs, read.ignored) == (["say: ab"], ("other",))
+    assert read == (Samples(["ab"], prompts=["say: ab"]), ["say: ab"], ("other",))

@@ -10,21 +10,14 @@ import pytest
 import torch
 from lightning_choice import LoRA, PolicyTuner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tuner_records import BATCH, drift, logged
 
-from ctrlreward import Samples
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 from ctrlreward.weights.quantization import quantization_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-BATCH = Samples(texts=["ab", "cd", "f"])
-
-
-@pytest.fixture
-def batch() -> Samples:
-    return BATCH
 
 
 @pytest.fixture
@@ -52,9 +45,7 @@ def wide(folder: str, tmp_path: Path) -> str:
     return path
 
 
-def test_without_the_package_the_error_has_the_command(
-    tuner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_error_has_the_command(tuner, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     message = r"lora\.quantization = 'nf4' needs bitsandbytes: pip install 'ctrlreward\[quantiz"
     with pytest.raises(ImportError, match=message):
@@ -114,17 +105,14 @@ def test_a_quantised_policy_continues_a_trained_adapter(
     first.export_adapter(tmp_path / "first")
     options = {"r": None, "adapter": str(tmp_path / "first"), "quantization": quantization}
     module = tuner(model=wide, gradient_checkpointing=True, **options)
-    logged: dict[str, float] = {}
-    module.log = lambda name, value, **_: logged.update({name: value})
+    values = logged(module)
     module.training_step(BATCH, 0).backward()
-    assert abs(logged["policy/kl"]) < 1e-6
+    assert abs(values["policy/kl"]) < 1e-6
     assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_gradients_are_those_of_the_dequantised_weights(
-    bitsandbytes, wide: str, quantization: str
-) -> None:
+def test_gradients_are_those_of_the_dequantised_weights(bitsandbytes, wide, quantization) -> None:
     """Also after sampling in eval mode, for which bitsandbytes has other kernels on the CPU."""
     torch.manual_seed(0)
     policy = load_policy(wide, LoRA(4, quantization=quantization), "cpu")
@@ -139,11 +127,8 @@ def test_gradients_are_those_of_the_dequantised_weights(
         elif isinstance(layer, bitsandbytes.nn.Linear8bitLt):
             value = layer.weight.data.float() * layer.weight.SCB[:, None] / 127
             layers[name].weight.data.copy_(value)
-    for model in (policy, plain):
-        torch.manual_seed(1)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.3)
+    drift(policy, 1)
+    drift(plain, 1)
     tokenizer = load_tokenizer(wide)
     rollout = sample(
         policy.eval(), tokenizer, ["ab", "cdef"] * 3, Generation(max_completion_length=6)
@@ -168,6 +153,3 @@ def test_the_dtype_is_that_of_the_computations(bitsandbytes, tuner, wide: str) -
     module.configure_model()
     layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
     assert layer.compute_dtype == torch.bfloat16
-    assert LoRA(quantization="nf4", dtype="bfloat16") == LoRA(
-        None, dtype="bfloat16", quantization="nf4"
-    )

@@ -1,98 +1,149 @@
+"""Rollouts of decoder-only and encoder-decoder policies, and their log-probabilities."""
+
 from __future__ import annotations
 
 import math
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from lightning_choice import LoRA
+from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from tuner_records import drift
 
+from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, Rollout, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["ab", "f", "abcdef", "ddd"] * 4
-END = 0
+OPTIONS = Generation(max_completion_length=8)
+# Of each family: the end, and what the decoder starts with.
+SPECIAL = {"llama": (0, None), "t5": (1, 0), "bart": (2, 2)}
+families = pytest.mark.parametrize("family", SPECIAL)
 
 
 @pytest.fixture
-def model(folder: str) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(folder).eval()
+def place(family: str, folder: str, tiny_seq2seq, tmp_path: Path) -> str:
+    """Folder of a model whose generation config would change the distribution."""
+    if family != "llama":
+        return tiny_seq2seq(family)
+    advised = str(tmp_path / "advised")
+    shutil.copytree(folder, advised)
+    options = {"repetition_penalty": 5.0, "min_new_tokens": 5, "top_k": 1, "do_sample": True}
+    GenerationConfig(eos_token_id=0, **options).save_pretrained(advised)
+    return advised
 
 
 @pytest.fixture
-def rollout(model: LlamaForCausalLM, folder: str) -> Rollout:
+def policy(place: str) -> Any:
+    torch.manual_seed(4)
+    return drift(load_policy(place, LoRA(4, dtype="float32"), "cpu").eval())
+
+
+@pytest.fixture
+def rollout(policy: Any, place: str) -> Rollout:
     torch.manual_seed(3)
-    return sample(model, load_tokenizer(folder), PROMPTS, Generation(max_completion_length=8))
+    return sample(policy, load_tokenizer(place), PROMPTS, OPTIONS)
 
 
-def rows_without_padding(folder: str, rollout: Rollout) -> list[tuple[list[int], list[int]]]:
-    """Return each row's prompt, and its completion up to and including the end token."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def rows_without_padding(place: str, rollout: Rollout, end: int) -> list[list[list[int]]]:
+    """Each row's prompt, and its completion up to and including the end token."""
+    tokenizer = AutoTokenizer.from_pretrained(place)
     rows = []
     for prompt, ids in zip(PROMPTS, rollout.ids.tolist(), strict=True):
         new = ids[-rollout.mask.shape[1] :]
-        length = new.index(END) + 1 if END in new else len(new)
-        rows.append((tokenizer(prompt).input_ids, new[:length]))
+        length = new.index(end) + 1 if end in new else len(new)
+        rows.append([tokenizer(prompt).input_ids, new[:length]])
     return rows
 
 
-def test_a_rollout_has_the_prompts_and_the_completions(folder: str, rollout: Rollout) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = rows_without_padding(folder, rollout)
+def logits_of(model: Any, family: str, prompt: list[int], new: list[int]) -> torch.Tensor:
+    """Logits of the completion's tokens, of the model's own forward pass without padding."""
+    if family == "llama":
+        return model(torch.tensor([prompt + new])).logits[0, len(prompt) - 1 : -1]
+    start = [SPECIAL[family][1], *new[:-1]]
+    read = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([start])}
+    return model(**read).logits[0]
+
+
+@families
+def test_a_rollout_has_the_prompts_and_the_completions(
+    place: str, rollout: Rollout, family: str
+) -> None:
+    tokenizer, left = AutoTokenizer.from_pretrained(place), family == "llama"
+    rows = rows_without_padding(place, rollout, SPECIAL[family][0])
     lengths = [len(new) for _, new in rows]
     assert len({*lengths}) > 2  # some end early
     assert max(lengths) == 8
     width = max(len(prompt) for prompt, _ in rows)
     for i, (prompt, new) in enumerate(rows):
-        padding = width - len(prompt)
-        read = [0] * padding + [1] * (len(prompt) + len(new)) + [0] * (8 - len(new))
-        assert rollout.ids[i, padding:width].tolist() == prompt
-        assert rollout.attention[i].tolist() == read
-        assert rollout.mask[i].tolist() == [1.0] * len(new) + [0.0] * (8 - len(new))
+        padding, rest = [0] * (width - len(prompt)), [0] * (8 - len(new))
+        ones = [1] * len(prompt)
+        read = [*padding, *ones] if left else [*ones, *padding]
+        assert rollout.ids[i, :width][torch.tensor(read).bool()].tolist() == prompt
+        assert rollout.attention[i].tolist() == [*read, *[1] * len(new), *rest]
+        assert rollout.mask[i].tolist() == [1.0] * len(new) + rest
+        assert bool(rollout.ended[i]) == (new[-1] == SPECIAL[family][0])
         assert rollout.completions[i] == tokenizer.decode(new, skip_special_tokens=True)
 
 
+@families
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_equal_one_row_at_a_time(
-    model: LlamaForCausalLM, folder: str, rollout: Rollout, temperature: float
+def test_log_probs_and_their_gradient_equal_one_row_at_a_time(
+    policy: Any, place: str, rollout: Rollout, family: str, temperature: float
 ) -> None:
-    with torch.no_grad():
-        result = log_probs(model, rollout, temperature)
+    result = log_probs(policy, rollout, temperature)
     assert result.dtype == torch.float32
     expected = torch.zeros_like(result)
-    for i, (prompt, new) in enumerate(rows_without_padding(folder, rollout)):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + new])).logits[0].double() / temperature
-        table = logits.log_softmax(dim=-1)
-        for t, token in enumerate(new):
-            expected[i, t] = table[len(prompt) + t - 1, token]
+    for i, (prompt, new) in enumerate(rows_without_padding(place, rollout, SPECIAL[family][0])):
+        table = (logits_of(policy, family, prompt, new) / temperature).log_softmax(dim=-1)
+        expected[i, : len(new)] = table[range(len(new)), new]
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
     assert (result[rollout.mask == 0] == 0).all()
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    gradients = (torch.autograd.grad(each.sum(), trained) for each in (result, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
-def test_log_probs_have_the_gradient_of_the_kept_tokens(
-    model: LlamaForCausalLM, rollout: Rollout
+@families
+@pytest.mark.parametrize("length", [1, 2])
+def test_samples_from_the_whole_distribution_despite_the_generation_config(
+    policy: Any, place: str, family: str, length: int
 ) -> None:
-    log_probs(model, rollout, 1.0).sum().backward()
-    result = model.lm_head.weight.grad.clone()
-    model.zero_grad()
-    prompt = rollout.ids.shape[1] - rollout.mask.shape[1]
-    positions = (rollout.attention.cumsum(dim=1) - 1).clamp(min=0)
-    logits = model(rollout.ids, rollout.attention, position_ids=positions).logits[:, :-1]
-    values = logits.log_softmax(dim=-1).gather(2, rollout.ids[:, 1:, None]).squeeze(2)
-    (values[:, prompt - 1 :] * rollout.mask).sum().backward()
-    torch.testing.assert_close(result, model.lm_head.weight.grad, rtol=1e-4, atol=1e-5)
+    """The last position, where BART's config forces the end token."""
+    draws = 2000
+    torch.manual_seed(0)
+    options = Generation(max_completion_length=length)
+    rollout = sample(policy, load_tokenizer(place), ["ab"] * draws, options)
+    written = rollout.ids[:, -length:]
+    first = written[:, 0].mode().values.item()
+    assert first != SPECIAL[family][0]
+    before = written[:, :-1] == first
+    last = written[before.all(dim=1), -1]
+    prompt = AutoTokenizer.from_pretrained(place)("ab").input_ids
+    with torch.no_grad():
+        logits = logits_of(policy, family, prompt, [first] * length)[-1]
+    expected = logits.softmax(dim=-1)
+    assert expected.max() < 0.9
+    frequencies = last.bincount(minlength=len(expected)) / len(last)
+    for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
+        assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(last)) + 1e-3)
 
 
 @pytest.mark.parametrize("ends", [[2, 5], None])
 def test_a_model_may_have_several_end_tokens_or_none(
-    model: LlamaForCausalLM, folder: str, ends: list[int] | None
+    folder: str, tmp_path: Path, ends: list[int] | None
 ) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder)
     model.generation_config.eos_token_id = ends
+    model.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), LoRA(4), "cpu").eval()
     torch.manual_seed(0)
-    options = Generation(max_completion_length=8)
-    rollout = sample(model, load_tokenizer(folder), PROMPTS, options)
+    rollout = sample(policy, load_tokenizer(folder), PROMPTS, OPTIONS)
     new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
     lengths = [
         next((t + 1 for t, token in enumerate(row) if token in (ends or [])), len(row))
@@ -106,27 +157,24 @@ def test_a_model_may_have_several_end_tokens_or_none(
 def test_a_seeded_completion_does_not_depend_on_its_batch(folder: str, rows: list[int]) -> None:
     model = LlamaForCausalLM.from_pretrained(folder)
     tokenizer, seeds = load_tokenizer(folder), [7, 2**62, 0, 7]
-    prompts, options = ["ab", "abcd", "f", "ab"], Generation(max_completion_length=8)
-    whole = sample(model, tokenizer, prompts, options, seeds=seeds)
+    prompts = ["ab", "abcd", "f", "ab"]
+    whole = sample(model, tokenizer, prompts, OPTIONS, seeds=seeds)
     torch.rand(3)
-    part = sample(
-        *(model, tokenizer, [prompts[row] for row in rows], options),
-        seeds=[seeds[row] for row in rows],
-    )
+    some, own = [prompts[row] for row in rows], [seeds[row] for row in rows]
+    part = sample(model, tokenizer, some, OPTIONS, seeds=own)
     assert part.completions == [whole.completions[row] for row in rows]
     assert whole.completions[0] == whole.completions[3]  # one prompt, one seed
-    others = sample(model, tokenizer, prompts, options, seeds=[1, 2, 3, 4])
+    others = sample(model, tokenizer, prompts, OPTIONS, seeds=[1, 2, 3, 4])
     assert others.completions != whole.completions
 
 
 def test_seeded_tokens_are_sampled_with_their_probability(folder: str) -> None:
     draws = 4000
     model = LlamaForCausalLM.from_pretrained(folder)
-    tokenizer, options = load_tokenizer(folder), Generation(max_completion_length=1)
-    rollout = sample(model, tokenizer, ["ab"] * draws, options, seeds=range(draws))
+    options = Generation(max_completion_length=1)
+    rollout = sample(model, load_tokenizer(folder), ["ab"] * draws, options, seeds=range(draws))
     with torch.no_grad():
-        logits = model(rollout.ids[:1, :-1]).logits[0, -1]
-    expected = logits.softmax(dim=-1)
+        expected = model(rollout.ids[:1, :-1]).logits[0, -1].softmax(dim=-1)
     frequencies = rollout.ids[:, -1].bincount(minlength=len(expected)) / draws
     for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
         assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws) + 1e-3)

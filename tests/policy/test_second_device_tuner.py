@@ -27,9 +27,7 @@ def folders(folder: str, tiny_llama: Callable[[str], str], pegasus: str) -> dict
 
 
 @on_second_device
-def test_learns_on_the_cpu_from_scorers_on_the_device(
-    folders: dict[str, str], tmp_path: Path
-) -> None:
+def test_learns_on_the_cpu_from_scorers_on_the_device(folders, tmp_path) -> None:
     expected, logged_there = runs.train(folders, tmp_path, "cpu", overlap=True)
     assert memory.peak == [0, 0]
     learned, logged = runs.train(folders, tmp_path, "second:0", overlap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -22,22 +21,14 @@ def test_refuses_a_trainer_that_splits_the_model(tuner, tmp_path: Path) -> None:
     """The only one of these strategies that Lightning starts on the CPU, in a real trainer."""
     strategy = strategies.ModelParallelStrategy()
     trainer = pl.Trainer(
-        accelerator="cpu",
-        barebones=True,
-        default_root_dir=tmp_path,
-        devices=1,
-        strategy=strategy,
+        accelerator="cpu", barebones=True, default_root_dir=tmp_path, devices=1, strategy=strategy
     )
     with pytest.raises(MisconfigurationException, match=MESSAGE.format("ModelParallelStrategy")):
-        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))  # type: ignore[arg-type]
+        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))
 
 
 @pytest.mark.parametrize("name", SHARDING)
-def test_each_strategy_is_refused(
-    tuner: Callable[..., pl.LightningModule],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
+def test_each_strategy_is_refused(tuner, monkeypatch, name) -> None:
     kind = getattr(strategies, name)
     trainer = pl.Trainer(accelerator="cpu", barebones=True)
     # Without __init__, since that of DeepSpeed's needs its package.
@@ -54,4 +45,4 @@ def test_refuses_a_trainer_that_converts_the_adapter(tuner, tmp_path: Path, prec
         accelerator="cpu", barebones=True, default_root_dir=tmp_path, precision=precision
     )
     with pytest.raises(MisconfigurationException, match=r"converts the adapter, .*'bf16-mixed'"):
-        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))  # type: ignore[arg-type]
+        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))

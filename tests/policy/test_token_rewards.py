@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import Critic, Objective, OptimizerConfig, PolicyTuner
+from lightning_choice import Critic, OptimizerConfig, PolicyTuner
+from tuner_records import learned
 
 from ctrlreward import Reward, Samples
 from ctrlreward.policy.rollouts import completion_offsets
@@ -45,14 +46,11 @@ def ppo(tuner: Callable[..., PolicyTuner]) -> Callable[..., PolicyTuner]:
 
 
 def experience_of(module: PolicyTuner) -> Any:
-    module.log = lambda *_, **__: None  # type: ignore[method-assign]
-    kept: list[Any] = []
-    learn = module._learn
-    module._learn = lambda experience: kept.append(experience) or learn(experience)  # type: ignore
+    experiences = learned(module)
     module.configure_model()
     torch.manual_seed(0)
     module.training_step(Samples(["ab", "cd", "f"]), 0)
-    return kept[0]
+    return experiences[0]
 
 
 def later_rewards(experience: Any, rewards: np.ndarray) -> list[list[float]]:
@@ -115,9 +113,7 @@ def test_each_letter_is_a_token_and_the_end_has_no_character(tuner) -> None:
 
 
 @pytest.mark.parametrize("family", ["causal", "t5"])
-def test_the_characters_of_tokens_cover_a_text(
-    tuner, tiny_causal, tiny_seq2seq, family: str
-) -> None:
+def test_the_characters_of_tokens_cover_a_text(tuner, tiny_causal, tiny_seq2seq, family) -> None:
     """The last byte of a character has it: a random policy writes many that are no character."""
     folder = tiny_causal("llama") if family == "causal" else tiny_seq2seq("t5")
     module = tuner(model=folder, max_completion_length=12)
@@ -146,13 +142,6 @@ def test_the_characters_of_tokens_cover_a_text(
 
 
 # Refused
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "self_critical"])
-def test_other_algorithms_compare_whole_completions(algorithm: str) -> None:
-    message = f"{algorithm.replace('+', '.')}' compares whole completions: must be 'ppo'"
-    with pytest.raises(ValueError, match=message):
-        Objective(algorithm, credit="token")  # type: ignore[arg-type]
 
 
 def test_a_reward_that_is_not_split_and_overlap(tuner, share, ppo) -> None:

@@ -91,7 +91,7 @@ def ours(
 ) -> tuple[float, Tensor]:
     current = tensors["current"].clone().requires_grad_()
     mask = tensors["mask"]
-    choices = AlgorithmParts("group", "none", level, clip, AGGREGATIONS[loss_type])  # type: ignore[arg-type]
+    choices = AlgorithmParts("group", "none", level, clip, AGGREGATIONS[loss_type])
     rollout = Rollout([""] * 6, mask, mask, mask, torch.ones(6, dtype=torch.bool))
     experience = Experience(
         rollout, tensors["advantages"], mask, tensors["reference"], tensors["old"]

@@ -17,6 +17,7 @@ import torch
 from lightning_choice import LoRA, PolicyTuner, pl, quiet_trainer
 from module_files import load
 from torch.utils.data import DataLoader
+from tuner_records import drift
 
 from ctrlreward import Reward, Samples
 from ctrlreward.policy.model import load_policy
@@ -90,11 +91,7 @@ class FailsForPrompts(shared.Share):
 
 def trained_adapter(folder: str) -> str:
     """Write an adapter that differs from its base model, the same on every rank."""
-    torch.manual_seed(1)
-    policy = load_policy(folder, LoRA(2), "cpu")
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+    policy = drift(load_policy(folder, LoRA(2), "cpu"), 1)
     out = f"{folder}-adapter-{os.getpid()}"
     policy.save_pretrained(out)
     return out
