@@ -36,8 +36,8 @@ from ctrlreward.runs.select import (
     to_json,
 )
 from ctrlreward.runs.stored_texts import (
-    StoredTexts,
     TextSource,
+    is_even,
     note_of,
     scored_samples,
     shared_prompts,
@@ -218,7 +218,7 @@ def rescore(
         if len(shared) < len(prompts):
             log.warning(note_of(name, prompts, shared))
         for texts, record in records:
-            if texts.name == name and (texts.step not in shared or not _is_even(texts.path)):
+            if texts.name == name and (texts.step not in shared or not is_even(texts.path)):
                 record["evidence"] = {}
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
@@ -292,10 +292,6 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
         raise
     except ValueError as error:
         raise ValueError(f"{texts.path}: {error}") from None
-
-
-def _is_even(source: TextSource) -> bool:
-    return source.even if isinstance(source, StoredTexts) else True
 
 
 class Progress:

@@ -115,7 +115,7 @@ def run(arguments: list[str]) -> None:
         if options.watch:
             found = [_watch(options)]
         else:
-            found = [_select(_read(name, options), options) for name in options.runs]
+            found = [_select(stored_run(name, options), options) for name in options.runs]
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), json_text(_chosen(found[0])))
@@ -126,7 +126,8 @@ def run(arguments: list[str]) -> None:
         raise SystemExit(_NOT_CHOSEN)
 
 
-def _read(name: str, options: Any) -> StoredRun:
+def stored_run(name: str, options: Any) -> StoredRun:
+    """Read a run, with the options `checkpoints` and `format`."""
     checkpoints = Path(options.checkpoints) if options.checkpoints else None
     return read_stored_run(name, checkpoints, options.format)
 
@@ -584,7 +585,7 @@ def _watch(options: Any) -> Selection:
 def _read_now(name: str, options: Any, existed: bool) -> StoredRun:
     """Return the run, or raise a `_NotYet`; a path that never existed is a mistake."""
     try:
-        return _read(name, options)
+        return stored_run(name, options)
     except (ValueError, OSError) as error:
         if isinstance(error, FileNotFoundError) and not existed:
             raise

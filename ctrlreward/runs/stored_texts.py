@@ -283,6 +283,11 @@ def scored_samples(source: TextSource) -> tuple[Samples, dict[str, Scores]]:
     return source.read() if isinstance(source, StoredTexts) else read_scored_samples(source)
 
 
+def is_even(source: TextSource) -> bool:
+    """Return whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
+    return isinstance(source, Path) or source.even
+
+
 @dataclass(frozen=True)
 class FoundTexts:
     """Texts of a run: the name of their kind, their local files, and name → step → texts."""
