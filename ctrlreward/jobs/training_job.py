@@ -122,8 +122,9 @@ class TrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Fill in the run's folder, and raise before building anything if a logger is missing."""
         if self.config.smoke:
-            shrink(self.config)
-        fill_in_run_folder(self.config, str(self.config.trainer.default_root_dir or "."))
+            self.config = shrink(self.config)
+        folder = str(self.config.trainer.default_root_dir or ".")
+        self.config = fill_in_run_folder(self.config, folder)
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
