@@ -365,7 +365,7 @@ def _decisions(selection: Selection) -> dict[str, Any]:
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     shown = [next(iter(seen)), content["step"], next(reversed(seen))]
     scored = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
-    content["keys"] = [*rules.monitored, *rules.others]
+    content["keys"] = selection.keys
     content["scores"] = [
         {"key": key, "mode": selection.run.modes.get(key),
          "values": [seen[s].get(key) if s is not None else None for s in shown]}
@@ -634,7 +634,7 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
             if found and _holds(each, key, found):
                 bands.setdefault(key, {})[each.validation.step] = found
     bounds = rules.best.constraints if rules.best else {}
-    held_out = [*rules.monitored, *rules.others, *run.modes, *bands]
+    held_out = [*selection.keys, *run.modes, *bands]
     charts = []
     for key in run.keys:
         if key in _REWARDS:

@@ -470,8 +470,7 @@ def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]
     """Print the scores by validation, old → new, and the decisions before and after."""
     shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
     before = {each.step: each.metrics for each in done.run.steps}
-    rules = [each.rescored.rules for each in decisions]
-    used = (key for each in rules for key in (*each.monitored, *each.others))
+    used = (key for each in decisions for key in each.rescored.keys)
     keys = [
         key
         for key in dict.fromkeys([*used, *done.new])
