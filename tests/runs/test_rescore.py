@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,6 @@ from ctrlreward.files import JsonLog
 from ctrlreward.runs import rescoring_job
 from ctrlreward.runs.folder import completions_per_prompt, read_stored_run
 from ctrlreward.runs.rescoring_job import rescore, without_prefix
-from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -512,5 +510,3 @@ def test_completions_of_a_prompt_are_counted(
     assert found % repeats == 0
     if numbered or all(a != b for a, b in pairwise(prompts)):
         assert found == repeats
-    assert set(columns) <= set(JSON_KEYS)
-    assert not math.isnan(found)
