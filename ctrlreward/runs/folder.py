@@ -171,23 +171,17 @@ def read_stored_run(
         }
         checkpoint = saved[step][0] if step in saved else None
         steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
-    folders = {folder, log.path.parent if log.rows or files else folder}
-    failing = [f"{name_}/{FAIL_RATE}" for name_ in (found.sets if found else ())]
+    texts_ = found.sets if found else {}
+    modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in texts_}
+    ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
+    for reported in _reported({folder, log.path.parent if log.rows or files else folder}):
+        modes |= _mapping(reported.get("directions"))
+        ranges |= _mapping(reported.get("ranges"))
+    for scorer in _declared(log.declared):
+        modes |= {PREFIX + key: mode for key, mode in _mapping(scorer.get("modes")).items()}
+        ranges |= {PREFIX + key: bounds for key, bounds in _mapping(scorer.get("ranges")).items()}
     return StoredRun(
-        folder,
-        log.path,
-        log.source,
-        steps,
-        dict.fromkeys(failing, "min")
-        | _reported(folders, "directions")
-        | _declared(log.declared, "modes"),
-        dict.fromkeys(failing, (0.0, 1.0))
-        | _reported(folders, "ranges")
-        | _declared(log.declared, "ranges"),
-        saved,
-        place,
-        found.sets if found else {},
-        notes,
+        folder, log.path, log.source, steps, modes, ranges, saved, place, texts_, notes
     )
 
 
@@ -386,23 +380,18 @@ def _is_another_run(folder: Path, log: Path | None) -> bool:
     return any(True for name in logs for _ in folder.glob(name))
 
 
-def _reported(folders: Iterable[Path], entry: str) -> dict[str, Any]:
-    """Return what `BeforeAfter` or `RunReport` wrote to `summary.json`: directions or ranges."""
-    values: dict[str, Any] = {}
+def _reported(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield what `BeforeAfter` or `RunReport` wrote to `summary.json`."""
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
-            report = read_json(file)
-            found = report.get(entry) if isinstance(report, dict) else None
-            values |= found if isinstance(found, dict) else {}
-    return values
+            yield _mapping(read_json(file))
 
 
-def _declared(state: Mapping[str, Any], entry: str) -> dict[str, Any]:
-    """Return what each `GenerationScorer` wrote to `trainer_state.json`: modes or ranges."""
-    callbacks = state.get("stateful_callbacks")
-    ours = callbacks.get("ctrlreward") if isinstance(callbacks, dict) else None
-    scored = ours.get("scores", {}) if isinstance(ours, dict) else {}
-    values: dict[str, Any] = {}
-    for scorer in scored.values():
-        values |= {PREFIX + key: value for key, value in scorer.get(entry, {}).items()}
-    return values
+def _declared(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each `GenerationScorer` wrote to `trainer_state.json`."""
+    ours = _mapping(_mapping(state.get("stateful_callbacks")).get("ctrlreward"))
+    yield from _mapping(ours.get("scores")).values()
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
