@@ -100,12 +100,12 @@ def _logged_run(name: str, history: Iterable[LoggedStep]) -> Run:
 def _with_report(run: Run, summary: Path) -> Run:
     """Add the report of `BeforeAfter`: scores of the selected policy on held-out prompts."""
     report = _read_json_object(summary) if summary.is_file() else {}
-    measured = {f"after/{name}": v for name, v in numbers_of(report.get("after", {})).items()}
-    measured |= numbers_of({name: report[name] for name in ("difference",) if name in report})
-    judges = report.get("judges", {})
-    measured |= numbers_of({f"judges/{name}": judge["after"] for name, judge in judges.items()})
-    measured.pop("after/generations", None)
-    return Run(run.name, {"": {**run.studies[""], **_single_system(measured)}}, run.curves)
+    values = {f"after/{k}": v for k, v in report.get("after", {}).items() if k != "generations"}
+    if "difference" in report:
+        values["difference"] = report["difference"]
+    values |= {f"judges/{k}": judge["after"] for k, judge in report.get("judges", {}).items()}
+    measured = _single_system(numbers_of(values))
+    return replace(run, studies={"": {**run.studies[""], **measured}})
 
 
 def _single_system(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
