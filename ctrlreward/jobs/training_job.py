@@ -97,25 +97,17 @@ class TrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `--ckpt_path` and `--smoke`."""
-        parser.add_argument(
-            "--ckpt_path",
-            type=str | None,
-            default=None,
-            help="checkpoint to resume from; 'last' is the last one of this run",
-        )
-        parser.add_argument(
-            "--smoke",
-            action="store_true",
-            help="try all parts in two steps with a few texts, in a temporary folder",
-        )
+        help_ = "checkpoint to resume from; 'last' is the last one of this run"
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
+        help_ = "try all parts in two steps with a few texts, in a temporary folder"
+        parser.add_argument("--smoke", action="store_true", help=help_)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer, with a `RewardProgressBar` first unless it has another bar or none."""
         options = self.config_init.trainer
         callbacks = options.callbacks or []
-        if options.enable_progress_bar is not False and not any(
-            isinstance(callback, ProgressBar) for callback in callbacks
-        ):
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if options.enable_progress_bar is not False and not has_bar:
             kwargs["callbacks"] = [RewardProgressBar(), *callbacks]
         return super().instantiate_trainer(**kwargs)
 
