@@ -97,11 +97,6 @@ def test_configuration_keys_are_options(progress_bar: str, kinds: list[type[pl.C
     assert [type(bar) for bar in bars] == kinds
 
 
-@pytest.mark.usefixtures("nothing_loaded")
-def test_an_unknown_option_is_named(fails: Callable[..., str]) -> None:
-    assert "temperatur" in fails("train", "--config", str(DEMO), "--model.init_args.temperatur=1.0")
-
-
 def test_a_run_that_sigterm_ended_exits_with_143(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
