@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,36 +141,35 @@ def read_stored_run(
         metrics.setdefault(step + shift, {}).update(values)
     sets: Mapping[str, Mapping[int, TextSource]] = found.sets if found else files
     samples: dict[int, dict[str, TextSource]] = {}
-    for name_, by_step in sets.items():
-        for step, source in by_step.items():
-            samples.setdefault(step, {})[name_] = source
     evidence: dict[int, dict[str, Scores]] = {}
     notes: dict[str, str] = {}
-    alone = found is not None or not log.rows
-    for name_, of_steps in _evidence(sets).items():
+    for name_, by_step in sets.items():
+        by_prompt = {step: _by_prompt(source) for step, source in by_step.items()}
         digests = {
-            step: next((getattr(row, "prompts", "") for row in rows.values()), "")
-            for step, rows in of_steps.items()
+            step: next((row.prompts for row in rows.values()), "")
+            for step, rows in by_prompt.items()
         }
         shared = shared_prompts(digests)
         notes |= {name_: note_of(name_, digests, shared)} if len(shared) < len(digests) else {}
-        for step, rows in of_steps.items():
-            if alone:
-                means = {key: valid_mean(np.asarray(row)) for key, row in rows.items()}
+        for step, rows in by_prompt.items():
+            samples.setdefault(step, {})[name_] = by_step[step]
+            keyed = {f"{name_}/{key}": row for key, row in rows.items()}
+            if found or not log.rows:  # the texts alone have these scores
+                means = {key: valid_mean(np.asarray(row)) for key, row in keyed.items()}
                 metrics.setdefault(step, {}).update(means)
             if step in shared:
-                evidence.setdefault(step, {}).update(rows)
+                evidence.setdefault(step, {}).update(keyed)
     steps = []
     for step, values in sorted(metrics.items()):
         # Transformers' log has a prefix that the scorer's keys lack.
-        rows = {
+        logged = {
             key: row
             for name_, row in evidence.get(step, {}).items()
             for key in (name_, f"eval_{name_}", f"eval/{name_}")
             if key in values
         }
         checkpoint = saved[step][0] if step in saved else None
-        steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
+        steps.append(StoredStep(step, values, logged, samples.get(step, {}), checkpoint))
     texts_ = found.sets if found else {}
     modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in texts_}
     ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
@@ -200,10 +199,8 @@ def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Lo
     if found is not None:
         steps = len({step for by_step in found.sets.values() for step in by_step})
         what = f"texts of {found.title}, {steps} steps"
-        if "://" in str(name):
-            return Log(what, Path(path.name), [])  # what is written goes to this folder
-        if not path.is_dir():
-            return Log(what, path, [])
+        if not path.is_dir():  # of a URL, what is written goes to a folder of its last name
+            return Log(what, Path(path.name) if "://" in str(name) else path, [])
     if path.suffix in PICKLES and path.is_file():
         raise ValueError(f"{name} is not the log of a run{unread_texts(name)}")
     try:
@@ -258,68 +255,22 @@ def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
     return found
 
 
-def _evidence(
-    sets: Mapping[str, Mapping[int, TextSource]],
-) -> dict[str, dict[int, dict[str, Scores]]]:
-    """Return name → step → key → value of each prompt."""
-    found: dict[str, dict[int, dict[str, Scores]]] = {}
-    for name, by_step in sets.items():
-        read = {step: _read_samples(s) for step, s in by_step.items() if isinstance(s, Path)}
-        grouped = _group_scores(list(read.values()))
-        for step, source in by_step.items():
-            rows: dict[str, Scores]
-            if isinstance(source, StoredTexts):
-                rows = {**source.by_prompt}
-            else:
-                rows = _by_prompt(*read[step], grouped)
-            found.setdefault(name, {})[step] = {f"{name}/{k}": row for k, row in rows.items()}
-    return found
-
-
-def _by_prompt(
-    samples: Samples,
-    scores: Mapping[str, Scores],
-    by_prompt: Mapping[str, Scores],
-    grouped: Collection[str],
-) -> dict[str, Scores]:
-    """Return the values of each prompt; of scores in `grouped`, those that the file has."""
+def _by_prompt(source: TextSource) -> dict[str, PromptScores]:
+    """Return score → value of each prompt, and the fail rate."""
+    if isinstance(source, StoredTexts):
+        return source.by_prompt
+    try:
+        samples, scores = read_scored_samples(source)
+        kept = read_by_prompt(source)  # of scores of groups, whose values are not of a prompt
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{source} is not a file of samples with scores: {error}") from None
     repeats = completions_per_prompt(samples)
-    rows = {
-        key: valid_row_means(values.reshape(-1, repeats))
-        for key, values in scores.items()
-        if key not in grouped
-    }
+    rows = {key: valid_row_means(row.reshape(-1, repeats)) for key, row in scores.items()}
     if scores:
         failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
         rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
     prompts = prompts_digest(samples, repeats)
-    return {key: PromptScores(row, prompts) for key, row in {**rows, **by_prompt}.items()}
-
-
-def _read_samples(file: Path) -> tuple[Samples, dict[str, Scores], dict[str, Scores]]:
-    try:
-        samples, scores = read_scored_samples(file)
-        return samples, scores, read_by_prompt(file)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not a file of samples with scores: {error}") from None
-
-
-def _group_scores(read: Sequence[tuple[Samples, Mapping[str, Scores], object]]) -> set[str]:
-    """Return keys of scores that all samples of a group share at every validation.
-
-    Such a score is one of the group, not of a prompt. Groups of one prompt are not informative.
-    """
-    shared: dict[str, bool] = {}
-    for samples, scores, _ in read:
-        repeats = completions_per_prompt(samples)
-        groups: dict[str, list[int]] = {}
-        for row, group in enumerate(samples.groups or ()):
-            groups.setdefault(group, []).append(row)
-        several = [rows for rows in groups.values() if len({row // repeats for row in rows}) > 1]
-        for key, values in scores.items():
-            same = bool(several) and all(np.ptp(values[rows]) == 0 for rows in several)
-            shared[key] = shared.get(key, True) and same
-    return {key for key, same in shared.items() if same}
+    return {key: PromptScores(row, prompts) for key, row in {**rows, **kept}.items()}
 
 
 def completions_per_prompt(samples: Samples) -> int:
