@@ -275,23 +275,6 @@ def test_decisions_are_those_of_a_run_with_the_other_scores(
         assert row["score/consonants"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_reward_by_its_class_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As in a recipe: the same scores as by the short form."""
-    components = {
-        name: {
-            "class_path": "ctrlreward.scorers.Component",
-            "init_args": {"scorer": each, "name": key},
-        }
-        for name, each, key in [("consonants", JUDGE["components"]["consonants"], "share")]
-    }
-    reward = {"class_path": "ctrlreward.Reward", "init_args": {"components": components}}
-    short = rescored(folder, "--output", str(folder / "short"), capsys=capsys)
-    (folder / "judge.yaml").write_text(yaml.safe_dump({"reward": reward}))
-    found = rescored(folder, "--output", str(folder / "long"), capsys=capsys)
-    for row, expected in zip(found["validations"], short["validations"], strict=True):
-        assert row["score/consonants"] == expected["score/consonants"]
-
-
 def test_decisions_before_and_after(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A score that was logged is replaced: the table has both."""
     judge = {"components": {"share": {**JUDGE["components"]["consonants"]}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -117,12 +118,8 @@ def test_pareto_front(folder: Path, select: Any) -> None:
     status, out, _ = select(folder, "--pareto", "reward:max,acc:max", "--json")
     content = json.loads(out)
     assert (status, content["front"], content["step"]) == (0, [20, 30, 40], 40)
-
-
-def test_the_reason_is_of_the_selected_point(folder: Path, select: Any) -> None:
-    out = select(folder, "--pareto", "reward:max,acc:max")[1]
     reason = "reward is 0.9000, acc is 0.2500 at step 40, the best reward of 3 on the front"
-    assert f"step=000040.ckpt: {reason}" in out
+    assert f"step=000040.ckpt: {reason}" in select(folder, "--pareto", "reward:max,acc:max")[1]
 
 
 def test_rows_of_training_do_not_count_as_validations(select: Any, tmp_path: Path) -> None:
@@ -213,8 +210,6 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
     ],
 )
 def test_mistakes(folder: Path, select: Any, options: tuple[str, ...], message: str) -> None:
-    import re
-
     status, _, err = select(folder, *options)
     assert status == 2
     assert re.search(message, err)
