@@ -1,12 +1,7 @@
 """Files of a finished or running job, as the sequence of its steps.
 
-    >>> run = read_stored_run("runs/demo")  # doctest: +SKIP
-    >>> [(each.step, each.metrics["score/sim"], each.checkpoint) for each in run.steps]
-    ...  # doctest: +SKIP
-
-Numbers come from the log of any trainer (`ctrlreward.runs.logs`), texts and scores by prompt
-from the files of a `GenerationScorer`, or of another trainer (`ctrlreward.runs.stored_texts`),
-checkpoints from the names of files and folders.
+Numbers come from the log of any trainer (`logs.py`), texts and scores by prompt from the files of a
+`GenerationScorer` or of another trainer (`stored_texts.py`), checkpoints from names of files.
 """
 
 from __future__ import annotations
@@ -43,9 +38,8 @@ from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
 
 PREFIX = "eval_"  # of keys in the log of transformers
 
-# A lock file of the process that writes there, from `ctrlreward train`.
-# In the folder, so that it also locks for other machines and containers that mount it. The system
-# frees it when the process ends in any way.
+# A lock file of the process that writes there, from `ctrlreward train`. In the folder, so that it
+# also locks for other machines that mount it. The system frees it when the process ends.
 LOCK = ".ctrlreward.lock"
 
 

@@ -187,13 +187,10 @@ def rescore(
 ) -> Rescored:
     """Score the texts of all validations of a run that are not yet scored.
 
-    The scores have the names that a `GenerationScorer` with these components logs,
-    `<name>/<component>`, and `<name>/total` for a reward of several. Computed scores are in
-    `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
-    `metrics.jsonl` and `samples/`.
-
-    A resumed command must share the `settings`, JSON values. `names` are the `GenerationScorer`s
-    whose texts are scored; empty for all.
+    The scores have the names that a `GenerationScorer` logs, `<name>/<component>`, and
+    `<name>/total` for a reward of several. A resumed command, which must share the `settings`,
+    continues `rescored.jsonl`. In the end the folder is itself a run. `names` are the
+    `GenerationScorer`s whose texts are scored; empty for all.
 
     Raises:
         ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward

@@ -1,20 +1,8 @@
 """Texts that trainers store, read as the texts of a run's steps.
 
-One function for each kind of file returns a row of it as a `TextRow`:
-
-- `trl_row`: `completions/completions_*.parquet` of TRL 1.16 (`GRPOTrainer.log` and
-  `DistillationTrainer.log` with `log_completions=True`; its other trainers log tables alone).
-- `verl_row`: JSONL of `trainer.validation_data_dir` and `trainer.rollout_data_dir` of verl
-  (`RayPPOTrainer._write_generations`, commit 0094eb2).
-- `nemo_gym_row`: rollouts of NeMo Gym and their `…_failures.jsonl` (`rollout_collection.py`,
-  commit 00536e7).
-- `verifiers_row`: `results.jsonl` of verifiers (`save_utils.py`, commit 00d8320), its
-  `traces.jsonl` (`v1/trace.py`, commit 00eee6c), and prime-rl's `rollouts/step_*/`, of both kinds.
-- `record_row`: JSONL or Parquet with `step`, `prompt`, `completion`, `scores`, for all others.
-
-slime's `--save-debug-rollout-data` (commit 4c4adbb) is a pickle, which can run code when it is
-loaded, so that it is not read. OpenRLHF (commit 82c060e) stores no texts in files: one sample per
-step goes to W&B or TensorBoard.
+One function for each kind of file returns a row of it as a `TextRow`. slime's
+`--save-debug-rollout-data` is a pickle, which can run code when it is loaded, so that it is not
+read. OpenRLHF stores no texts in files.
 """
 
 from __future__ import annotations
@@ -79,17 +67,20 @@ class TextRow(NamedTuple):
 
 
 def trl_row(cells: Row) -> TextRow:
-    """Read a row of TRL: each reward function has a column, as has what it passes to `log_extra`.
+    """Read a row of `completions/completions_*.parquet` of TRL 1.16 (`log_completions=True`).
 
-    A file has the last generation batch before the step was logged, of training or, after an
-    evaluation, of its prompts.
+    Each reward function has a column, as has what it passes to `log_extra`. A file has the last
+    generation batch before the step was logged, of training or of an evaluation.
     """
     scores = _without(cells, "step", "prompt", "completion", "advantage")
     return TextRow(cells["prompt"], cells["completion"], scores, cells["step"])
 
 
 def verl_row(cells: Row) -> TextRow:
-    """Read a row of verl: `score` is the reward, other numbers are its `reward_extra_info`."""
+    """Read a row of verl's `validation_data_dir` or `rollout_data_dir` (commit 0094eb2).
+
+    `score` is the reward, other numbers are its `reward_extra_info`.
+    """
     truth = cells.get("gts")
     scores = _without(cells, "input", "output", "gts", "step", "request_id")
     scores["score"] = cells["score"]
@@ -97,7 +88,7 @@ def verl_row(cells: Row) -> TextRow:
 
 
 def nemo_gym_row(cells: Row) -> TextRow:
-    """Read a row of NeMo Gym: the numbers beside `reward` are of the resources server.
+    """Read a row of NeMo Gym (commit 00536e7): other numbers are of the resources server.
 
     A rollout that is masked (`mask_sample`), or only in the file of failures, has failed.
     """
@@ -115,7 +106,7 @@ def nemo_gym_row(cells: Row) -> TextRow:
 
 
 def verifiers_row(cells: Row) -> TextRow:
-    """Read a row of verifiers: `reward`, and its metrics by name.
+    """Read a row of verifiers' `results.jsonl` or `traces.jsonl` (commit 00eee6c), or of prime-rl.
 
     Of a trace, the last branch: its messages before the first sampled one are the prompt.
     """
