@@ -601,13 +601,12 @@ def _selected_change(selection: Selection) -> tuple[int, list[str]]:
     """Return whether the selected validation is better than the first one, by prompt."""
     rule, seen = selection.rules.best, [each.validation for each in selection.decided]
     assert rule
-    pair = [seen[0], next(each for each in seen if each.step == selection.best)]
-    values = [each.metrics.get(rule.monitor, nan) for each in pair]
-    if pair[0] is pair[1]:
-        return 0, [f"{rule.monitor} is best at the first validation, {_number(values[0])}."]
-    what = f"{rule.monitor} went from {_number(values[0])} at step {pair[0].step} to "
-    what += f"{_number(values[1])} at step {pair[1].step}"
-    difference = _difference(*pair, rule, len(seen))
+    first, best = seen[0], next(each for each in seen if each.step == selection.best)
+    before, after = (_number(each.metrics.get(rule.monitor, nan)) for each in (first, best))
+    if first is best:
+        return 0, [f"{rule.monitor} is best at the first validation, {before}."]
+    what = f"{rule.monitor} went from {before} at step {first.step} to {after} at step {best.step}"
+    difference = _difference(first, best, rule, len(seen))
     if difference is None:
         return 0, [f"{what}; without scores by prompt, chance is not excluded."]
     sign = sign_of(rule.mode) * (1 if difference.value > 0 else -1)

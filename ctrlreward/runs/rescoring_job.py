@@ -160,14 +160,14 @@ def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
         if not any(key.startswith(f"{name}/") for name in run.texts)
     }
 
-    def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         return {names.get(key, key): value for key, value in values.items()}
 
     steps = [
-        replace(each, metrics=plain(each.metrics), evidence=plain(each.evidence))
+        replace(each, metrics=renamed(each.metrics), evidence=renamed(each.evidence))
         for each in run.steps
     ]
-    return replace(run, steps=steps, modes=plain(run.modes)), names
+    return replace(run, steps=steps, modes=renamed(run.modes)), names
 
 
 def _renamed(option: Any, names: Mapping[str, str]) -> Any:

@@ -101,18 +101,13 @@ def honest_run(folder: Path) -> Path:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
+def call(called: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callable[..., Any]:
     """Return a function of arguments: exit status, output, errors and the page."""
 
     def call(*arguments: Any) -> tuple[int, str, str, str]:
-        status, page = 0, tmp_path / "page.html"
-        try:
-            report.run([*map(str, arguments), "-o", str(page)])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        html = page.read_text(encoding="utf-8") if page.exists() else ""
-        return status, captured.out, captured.err, html
+        page = tmp_path / "page.html"
+        said = called("report", *arguments, "-o", page)
+        return (*said, page.read_text(encoding="utf-8") if page.exists() else "")
 
     return call
 

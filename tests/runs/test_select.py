@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 from filelock import FileLock
 from warm_python import WarmProcess
 
-from ctrlreward.runs.select import run
 from ctrlreward.selection import AlarmRule, BestRule
 
 ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50, 0.5, 0.125)]
@@ -40,19 +40,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def select(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Return a function of arguments: exit status and both outputs."""
-
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        status = 0
-        try:
-            run([str(argument) for argument in arguments])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def select(called: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    return partial(called, "select")
 
 
 def test_the_checkpoint_to_keep(folder: Path, select: Any) -> None:
