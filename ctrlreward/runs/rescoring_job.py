@@ -167,7 +167,8 @@ def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
         replace(each, metrics=renamed(each.metrics), evidence=renamed(each.evidence))
         for each in run.steps
     ]
-    return replace(run, steps=steps, modes=renamed(run.modes)), names
+    modes, ranges = renamed(run.modes), renamed(run.ranges)
+    return replace(run, steps=steps, modes=modes, ranges=ranges), names
 
 
 def _renamed(option: Any, names: Mapping[str, str]) -> Any:

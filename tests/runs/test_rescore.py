@@ -186,6 +186,7 @@ def test_the_same_scores_are_the_logged_ones(
     run, names = without_prefix(read_stored_run(tmp_path / "run"))
     scores = {f"eval_{key}" for key in KEYS} if trainer == "huggingface" else set()
     assert {name for name in names if "/" in name} == scores
+    assert not any(key.startswith("eval_") for key in (*run.modes, *run.ranges))
     done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
     assert [each.step for each in done.after.steps] == [each.step for each in run.steps]
     for before, after in zip(run.steps, done.after.steps, strict=True):
