@@ -110,13 +110,14 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or run.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
-        new = new_scores(run, reward, options.names)
-        asked = selections(options, run, new)
+        new, ranges = new_scores(run, reward, options.names)
         # An error before anything is scored, with placeholders for the new scores.
         first = {**run.steps[0].metrics, **dict.fromkeys(new, math.nan)}
         steps = [replace(run.steps[0], metrics=first), *run.steps[1:]]
-        planned = replace(run, steps=steps, modes={**run.modes, **new})
-        rules = [run_rules(planned, each) for each in asked]
+        planned = replace(
+            run, steps=steps, modes={**run.modes, **new}, ranges={**run.ranges, **ranges}
+        )
+        rules = [run_rules(planned, each) for each in selections(options, run, new)]
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
         finally:
@@ -220,18 +221,24 @@ def rescore(
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
-    new = new_scores(run, reward, names)
-    return Rescored(run, replace(run, steps=steps, modes={**run.modes, **new}), new, folder)
+    modes, ranges = new_scores(run, reward, names)
+    after = replace(run, steps=steps, modes={**run.modes, **modes}, ranges={**run.ranges, **ranges})
+    return Rescored(run, after, modes, folder)
 
 
-def new_scores(run: StoredRun, reward: AnyReward, names: Sequence[str] = ()) -> dict[str, Mode]:
-    """Return logged key → better direction of each score that `rescore` computes."""
+def new_scores(
+    run: StoredRun, reward: AnyReward, names: Sequence[str] = ()
+) -> tuple[dict[str, Mode], dict[str, Sequence[float | None]]]:
+    """Return the better direction, and the range, of each score that `rescore` computes, by key."""
     modes: dict[str, Mode] = {}
+    ranges: dict[str, Sequence[float | None]] = {}
     for name in names_of(run, names):
         scorer = HeldOutScorer(reward.components, Samples([""]), name=name)
-        modes |= {key: spec.mode for key, spec in scorer.specs.items()}
-        modes |= {f"{name}/{TOTAL}": "max"} if has_total(reward) else {}
-    return modes
+        for key, spec in scorer.specs.items():
+            modes[key], ranges[key] = spec.mode, spec.bounds
+        if has_total(reward):
+            modes[f"{name}/{TOTAL}"], ranges[f"{name}/{TOTAL}"] = "max", (None, None)
+    return modes, ranges
 
 
 def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:

@@ -188,6 +188,8 @@ def test_the_same_scores_are_the_logged_ones(
     assert {name for name in names if "/" in name} == scores
     assert not any(key.startswith("eval_") for key in (*run.modes, *run.ranges))
     done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
+    declared = {key: spec.bounds for key, spec in seen.scorer.specs.items()}
+    assert done.after.ranges == {**declared, "score/total": (None, None)}
     assert [each.step for each in done.after.steps] == [each.step for each in run.steps]
     for before, after in zip(run.steps, done.after.steps, strict=True):
         if before.step not in seen.evidence:
