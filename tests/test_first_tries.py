@@ -42,10 +42,7 @@ def model(tiny_llama: Callable[[str], str]) -> str:
     ("name", "message"),
     [
         ("CtrlEval", r"no attribute 'CtrlEval' \(did you mean 'CTRLEval'\?\)"),
-        (
-            "GenerationScorer",
-            r"Import it from ctrlreward.callbacks \(Lightning\) or",
-        ),
+        ("GenerationScorer", r"Import it from ctrlreward.callbacks \(Lightning\) or"),
     ],
 )
 def test_a_name_that_does_not_exist(name: str, message: str) -> None:

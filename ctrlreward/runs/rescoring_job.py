@@ -27,14 +27,7 @@ from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
 from ctrlreward.runs.folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
-from ctrlreward.runs.select import (
-    Selection,
-    add_rule_options,
-    decide,
-    run_rules,
-    summary,
-    to_json,
-)
+from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
 from ctrlreward.runs.stored_texts import (
     TextSource,
     is_even,

@@ -262,10 +262,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
-    mistake: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     content, key, suggestion = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
@@ -289,10 +286,7 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
     [
         ("--model.lr=1", "--model.lr is not an option. Use optimizer.learning_rate."),
         ("--model.lora.lora_alph=8", "--model.lora.lora_alph is not an option (did you mean "),
-        (
-            "--model.objective.bet=1",
-            "--model.objective.bet is not an option (did you mean 'be",
-        ),
+        ("--model.objective.bet=1", "--model.objective.bet is not an option (did you mean 'be"),
         ("--seed_everything=x", "--seed_everything must be bool or int"),
         ("--ckpt_path=nope.ckpt", "No such file: nope.ckpt"),
     ],

@@ -65,10 +65,7 @@ def test_the_merged_file_is_the_same_job(
 
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_copy_names_files_that_were_copied(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["recipes", "copy", name, str(tmp_path / "copy")])
     output = capsys.readouterr()
