@@ -97,11 +97,6 @@ def test_configuration_keys_are_options(progress_bar: str, kinds: list[type[pl.C
     assert [type(bar) for bar in bars] == kinds
 
 
-@pytest.mark.usefixtures("nothing_loaded")
-def test_an_unknown_option_is_named(fails: Callable[..., str]) -> None:
-    assert "temperatur" in fails("train", "--config", str(DEMO), "--model.init_args.temperatur=1.0")
-
-
 def test_a_run_that_sigterm_ended_exits_with_143(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,10 +168,16 @@ def test_an_unknown_command(
     assert printed.err.removeprefix(USAGE).strip() == message
 
 
-@pytest.mark.parametrize("option", ["-h", "--help", "help"])
-def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "printed"),
+    [
+        *((option, USAGE) for option in ("-h", "--help", "help")),
+        ("--version", f"ctrlreward {version('ctrlreward')}"),
+    ],
+)
+def test_help_and_version(option: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     main([option])
-    assert capsys.readouterr().out == USAGE + "\n"
+    assert capsys.readouterr().out == f"{printed}\n"
 
 
 def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,11 +224,6 @@ def test_papers_lists_its_programs_and_runs_them(
         (["literatur"], "error: No such program: 'literatur' (did you mean literature?)"),
     ):
         assert fails("papers", *arguments).removeprefix(listed.rstrip()).strip() == message
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--version"])
-    assert capsys.readouterr().out == f"ctrlreward {version('ctrlreward')}\n"
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,7 @@ def model(tiny_llama: Callable[[str], str]) -> str:
     ("name", "message"),
     [
         ("CtrlEval", r"no attribute 'CtrlEval' \(did you mean 'CTRLEval'\?\)"),
-        (
-            "GenerationScorer",
-            r"Import it from ctrlreward.callbacks \(Lightning\) or",
-        ),
+        ("GenerationScorer", r"Import it from ctrlreward.callbacks \(Lightning\) or"),
     ],
 )
 def test_a_name_that_does_not_exist(name: str, message: str) -> None:
@@ -138,37 +135,16 @@ def test_scores_whose_column_is_absent_are_left_out_and_named_once(
     ctrleval, alignment, none = CTRLEval(model), cr.Alignment(aspects="all"), {}
     bart = cr.BARTScore(tiny_bart, aspects="all")
     tries: list[tuple[cr.Scorer, dict[str, Any], str, str]] = [
-        (
-            ctrleval,
-            none,
-            "coherence",
-            "consistency, attribute_relevance, because the samples lack the columns prefixes,",
-        ),
-        (
-            ctrleval,
-            {"prefix": ""},
-            "coherence consistency",
-            "attribute_relevance, because the samples lack the columns labels and have only",
-        ),
-        (
-            cr.LexiconSentiment(),
-            none,
-            "polarity",
-            "accuracy, because the samples lack the columns labels",
-        ),
-        (
-            alignment,
-            {"context": "A soup."},
-            "groundedness",
-            "consistency, relevance_reference",
-        ),
-        (
-            bart,
-            {"reference": "A b."},
-            "precision recall f_score",
-            "faithfulness, because the samples lack the columns sources",
-        ),
-    ]
+        (ctrleval, none, "coherence",
+         "consistency, attribute_relevance, because the samples lack the columns prefixes,"),
+        (ctrleval, {"prefix": ""}, "coherence consistency",
+         "attribute_relevance, because the samples lack the columns labels and have only"),
+        (cr.LexiconSentiment(), none, "polarity",
+         "accuracy, because the samples lack the columns labels"),
+        (alignment, {"context": "A soup."}, "groundedness", "consistency, relevance_reference"),
+        (bart, {"reference": "A b."}, "precision recall f_score",
+         "faithfulness, because the samples lack the columns sources"),
+    ]  # fmt: skip
     for scorer, columns, names, message in tries:
         caplog.clear()
         scores = scorer.score(TEXTS, **columns)
@@ -244,120 +220,78 @@ def test_scorers_and_rewards_show_their_scores() -> None:
     assert repr(Reward({"mood": sentiment["polarity"], "n": len})) == "<Reward: mood, n>"
 
 
-# Says what to type instead.
-
-# Attempts, given a similarity, with what their errors say.
-TYPE_ERRORS = {
-    "Samples of a string": (
-        lambda _: Perplexity().score("good soup"),
-        "is a str and not a list",
-    ),
-    "a number": (lambda _: Perplexity().score(3), r"3 is a int\. Pass Samples, a list of texts"),
-    "a missing value of pandas": (
-        lambda _: Perplexity().score(["good", np.nan]),
-        r"texts\[1\] = nan is a float, not a str. Pass '' for a text that is missing\.$",
-    ),
-    "an unknown column": (
-        lambda _: Perplexity().score(["good"], lable="positive"),
-        r"is not a column of Samples, must be one of texts, .* \(did you mean 'label",
-    ),
-    "a class": (
-        lambda _: Reward({"ppl": Perplexity}),
-        r"components\['ppl'\] is the class Perplexity",
-    ),
-    "a function of one text": (
-        lambda _: Reward({"length": len})(["good"]),
-        r"FunctionScorer returned 'len' = 1, a int, must be one number per sample",
-    ),
-    "a pipeline of transformers": (
-        lambda _: Reward({"r": lambda texts: [{"label": "x", "score": 0.5} for t in texts]})(["a"]),
-        r"'reward' = \{'label': .* for texts\[0\] = 'a', a dict, must be a number, or None for a",
-    ),
-    "evaluate's keyword of the texts": (
-        lambda _: Perplexity().score(predictions=["good"]),
-        "is not a column of Samples, pass the texts as the first",
-    ),
-    "a lexicon as a classifier": (
-        lambda _: cr.Accuracy(cr.LexiconSentiment()),
-        "is a LexiconSentiment, must be a folder, .* or an object with labels and probabilities",
-    ),
-    "transformers' keyword of the dtype": (
-        lambda _: CTRLEval(torch_dtype="bfloat16"),
-        r"CTRLEval\(\) has no argument 'torch_dtype'\. Use dtype",
-    ),
-    "bert_score's keyword of the model": (
-        lambda _: Similarity(model_type="roberta"),
-        r"Similarity\(\) has no argument 'model_type'\. Use model",
-    ),
-    "aspects in the place of the model": (
-        lambda _: cr.Alignment(["preservation"]),
-        r"model must be a folder, a Hugging Face id, a short name .*, got \['preservation'\]",
-    ),
-    "an unknown option": (lambda _: Perplexity(devise="cuda"), r"\(did you mean 'device'\?\)"),
-    "scores of a callback as a list": (
-        lambda s: GenerationScorer([s], ["The food"]),
-        r"scores must be a mapping, \{'coherence': ctrleval\['coherence'\]\}, got a list",
-    ),
-    "a tuner's reward that is none": (
-        lambda s: PolicyTuner("smollm2-135m", "similarity"),
-        "the reward is a str, must be one score of a scorer, such as .*, or a function of texts",
-    ),
-    "a tuner's objective as a string": (
-        lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
-        r"objective must be Objective\(\.\.\.\), got 'grpo', a str",
-    ),
-    "a front of one metric": (
-        lambda _: ParetoCheckpoint("score/similarity"),
-        "metrics must map two or more keys to their directions, .*, got 'score/similarity'",
-    ),
-    "word vectors by name": (
-        lambda _: WordVectors("glove"),
-        r"vectors must be a mapping, .*, got 'glove', a str\. Read a file with WordVectors",
-    ),
-    "a scorer without a score": (
-        lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),
-        "Can't instantiate abstract class Mine with abstract method '?score_samples'?",
-    ),
-}
-VALUE_ERRORS = {
-    "a DataFrame without a text": (
-        lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
-        "no column 'texts' or 'text', only sentence. Rename the column of the texts to 'text'",
-    ),
-    "a scorer with several scores": (
-        lambda _: Reward({"ppl": Perplexity()}),
-        r"is a Perplexity with 2 scores. Choose one: Perplexity\(\.\.\.\)\['perplexity'\], Perpl",
-    ),
-    "a lexicon as the accuracy": (
-        lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
-        r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\(",
-    ),
-    "parts in another order": (
-        lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
-        r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)",
-    ),
-    "an unknown method": (
-        lambda _: cr.Alignment("minilm-l6", method="discrim"),
-        "method must be one of embedding, discriminative, regression",
-    ),
-    "a model that does not exist": (
-        lambda _: Perplexity("smollm2").score(["good"]),
-        r"model = 'smollm2' is neither a folder .* \(did you mean 'smollm2-135m'\?\)",
-    ),
-    "a device of no kind": (
-        lambda _: Perplexity(device="gpu").score(["good"]),
-        "device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'",
-    ),
-    "a dtype of another library": (
-        lambda _: Perplexity(dtype="fp32"),
-        "dtype must be one of float32, bfloat16, float16, float64, fastest",
-    ),
-}
+# Errors: the attempt, given a similarity, and what the error says.
+WRONG_TRIES = [
+    (TypeError, "Samples of a string", lambda _: Perplexity().score("good soup"),
+     "is a str and not a list"),
+    (TypeError, "a number", lambda _: Perplexity().score(3),
+     r"3 is a int\. Pass Samples, a list of texts"),
+    (TypeError, "a missing value of pandas", lambda _: Perplexity().score(["good", np.nan]),
+     r"texts\[1\] = nan is a float, not a str. Pass '' for a text that is missing\.$"),
+    (TypeError, "an unknown column", lambda _: Perplexity().score(["good"], lable="positive"),
+     r"is not a column of Samples, must be one of texts, .* \(did you mean 'label"),
+    (TypeError, "a class", lambda _: Reward({"ppl": Perplexity}),
+     r"components\['ppl'\] is the class Perplexity"),
+    (TypeError, "a function of one text", lambda _: Reward({"length": len})(["good"]),
+     r"FunctionScorer returned 'len' = 1, a int, must be one number per sample"),
+    (TypeError, "a pipeline of transformers",
+     lambda _: Reward({"r": lambda texts: [{"label": "x", "score": 0.5} for t in texts]})(["a"]),
+     r"'reward' = \{'label': .* for texts\[0\] = 'a', a dict, must be a number, or None for a"),
+    (TypeError, "evaluate's keyword of the texts",
+     lambda _: Perplexity().score(predictions=["good"]),
+     "is not a column of Samples, pass the texts as the first"),
+    (TypeError, "a lexicon as a classifier", lambda _: cr.Accuracy(cr.LexiconSentiment()),
+     "is a LexiconSentiment, must be a folder, .* or an object with labels and probabilities"),
+    (TypeError, "transformers' keyword of the dtype", lambda _: CTRLEval(torch_dtype="bfloat16"),
+     r"CTRLEval\(\) has no argument 'torch_dtype'\. Use dtype"),
+    (TypeError, "bert_score's keyword of the model", lambda _: Similarity(model_type="roberta"),
+     r"Similarity\(\) has no argument 'model_type'\. Use model"),
+    (TypeError, "aspects in the place of the model", lambda _: cr.Alignment(["preservation"]),
+     r"model must be a folder, a Hugging Face id, a short name .*, got \['preservation'\]"),
+    (TypeError, "an unknown option", lambda _: Perplexity(devise="cuda"),
+     r"\(did you mean 'device'\?\)"),
+    (TypeError, "scores of a callback as a list", lambda s: GenerationScorer([s], ["The food"]),
+     r"scores must be a mapping, \{'coherence': ctrleval\['coherence'\]\}, got a list"),
+    (TypeError, "a tuner's reward that is none",
+     lambda s: PolicyTuner("smollm2-135m", "similarity"),
+     "the reward is a str, must be one score of a scorer, such as .*, or a function of texts"),
+    (TypeError, "a tuner's objective as a string",
+     lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
+     r"objective must be Objective\(\.\.\.\), got 'grpo', a str"),
+    (TypeError, "a front of one metric", lambda _: ParetoCheckpoint("score/similarity"),
+     "metrics must map two or more keys to their directions, .*, got 'score/similarity'"),
+    (TypeError, "word vectors by name", lambda _: WordVectors("glove"),
+     r"vectors must be a mapping, .*, got 'glove', a str\. Read a file with WordVectors"),
+    (TypeError, "a scorer without a score",
+     lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),
+     "Can't instantiate abstract class Mine with abstract method '?score_samples'?"),
+    (ValueError, "a DataFrame without a text",
+     lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
+     "no column 'texts' or 'text', only sentence. Rename the column of the texts to 'text'"),
+    (ValueError, "a scorer with several scores", lambda _: Reward({"ppl": Perplexity()}),
+     r"is a Perplexity with 2 scores. Choose one: Perplexity\(\.\.\.\)\['perplexity'\], Perpl"),
+    (ValueError, "a lexicon as the accuracy",
+     lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
+     r"accuracy is a LexiconSentiment, which does not have label_probability, .* Use Accuracy\("),
+    (ValueError, "parts in another order",
+     lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
+     r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)"),
+    (ValueError, "an unknown method", lambda _: cr.Alignment("minilm-l6", method="discrim"),
+     "method must be one of embedding, discriminative, regression"),
+    (ValueError, "a model that does not exist", lambda _: Perplexity("smollm2").score(["good"]),
+     r"model = 'smollm2' is neither a folder .* \(did you mean 'smollm2-135m'\?\)"),
+    (ValueError, "a device of no kind", lambda _: Perplexity(device="gpu").score(["good"]),
+     "device must be a device of torch, such as 'cpu' or 'cuda:1', got 'gpu'"),
+    (ValueError, "a dtype of another library", lambda _: Perplexity(dtype="fp32"),
+     "dtype must be one of float32, bfloat16, float16, float64, fastest"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*TYPE_ERRORS, *VALUE_ERRORS])
-def test_a_wrong_try_says_what_to_type(case: str, similarity: Similarity) -> None:
-    error = TypeError if case in TYPE_ERRORS else ValueError
-    attempt, message = (TYPE_ERRORS | VALUE_ERRORS)[case]
+@pytest.mark.parametrize(
+    ("error", "attempt", "message"), [pytest.param(e, a, m, id=i) for e, i, a, m in WRONG_TRIES]
+)
+def test_a_wrong_try_says_what_to_type(
+    error: type[Exception], attempt: Any, message: str, similarity: Similarity
+) -> None:
     with pytest.raises(error, match=message):
         attempt(similarity)

@@ -10,7 +10,6 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib.util import find_spec
@@ -23,9 +22,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.files import ShallowLoader
 from ctrlreward.weights.sources import check_spelling
 
-_EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
-_EXTENDING = (_EXTENDS, _REPLACE, _ANCHORS)
-_CONFIG = "config"
+_EXTENDING = _EXTENDS, _REPLACE, _ANCHORS = ("extends", "replace", "anchors")
 
 # Mappings whose options a file may set in part; other mappings are values.
 _GROUPS = (
@@ -37,7 +34,7 @@ _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
     *("ckpt_path", "smoke"),
 )
-_OPTIONS = ("config", "help", "print_config", *_KEYS)
+
 
 # Arguments of scorers, policies and recipes whose values are names of models.
 MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
@@ -98,9 +95,7 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     try:
         text = Path(path).read_text(encoding="utf-8")
         loader = _Loader(text, anchors or {})
-        with nesting_named():
-            root = loader.get_single_node()
-            check_size(root)
+        root = root_of(loader)
         content = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -117,19 +112,21 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
 _MOST_NODES = 100_000  # of a file, with what its aliases stand for
 
 
-def check_size(root: yaml.Node | None) -> None:
-    """Raise a YAMLError if aliases stand for more values than any configuration has."""
-    if root is not None and _size(root, {}) > _MOST_NODES:
-        raise yaml.YAMLError("its aliases stand for too many values")
+def root_of(loader: yaml.SafeLoader) -> yaml.Node | None:
+    """Return the root of a document.
 
-
-@contextmanager
-def nesting_named() -> Iterator[None]:
-    """Raise a YAMLError in place of a RecursionError."""
+    Raises:
+        YAMLError: It is not YAML, nested too deeply, or its aliases stand for more values than any
+            configuration has.
+    """
     try:
-        yield
+        root = loader.get_single_node()
+        size = 0 if root is None else _size(root, {})
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply, or contains itself by an alias") from None
+    if size > _MOST_NODES:
+        raise yaml.YAMLError("its aliases stand for too many values")
+    return root
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
@@ -186,16 +183,11 @@ def _mark(node: yaml.Node, line: Any) -> None:
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
     """Return arguments in which a configuration follows the files it extends, and all files.
 
-    The options come last, so that they have priority over the files wherever they are.
-
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file in the same folder, becomes
-    `--config yelp.yaml --config <the rest of m7.yaml>`. An extended file may extend others itself.
-    `replace` in the same file, a mapping of strings, replaces each in all values of those
-    files. `anchors`, a mapping of any values, replaces values that those files mark with an
-    anchor: `anchors: {labels: [past, present]}` replaces `labels: &labels [negative, positive]`
-    and each `*labels` in the file.
-
-    `config`, which names the YAML of a model that is trained first, may be relative to its file.
+    `--config yelp.yaml --config <the rest of m7.yaml>`. `replace`, a mapping of strings, replaces
+    each in all values of the extended files. `anchors` replaces the values that they mark:
+    `anchors: {labels: [past, present]}` replaces `labels: &labels [negative]` and each `*labels`.
+    Options come last, since they have priority over files.
     """
     configs: list[str] = []
     options: list[str] = []
@@ -237,7 +229,7 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
     """Raise a ValueError for a wrong key, option of the trainer, or short name of a model."""
     for file in files:
         for key, value in file.content.items():
-            if key not in (*_KEYS, _EXTENDS, _REPLACE, _ANCHORS):
+            if key not in (*_KEYS, *_EXTENDING):
                 raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
             for option in value if key == "trainer" and isinstance(value, dict) else ():
                 if option.removesuffix("+") not in trainer_options():  # + appends to a list
@@ -248,9 +240,9 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
         if not argument.startswith("--") or argument == "--":
             continue
         option = argument[2:].partition("=")[0].rstrip("+")
-        first, *others = option.split(".")
-        known, name = list(_OPTIONS), first
-        if first == "trainer" and others:
+        name, *others = option.split(".")
+        known = ["config", "help", "print_config", *_KEYS]
+        if name == "trainer" and others:
             known, name = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
         if name not in known:
             raise ValueError(
@@ -279,12 +271,15 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
     file = layers[-1]
     if len(layers) > 1:
         file = replace(file, content=merged(layers), as_written=False)
-    for keys, block in _reward_places(file.content):
-        if isinstance(block, Mapping) and "class_path" in block:
-            return dict(block), file.below(keys)
-        if isinstance(block, Mapping) and "components" in block:
+    # A recipe's own class_path is its model.
+    for keys in ((), ("reward",), ("model", "init_args", "reward")):
+        block: Any = file.content
+        for key in keys:
+            block = block.get(key) if isinstance(block, Mapping) else None
+        if isinstance(block, Mapping) and {"class_path", "components"} & block.keys():
             own = file.below(keys)
-            _check_short_form(own, block)
+            if "class_path" not in block:
+                _check_short_form(own, block)
             return dict(block), own
     raise ValueError(
         f"{path} has no reward, must have components, or class_path and init_args, at the top, "
@@ -311,16 +306,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, 
         if same_class and (key in _GROUPS or "class_path" in old):
             result[key] = _merged(old, new)
     return result
-
-
-def _reward_places(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the places of a file where a reward may be; a recipe's own class_path is its model."""
-    yield (), content
-    yield ("reward",), content.get("reward")
-    model = content.get("model")
-    arguments = model.get("init_args") if isinstance(model, Mapping) else None
-    if isinstance(arguments, Mapping):
-        yield ("model", "init_args", "reward"), arguments.get("reward")
 
 
 def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
@@ -355,34 +340,30 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
 
 
 @cache
-def trainer_options() -> tuple[str, ...]:
+def trainer_options() -> list[str]:
     """Return the arguments of Lightning's `Trainer`, from its source: an import takes longer."""
     package = find_spec("pytorch_lightning")
-    assert package is not None
-    assert package.origin is not None
-    source = Path(package.origin).with_name("trainer") / "trainer.py"
-    classes = ast.parse(source.read_text(encoding="utf-8")).body
-    (trainer,) = (c for c in classes if isinstance(c, ast.ClassDef) and c.name == "Trainer")
-    (build,) = (f for f in trainer.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
-    _, *names = (a.arg for a in (*build.args.args, *build.args.kwonlyargs))
-    return tuple(names)
+    source = Path(package.origin).with_name("trainer") / "trainer.py"  # type: ignore[arg-type,union-attr]
+    nodes = ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+    build = next(f for f in nodes if isinstance(f, ast.FunctionDef) and f.name == "__init__")
+    return [argument.arg for argument in build.args.kwonlyargs]
 
 
-def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
-    """Replace each string of nested dictionaries, namespaces and lists, in place; return it all."""
-    if isinstance(config, str):
-        return replaced(config)
-    if isinstance(config, list):
-        config[:] = [replace_strings(item, replaced) for item in config]
-    elif isinstance(config, dict | Namespace):
-        items = config if isinstance(config, dict) else vars(config)
-        for key, value in items.items():
-            items[key] = replace_strings(value, replaced)
-    return config
+def with_strings(value: Any, changed: Callable[[str], str]) -> Any:
+    """Return a copy of nested dictionaries, namespaces and lists with each string changed."""
+    if isinstance(value, str):
+        return changed(value)
+    if isinstance(value, list):
+        return [with_strings(inner, changed) for inner in value]
+    if isinstance(value, dict):
+        return {key: with_strings(inner, changed) for key, inner in value.items()}
+    if isinstance(value, Namespace):
+        return type(value)(**with_strings(vars(value), changed))
+    return value
 
 
 def fill_in_run_folder(config: Any, folder: str) -> Any:
-    """Replace `${trainer.default_root_dir}` in each string: one option moves a whole run."""
+    """Return a copy with `${trainer.default_root_dir}` filled in: one option moves a whole run."""
 
     def filled_in(text: str) -> str:
         filled = text.replace(_PLACE, folder)
@@ -390,7 +371,7 @@ def fill_in_run_folder(config: Any, folder: str) -> Any:
             raise ValueError(f"{text!r} names another value: only {_PLACE} is known")
         return filled
 
-    return replace_strings(config, filled_in)
+    return with_strings(config, filled_in)
 
 
 def _layers(
@@ -417,9 +398,12 @@ def _layers(
                     f"is not an anchor of {base}{did_you_mean(anchor, known)}, which has "
                     f"{', '.join(dict.fromkeys(known)) or 'none'}",
                 )
+        pattern = re.compile("|".join(map(re.escape, replaced)))  # replaces no string twice
         for layer in layers:
             if replaced:
-                content = _with_replaced(layer.content, replaced)
+                content = with_strings(
+                    layer.content, lambda text: pattern.sub(lambda m: replaced[m[0]], text)
+                )
                 layer = replace(layer, content=content, as_written=False)
             yield layer
     for key in () if _EXTENDS in file.content else (_REPLACE, _ANCHORS):
@@ -446,21 +430,10 @@ def _with_configs(value: Any, folder: Path) -> Any:
     if not isinstance(value, dict):
         return value
     copied = {key: _with_configs(inner, folder) for key, inner in value.items()}
-    name = copied.get(_CONFIG)
+    name = copied.get("config")
     if isinstance(name, str) and (folder / name).is_file():
-        copied[_CONFIG] = os.path.normpath(folder / name)
+        copied["config"] = os.path.normpath(folder / name)
     return copied
-
-
-def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
-    """Return a copy of a value; replaced strings are not replaced again."""
-    if isinstance(value, dict):
-        return {key: _with_replaced(inner, replaced) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_with_replaced(inner, replaced) for inner in value]
-    if isinstance(value, str):
-        return re.sub("|".join(map(re.escape, replaced)), lambda found: replaced[found[0]], value)
-    return value
 
 
 def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from inspect import signature
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import ConfigFile
 
-# Lines of a parser's error that lead to the mistake, with the space or the dash before them.
-_STEP = re.compile(r"^([ -]*)(?:Parser key \"(.+)\"|Problem with given class_path '(.+)'):$")
-_LINE = re.compile(r"^([ -]*)(.*)$")
+# Keys from the top; `=` and an import path is a class, whose keys are below its `init_args`.
+Keys: TypeAlias = tuple[str, ...]
+
+# Lines of a parser's error that lead to the mistake.
+_STEP = re.compile(r"(?:Parser key \"(.+)\"|Problem with given class_path '(.+)'):$")
 # Lines that repeat the configuration or its types.
 _NOISE = re.compile(
     r"Subtypes: |Errors:|Given value|Does not validate|Not a valid subclass|Subclass types expect|"
@@ -33,16 +35,8 @@ _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute 
 _NO_MODULE = re.compile(r"No module named '[\w.]+'$")
 _TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
-_BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$")
+_BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$", re.MULTILINE)
 _LITERAL = re.compile(r"Literal\[(.*)\]")
-
-
-class _Mistake(NamedTuple):
-    """A line of a parser's error, and its location."""
-
-    keys: tuple[str, ...]  # from the top, with `init_args` below each class
-    path: str  # import path of the innermost class; "" for none
-    text: str  # message of the parser
 
 
 def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
@@ -58,16 +52,13 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
     mistakes = list(_mistakes(message))
     if not mistakes:
         return " ".join(message.partition("Given value")[0].split())
-    keys, path, text = max(
-        mistakes, key=lambda mistake: (not _OTHER_TYPE.match(mistake.text), len(mistake.keys))
-    )
+    keys, text = max(mistakes, key=lambda each: (not _OTHER_TYPE.match(each[1]), len(each[0])))
     if not keys:  # raised by a class
         return text
-    kinds = [m[1] for line in message.splitlines() if (m := _BARE_TYPE.search(line))]
-    if _BARE_TYPE.match(text) and kinds:  # none of the types of a union
-        problem = f"must be {' or '.join(dict.fromkeys(kinds))}"
+    if _BARE_TYPE.match(text):  # none of the types of a union
+        problem = f"must be {' or '.join(dict.fromkeys(_BARE_TYPE.findall(message)))}"
     else:
-        keys, problem = _described(keys, path, text)
+        keys, problem = _described(keys, text)
     if not problem.startswith(":"):
         problem = f" {problem}"
     dotted = ".".join(key for key in keys if not key.startswith("="))
@@ -78,8 +69,8 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
     if not files:
         return f"{dotted}{problem}"
     # The last file that has most of the keys.
-    found = [(*_located(file.content, keys), file) for file in reversed(files)]
-    _, place, file = max(found, key=lambda each: each[0])
+    file = max(reversed(files), key=lambda each: _depth(_located(each, keys), each))
+    place = _located(file, keys)
     shown = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(place))
     return f"{file.path}:{file.line(place)}: {shown}{problem}"
 
@@ -94,33 +85,27 @@ def missing(path: str, files: Sequence[ConfigFile]) -> str:
     return f"No such file: {path}"
 
 
-def _mistakes(message: str) -> list[_Mistake]:
-    way: list[tuple[int, str, str]] = []
-    found: list[_Mistake] = []
+def _mistakes(message: str) -> Iterator[tuple[Keys, str]]:
+    """Yield the lines of a parser's error, with the keys and classes (`=path`) that lead there."""
+    way: list[tuple[int, Keys]] = []
     for line in message.splitlines():
-        step = _STEP.match(line)
-        space, text = _LINE.match(line).groups()  # type: ignore[union-attr]
-        while way and way[-1][0] >= len(space):
+        text = line.lstrip(" -")
+        space = len(line) - len(text)
+        while way and way[-1][0] >= space:
             way.pop()
-        if step:
-            way.append((len(space), step[2] or "", step[3] or ""))
+        if step := _STEP.match(text):
+            way.append((space, tuple(step[1].split(".")) if step[1] else (f"={step[2]}",)))
         elif text and not _NOISE.match(text):
-            keys = [
-                key for _, key, path in way for key in ([f"={path}"] if path else key.split("."))
-            ]
-            paths = [path for _, _, path in way if path]
-            found.append(_Mistake(tuple(keys), paths[-1] if paths else "", text))
-    return found
+            yield tuple(key for _, keys in way for key in keys), text
 
 
-def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, ...], str]:
+def _described(keys: Keys, text: str) -> tuple[Keys, str]:
     """Return the keys of a mistake and the words for it."""
+    path = next((key[1:] for key in reversed(keys) if key.startswith("=")), "")
     if unknown := _UNKNOWN.search(text):
-        whole, group, option, argument = unknown.groups(default="")
-        name = ".".join(filter(None, (whole or argument, group, option)))
-        return _unknown(keys, path, tuple(name.split(".")))
+        return _unknown(keys, path, tuple(".".join(filter(None, unknown.groups())).split(".")))
     if absent := _ABSENT.search(text):
-        module, name = (absent[1] or absent[3], absent[2] or absent[4])
+        module, name = filter(None, absent.groups())
         names: list[str] = []
         with suppress(ImportError):
             names = dir(import_module(module))
@@ -138,9 +123,7 @@ def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, 
     return keys, f": {text[:1].lower()}{text[1:]}{fix}"
 
 
-def _unknown(
-    keys: tuple[str, ...], path: str, names: tuple[str, ...]
-) -> tuple[tuple[str, ...], str]:
+def _unknown(keys: Keys, path: str, names: Keys) -> tuple[Keys, str]:
     """Return the keys down to the first that does not exist, and the similar one that does."""
     module, _, name = path.rpartition(".")
     kind = getattr(import_module(module), name) if path else None
@@ -177,35 +160,23 @@ def _type_of(owner: Any, argument: str) -> Any:
     return None
 
 
-def _located(content: Any, keys: Sequence[str]) -> tuple[int, tuple[str, ...]]:
-    """Return how many of the keys a file has, and the path to the last one."""
-    place: tuple[str, ...] = ()
-    count = 0
+def _located(file: ConfigFile, keys: Keys) -> Keys:
+    """Return the place of a mistake in a file, which may lack the last keys."""
+    place: Keys = ()
     for key, following in zip(keys, [*keys[1:], ""], strict=True):
-        if key.startswith("="):
-            inner = _place_of_class(content, key[1:])
-            if inner is None:  # a group of options, whose class is not named
-                continue
-            for each in inner:
-                content = content[int(each) if isinstance(content, list) else each]
-            place += inner
-            if following in ("", "class_path"):
-                continue
-            key = "init_args"
-        place += (key,)
-        if isinstance(content, dict) and key in content:
-            content = content[key]
-            count += 1
-    return count, place
+        if not key.startswith("="):
+            place += (key,)
+            continue
+        inner = (
+            each[:-1]
+            for each, value in file.values()
+            if each[: len(place)] == place and each[-1] == "class_path" and value == key[1:]
+        )
+        if (found := next(inner, None)) is not None:  # else a group, whose class is not named
+            place = found if following in ("", "class_path") else (*found, "init_args")
+    return place
 
 
-def _place_of_class(content: Any, path: str) -> tuple[str, ...] | None:
-    """Return the path of keys to a class path in a mapping or a list."""
-    if isinstance(content, dict) and content.get("class_path") == path:
-        return ()
-    inner = enumerate(content) if isinstance(content, list) else ()
-    for key, value in content.items() if isinstance(content, dict) else inner:
-        place = _place_of_class(value, path)
-        if place is not None:
-            return (str(key), *place)
-    return None
+def _depth(place: Keys, file: ConfigFile) -> int:
+    """Return how many of the keys a file has."""
+    return next((n for n in range(len(place), 0, -1) if place[:n] in file.lines), 0)

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import check_size, nesting_named
+from ctrlreward.command_line.config_files import root_of
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
@@ -34,8 +34,7 @@ _LONG = 1000  # characters; a shorter text without an anchor is small
 def _load_checked(text: str) -> Any:
     """Return a value, or raise a YAMLError; the parser's loader overflows the stack of C."""
     if len(text) > _LONG or "&" in text:
-        with nesting_named():
-            check_size(yaml.compose(text, ShallowLoader))
+        root_of(ShallowLoader(text))
     try:
         return _load(text)
     except ValueError as error:  # an integer of thousands of digits

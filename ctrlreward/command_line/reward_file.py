@@ -99,17 +99,12 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
     if "class_path" in block:
         return _parsed(name, Scorer, block, file)
     options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
+    options |= block.get("options") or {}
     path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
-    scorer = _parsed(
-        name,
-        Scorer,
-        {"class_path": path, "init_args": options | dict(block.get("options") or {})},
-        file,
-    )
-    component = scorer
+    component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
     if "score" in block:
         try:
-            component = scorer[block["score"]]
+            component = component[block["score"]]
         except (KeyError, ValueError) as error:
             message = error.args[0]
             raise file.error((name, "score"), f"= {message}") if file else error from None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from fnmatch import fnmatchcase
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pytorch_lightning import Trainer
@@ -44,18 +44,15 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
     These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
     from each unless it is resumed.
     """
+    advice = "Use another --trainer.default_root_dir, or wait until that run has ended."
     with ExitStack() as held:
         for folder in _folders(trainer):
-            held.enter_context(_hold(folder))
+            held.enter_context(hold(folder / LOCK, folder, advice))
         for folder, aside in () if resumed else move_last_runs_aside(trainer):
             print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
-            held.enter_context(_hold(folder))  # a new one; the old one is still locked
+            # A new one; the old one is still locked.
+            held.enter_context(hold(folder / LOCK, folder, advice))
         yield
-
-
-def _hold(folder: Path) -> AbstractContextManager[None]:
-    advice = "Use another --trainer.default_root_dir, or wait until that run has ended."
-    return hold(folder / LOCK, folder, advice)
 
 
 def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
@@ -83,16 +80,13 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
     a run is not touched, and neither is one with only `checkpoints` of a run and other files.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if not any(sign in names for sign in _SIGNS):
+    if not {*_SIGNS} & {*names} or fnmatch.filter(names, _REQUEUED):
         return None
-    if any(fnmatchcase(name, _REQUEUED) for name in names):
-        return None
-    own = (*_OF_A_RUN, *written)
-    others = [name for name in names if not any(fnmatchcase(name, each) for each in own)]
+    own = {name for each in (*_OF_A_RUN, *written) for name in fnmatch.filter(names, each)}
+    others = [name for name in names if name not in own]
     place = folder.resolve()
-    at_work = Path.cwd().is_relative_to(place)
-    if others or at_work:
-        if not any(name in names for name in _REPLACED):
+    if others or Path.cwd().is_relative_to(place):
+        if not {*_REPLACED} & {*names}:
             return None
         why = f"also contains {others[0]}" if others else "is the working directory or contains it"
         raise ValueError(

@@ -101,15 +101,7 @@ def recipe_text(name: str, resolve: bool = False) -> str:
     if not resolve:
         return file.read_text(encoding="utf-8")
     content = merged(extended_files(str(file)))
-    return yaml.dump(content, Dumper=_WithoutAliases, sort_keys=False, allow_unicode=True)
-
-
-class _WithoutAliases(yaml.SafeDumper):
-    """Dumper that writes an object that occurs twice twice."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        """Return True: a reader wants to see each value."""
-        return True
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def copy_recipe(name: str, folder: Path) -> None:
@@ -128,11 +120,8 @@ def copy_recipe(name: str, folder: Path) -> None:
             if other.is_file() and other.resolve() not in files:
                 files.append(other.resolve())
     texts = {folder / file.name: _moved(file, folder) for file in files}
-    changed = [
-        str(path)
-        for path, text in texts.items()
-        if path.exists() and path.read_text(encoding="utf-8") != text
-    ]
+    present = {path: text for path, text in texts.items() if path.exists()}
+    changed = [str(path) for path in present if path.read_text(encoding="utf-8") != present[path]]
     if changed:
         raise FileExistsError(
             f"{', '.join(changed)} would be replaced, and differs from the recipe. Choose "

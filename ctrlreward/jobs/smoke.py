@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from ctrlreward.command_line.config_files import replace_strings
+from ctrlreward.command_line.config_files import with_strings
 
 _STEPS = 2
 
@@ -45,8 +45,8 @@ _FEWER = {
 _EVERY_GM = (0.0, 0.0, 1e9, -1e9)
 
 
-def shrink(config: Namespace) -> None:
-    """Turn the parsed configuration of a job into its smoke run, in place.
+def shrink(config: Namespace) -> Namespace:
+    """Return the configuration of a smoke run, from the parsed one of a job.
 
     Two training steps with a validation after each, a few texts everywhere, and a temporary folder.
     Models that the job needs are used if they exist, and otherwise trained in smoke runs.
@@ -79,7 +79,7 @@ def shrink(config: Namespace) -> None:
                 group.arguments = [*group.arguments, "--smoke"]
     for key, value in _TRAINER.items():
         config.trainer[key] = value
-    replace_strings(config, lambda text: folders.get(text, text))
+    return with_strings(config, lambda text: folders.get(text, text))
 
 
 def written(folder: Path) -> str:

@@ -97,33 +97,26 @@ class TrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `--ckpt_path` and `--smoke`."""
-        parser.add_argument(
-            "--ckpt_path",
-            type=str | None,
-            default=None,
-            help="checkpoint to resume from; 'last' is the last one of this run",
-        )
-        parser.add_argument(
-            "--smoke",
-            action="store_true",
-            help="try all parts in two steps with a few texts, in a temporary folder",
-        )
+        help_ = "checkpoint to resume from; 'last' is the last one of this run"
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help=help_)
+        help_ = "try all parts in two steps with a few texts, in a temporary folder"
+        parser.add_argument("--smoke", action="store_true", help=help_)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer, with a `RewardProgressBar` first unless it has another bar or none."""
         options = self.config_init.trainer
         callbacks = options.callbacks or []
-        if options.enable_progress_bar is not False and not any(
-            isinstance(callback, ProgressBar) for callback in callbacks
-        ):
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if options.enable_progress_bar is not False and not has_bar:
             kwargs["callbacks"] = [RewardProgressBar(), *callbacks]
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
         """Fill in the run's folder, and raise before building anything if a logger is missing."""
         if self.config.smoke:
-            shrink(self.config)
-        fill_in_run_folder(self.config, str(self.config.trainer.default_root_dir or "."))
+            self.config = shrink(self.config)
+        folder = str(self.config.trainer.default_root_dir or ".")
+        self.config = fill_in_run_folder(self.config, folder)
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 

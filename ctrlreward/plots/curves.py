@@ -86,14 +86,9 @@ def draw_front(
         front = [(values[x], values[y]) for values in kept.values()]
         dominated = [[values[i] for values in pruned.values()] for i in (x, y)]
         panel.scatter(*dominated, color=FAINT, s=18, label="pruned")
-        panel.plot(
-            *zip(*sorted(front), strict=True),
-            color=FIRST,
-            linestyle="-" if len(names) == 2 else "",
-            marker="o",
-            markersize=4.5,
-            label="kept",
-        )
+        line = "-" if len(names) == 2 else ""
+        xy = zip(*sorted(front), strict=True)
+        panel.plot(*xy, color=FIRST, linestyle=line, marker="o", markersize=4.5, label="kept")
         mark_steps(panel, kept, front)
         finish_panel(panel, "checkpoints by step", labels[x], labels[y], legend=True)
     save_figure(figure, path)
@@ -156,19 +151,9 @@ def _draw_point(
     interval: Sequence[Any] = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
     low, high = interval
     reaches = None if low is None else [[max(0.0, value - low)], [max(0.0, high - value)]]
-    panel.errorbar(
-        [x],
-        [value],
-        yerr=reaches,
-        color=SECOND,
-        marker="s" if side == "before" else "D",
-        markerfacecolor="white" if side == "before" else SECOND,
-        markersize=5,
-        capsize=3,
-        linestyle="",
-        label=side,
-        zorder=3,
-    )
+    marker, inner = ("s", "white") if side == "before" else ("D", SECOND)
+    style = {"marker": marker, "markerfacecolor": inner, "markersize": 5, "linestyle": ""}
+    panel.errorbar([x], [value], reaches, color=SECOND, capsize=3, label=side, zorder=3, **style)
 
 
 def _shade_excluded(panel: Any, bounds: Sequence[float | None] | None) -> None:
@@ -188,15 +173,14 @@ def _shade_excluded(panel: Any, bounds: Sequence[float | None] | None) -> None:
 
 def _draw_judge(panel: Any, report: Mapping[str, Any], name: str) -> None:
     """Draw a judge before and after training; the legend has the difference and its interval."""
-    judge = report["judges"][name]
-    ends = {side: judge[side] for side in ("before", "after")}
-    values = [nan if value is None else value for value in ends.values()]
+    judge, sides = report["judges"][name], ("before", "after")
+    values = [nan if judge[side] is None else judge[side] for side in sides]
     panel.plot([0, 1], values, color=FAINT, linewidth=1, label=change_text(judge))
     panel.legend(fontsize=7, frameon=False)  # without the points
-    for x, (side, value) in enumerate(ends.items()):
-        _draw_point(panel, x, report, side, name, value)
+    for x, side in enumerate(sides):
+        _draw_point(panel, x, report, side, name, judge[side])
     panel.set_xlim(-0.4, 1.4)
-    panel.set_xticks([0, 1], list(ends))
+    panel.set_xticks([0, 1], sides)
     mode = report.get("directions", {}).get(f"judges/{name}")
     finish_panel(panel, arrowed(f"judge: {name.replace('_', ' ')}", mode), "")
 

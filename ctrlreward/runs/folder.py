@@ -1,12 +1,7 @@
 """Files of a finished or running job, as the sequence of its steps.
 
-    >>> run = read_stored_run("runs/demo")  # doctest: +SKIP
-    >>> [(each.step, each.metrics["score/sim"], each.checkpoint) for each in run.steps]
-    ...  # doctest: +SKIP
-
-Numbers come from the log of any trainer (`ctrlreward.runs.logs`), texts and scores by prompt
-from the files of a `GenerationScorer`, or of another trainer (`ctrlreward.runs.stored_texts`),
-checkpoints from the names of files and folders.
+Numbers come from the log of any trainer (`logs.py`), texts and scores by prompt from the files of a
+`GenerationScorer` or of another trainer (`stored_texts.py`), checkpoints from names of files.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,9 +38,8 @@ from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
 
 PREFIX = "eval_"  # of keys in the log of transformers
 
-# A lock file of the process that writes there, from `ctrlreward train`.
-# In the folder, so that it also locks for other machines and containers that mount it. The system
-# frees it when the process ends in any way.
+# A lock file of the process that writes there, from `ctrlreward train`. In the folder, so that it
+# also locks for other machines that mount it. The system frees it when the process ends.
 LOCK = ".ctrlreward.lock"
 
 
@@ -141,53 +135,46 @@ def read_stored_run(
         metrics.setdefault(step + shift, {}).update(values)
     sets: Mapping[str, Mapping[int, TextSource]] = found.sets if found else files
     samples: dict[int, dict[str, TextSource]] = {}
-    for name_, by_step in sets.items():
-        for step, source in by_step.items():
-            samples.setdefault(step, {})[name_] = source
     evidence: dict[int, dict[str, Scores]] = {}
     notes: dict[str, str] = {}
-    alone = found is not None or not log.rows
-    for name_, of_steps in _evidence(sets).items():
+    for name_, by_step in sets.items():
+        by_prompt = {step: _by_prompt(source) for step, source in by_step.items()}
         digests = {
-            step: next((getattr(row, "prompts", "") for row in rows.values()), "")
-            for step, rows in of_steps.items()
+            step: next((row.prompts for row in rows.values()), "")
+            for step, rows in by_prompt.items()
         }
         shared = shared_prompts(digests)
         notes |= {name_: note_of(name_, digests, shared)} if len(shared) < len(digests) else {}
-        for step, rows in of_steps.items():
-            if alone:
-                means = {key: valid_mean(np.asarray(row)) for key, row in rows.items()}
+        for step, rows in by_prompt.items():
+            samples.setdefault(step, {})[name_] = by_step[step]
+            keyed = {f"{name_}/{key}": row for key, row in rows.items()}
+            if found or not log.rows:  # the texts alone have these scores
+                means = {key: valid_mean(np.asarray(row)) for key, row in keyed.items()}
                 metrics.setdefault(step, {}).update(means)
             if step in shared:
-                evidence.setdefault(step, {}).update(rows)
+                evidence.setdefault(step, {}).update(keyed)
     steps = []
     for step, values in sorted(metrics.items()):
         # Transformers' log has a prefix that the scorer's keys lack.
-        rows = {
+        logged = {
             key: row
             for name_, row in evidence.get(step, {}).items()
             for key in (name_, f"eval_{name_}", f"eval/{name_}")
             if key in values
         }
         checkpoint = saved[step][0] if step in saved else None
-        steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
-    folders = {folder, log.path.parent if log.rows or files else folder}
-    failing = [f"{name_}/{FAIL_RATE}" for name_ in (found.sets if found else ())]
+        steps.append(StoredStep(step, values, logged, samples.get(step, {}), checkpoint))
+    texts_ = found.sets if found else {}
+    modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in texts_}
+    ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
+    for reported in _reported({folder, log.path.parent if log.rows or files else folder}):
+        modes |= _mapping(reported.get("directions"))
+        ranges |= _mapping(reported.get("ranges"))
+    for scorer in _declared(log.declared):
+        modes |= {PREFIX + key: mode for key, mode in _mapping(scorer.get("modes")).items()}
+        ranges |= {PREFIX + key: bounds for key, bounds in _mapping(scorer.get("ranges")).items()}
     return StoredRun(
-        folder,
-        log.path,
-        log.source,
-        steps,
-        dict.fromkeys(failing, "min")
-        | _reported(folders, "directions")
-        | _declared(log.declared, "modes"),
-        dict.fromkeys(failing, (0.0, 1.0))
-        | _reported(folders, "ranges")
-        | _declared(log.declared, "ranges"),
-        saved,
-        place,
-        found.sets if found else {},
-        notes,
+        folder, log.path, log.source, steps, modes, ranges, saved, place, texts_, notes
     )
 
 
@@ -206,10 +193,8 @@ def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Lo
     if found is not None:
         steps = len({step for by_step in found.sets.values() for step in by_step})
         what = f"texts of {found.title}, {steps} steps"
-        if "://" in str(name):
-            return Log(what, Path(path.name), [])  # what is written goes to this folder
-        if not path.is_dir():
-            return Log(what, path, [])
+        if not path.is_dir():  # of a URL, what is written goes to a folder of its last name
+            return Log(what, Path(path.name) if "://" in str(name) else path, [])
     if path.suffix in PICKLES and path.is_file():
         raise ValueError(f"{name} is not the log of a run{unread_texts(name)}")
     try:
@@ -264,68 +249,22 @@ def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
     return found
 
 
-def _evidence(
-    sets: Mapping[str, Mapping[int, TextSource]],
-) -> dict[str, dict[int, dict[str, Scores]]]:
-    """Return name → step → key → value of each prompt."""
-    found: dict[str, dict[int, dict[str, Scores]]] = {}
-    for name, by_step in sets.items():
-        read = {step: _read_samples(s) for step, s in by_step.items() if isinstance(s, Path)}
-        grouped = _group_scores(list(read.values()))
-        for step, source in by_step.items():
-            rows: dict[str, Scores]
-            if isinstance(source, StoredTexts):
-                rows = {**source.by_prompt}
-            else:
-                rows = _by_prompt(*read[step], grouped)
-            found.setdefault(name, {})[step] = {f"{name}/{k}": row for k, row in rows.items()}
-    return found
-
-
-def _by_prompt(
-    samples: Samples,
-    scores: Mapping[str, Scores],
-    by_prompt: Mapping[str, Scores],
-    grouped: Collection[str],
-) -> dict[str, Scores]:
-    """Return the values of each prompt; of scores in `grouped`, those that the file has."""
+def _by_prompt(source: TextSource) -> dict[str, PromptScores]:
+    """Return score → value of each prompt, and the fail rate."""
+    if isinstance(source, StoredTexts):
+        return source.by_prompt
+    try:
+        samples, scores = read_scored_samples(source)
+        kept = read_by_prompt(source)  # of scores of groups, whose values are not of a prompt
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{source} is not a file of samples with scores: {error}") from None
     repeats = completions_per_prompt(samples)
-    rows = {
-        key: valid_row_means(values.reshape(-1, repeats))
-        for key, values in scores.items()
-        if key not in grouped
-    }
+    rows = {key: valid_row_means(row.reshape(-1, repeats)) for key, row in scores.items()}
     if scores:
         failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
         rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
     prompts = prompts_digest(samples, repeats)
-    return {key: PromptScores(row, prompts) for key, row in {**rows, **by_prompt}.items()}
-
-
-def _read_samples(file: Path) -> tuple[Samples, dict[str, Scores], dict[str, Scores]]:
-    try:
-        samples, scores = read_scored_samples(file)
-        return samples, scores, read_by_prompt(file)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not a file of samples with scores: {error}") from None
-
-
-def _group_scores(read: Sequence[tuple[Samples, Mapping[str, Scores], object]]) -> set[str]:
-    """Return keys of scores that all samples of a group share at every validation.
-
-    Such a score is one of the group, not of a prompt. Groups of one prompt are not informative.
-    """
-    shared: dict[str, bool] = {}
-    for samples, scores, _ in read:
-        repeats = completions_per_prompt(samples)
-        groups: dict[str, list[int]] = {}
-        for row, group in enumerate(samples.groups or ()):
-            groups.setdefault(group, []).append(row)
-        several = [rows for rows in groups.values() if len({row // repeats for row in rows}) > 1]
-        for key, values in scores.items():
-            same = bool(several) and all(np.ptp(values[rows]) == 0 for rows in several)
-            shared[key] = shared.get(key, True) and same
-    return {key for key, same in shared.items() if same}
+    return {key: PromptScores(row, prompts) for key, row in {**rows, **kept}.items()}
 
 
 def completions_per_prompt(samples: Samples) -> int:
@@ -386,23 +325,18 @@ def _is_another_run(folder: Path, log: Path | None) -> bool:
     return any(True for name in logs for _ in folder.glob(name))
 
 
-def _reported(folders: Iterable[Path], entry: str) -> dict[str, Any]:
-    """Return what `BeforeAfter` or `RunReport` wrote to `summary.json`: directions or ranges."""
-    values: dict[str, Any] = {}
+def _reported(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield what `BeforeAfter` or `RunReport` wrote to `summary.json`."""
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
-            report = read_json(file)
-            found = report.get(entry) if isinstance(report, dict) else None
-            values |= found if isinstance(found, dict) else {}
-    return values
+            yield _mapping(read_json(file))
 
 
-def _declared(state: Mapping[str, Any], entry: str) -> dict[str, Any]:
-    """Return what each `GenerationScorer` wrote to `trainer_state.json`: modes or ranges."""
-    callbacks = state.get("stateful_callbacks")
-    ours = callbacks.get("ctrlreward") if isinstance(callbacks, dict) else None
-    scored = ours.get("scores", {}) if isinstance(ours, dict) else {}
-    values: dict[str, Any] = {}
-    for scorer in scored.values():
-        values |= {PREFIX + key: value for key, value in scorer.get(entry, {}).items()}
-    return values
+def _declared(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each `GenerationScorer` wrote to `trainer_state.json`."""
+    ours = _mapping(_mapping(state.get("stateful_callbacks")).get("ctrlreward"))
+    yield from _mapping(ours.get("scores")).values()
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -28,13 +28,7 @@ from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv
 LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
 
 # Keys of the step, the first one counts. W&B's own `_step` counts calls of its `log`.
-_STEPS = (
-    "trainer/global_step",
-    "train/global_step",
-    "eval/global_step",
-    "global_step",
-    "step",
-)
+_STEPS = ("trainer/global_step", "train/global_step", "eval/global_step", "global_step", "step")
 _CALLS = "_step"
 _BOOKKEEPING = {*_STEPS, _CALLS, "epoch"}
 _SCORED_STEP = "/scored_step"
@@ -89,26 +83,21 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         FileNotFoundError: The file or folder does not exist.
         ValueError: It is not a log, or damaged, or has several runs; names the file and the line.
     """
-    path, run = _split_run(str(name))
+    path, run = Path(name), ""
+    if ".db:" in str(name) and not path.exists():
+        file, _, run = str(name).rpartition(".db:")
+        path = Path(f"{file}.db")
     if path.is_dir():
-        log = _read_folder(path, texts)
-    elif path.is_file():
-        log = _read_file(path, run)
-    else:
+        path = _log_in(path, texts)
+    elif not path.is_file():
         raise no_such_file(path)
+    log = _read_tensorboard(path) if path.is_dir() else _read_file(path, run)
     if not any(values for _, values in log.rows):
         raise NoLog(f"{log.path} has no logged numbers: did the run reach its first step?")
     return log
 
 
-def _split_run(name: str) -> tuple[Path, str]:
-    file, colon, run = name.rpartition(".db:")
-    if not colon or Path(name).exists():
-        return Path(name), ""
-    return Path(file + ".db"), run
-
-
-def _read_folder(folder: Path, texts: Collection[Path]) -> Log:
+def _log_in(folder: Path, texts: Collection[Path]) -> Path:
     found = list(_logs_in(folder, _DEPTH, texts))
     if not found:
         raise NoLog(f"{folder} has no log of a run, must be a folder with {FORMATS}")
@@ -116,8 +105,7 @@ def _read_folder(folder: Path, texts: Collection[Path]) -> Log:
         names = ", ".join(str(path) for path in sorted(found)[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise NoLog(f"{folder} has {len(found)} logs, choose one of them: {names}{more}")
-    (path,) = found
-    return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
+    return found[0]
 
 
 def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path]:
@@ -241,8 +229,7 @@ def _read_console(path: Path, text: str) -> Log:
             values = {pair[1]: float(pair[2]) for pair in pairs if pair}
             if len(values) < len(pairs) / 2:
                 raise ValueError(f"{path}:{number} is not a line of verl's console logger")
-            finite = {key: v if isfinite(v) else nan for key, v in values.items()}
-            rows.append((int(found[1]), finite))
+            rows.append((int(found[1]), numbers_of(values)))
     if not rows:
         raise NoLog(f"{path} is not the log of a run: no line has a step with metrics")
     return Log(source, path, rows)
@@ -323,8 +310,7 @@ def _read_tensorboard(path: Path) -> Log:
     by_step: dict[int, dict[str, float]] = {}
     for tag in accumulator.Tags()["scalars"]:
         for event in accumulator.Scalars(tag):
-            value = float(event.value) if isfinite(event.value) else nan
-            by_step.setdefault(int(event.step), {})[tag] = value
+            by_step.setdefault(int(event.step), {})[tag] = float(event.value)
     if not by_step:
         raise ValueError(f"{path} has no scalars of TensorBoard: it is empty or damaged")
     rows = [row for step in sorted(by_step) for row in at_scored_steps(step, by_step[step])]

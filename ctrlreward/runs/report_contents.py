@@ -18,15 +18,9 @@ import numpy as np
 
 from ctrlreward.arguments import sign_of
 from ctrlreward.files import parse_json, read_jsonl, read_yaml
-from ctrlreward.functional.agreement import correlate
-from ctrlreward.functional.sequential import jackknife_values, level_of_test
+from ctrlreward.functional.sequential import PairedDifference, jackknife_values, level_of_test
 from ctrlreward.runs.compare import compare_runs
-from ctrlreward.runs.folder import (
-    StoredRun,
-    completions_per_prompt,
-    read_stored_run,
-    sample_files,
-)
+from ctrlreward.runs.folder import StoredRun, completions_per_prompt, sample_files
 from ctrlreward.runs.results import read_run
 from ctrlreward.runs.select import (
     Selection,
@@ -36,14 +30,16 @@ from ctrlreward.runs.select import (
     logged_key,
     of_saved,
     run_rules,
+    stored_run,
     to_json,
 )
-from ctrlreward.runs.stored_texts import StoredTexts, TextSource, scored_samples
+from ctrlreward.runs.stored_texts import StoredTexts, TextSource, is_even, scored_samples
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Validation, describe
+from ctrlreward.selection.replay import RunValidation
 
 Words: TypeAlias = list[str]
 
@@ -74,7 +70,7 @@ _GIVEN = {"save_top_k": "top_k"}  # names of a callback's arguments → names of
 
 @dataclass(frozen=True)
 class TextSet:
-    """Texts of the same prompts at several validations, or before and after training."""
+    """Texts of the same prompts at several validations, or before and after training; by column."""
 
     name: str
     labels: list[str]
@@ -102,8 +98,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
     """
     missing: list[str] = []
     try:
-        checkpoints = Path(options.checkpoints) if options.checkpoints else None
-        stored = read_stored_run(name, checkpoints, options.format)
+        stored = stored_run(name, options)
     except ValueError as error:
         folder = Path(name) if Path(name).is_dir() else Path(name).parent
         stored = StoredRun(folder, Path(name), "", [])
@@ -129,9 +124,7 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
     logged = stored.steps[-1].step if stored.steps else 0
     if main and logged and (main.steps[-1] or 0) > logged:
         missing.append(f"steps after {logged}: the log ends there, its texts at {main.labels[-1]}")
-    alarm, differences, results = (
-        _alarm(selection), _differences(selection), _before_after(summary)
-    )  # fmt: skip
+    alarm, results = _alarm(selection), _before_after(summary)
     phrases = _phrases(main, _columns(main, selection, alarm)) if main else []
     return {
         "name": folder.resolve().name,
@@ -143,8 +136,8 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
         "verdict": _verdict(selection, alarm, results, phrases),
         "summary": summary,
         "results": results,
-        "decisions": _decisions(selection, differences),
-        "marks": _marks(selection, alarm, differences),
+        "decisions": _decisions(selection),
+        "marks": _marks(selection, alarm),
         "charts": _charts(selection),
         "front": _front(selection),
         "texts": [
@@ -152,7 +145,6 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
             for each in sets
         ],
         "phrases": phrases,
-        "correlations": _correlations(main) if main else None,
         "config": _text(folder / "config.yaml"),
         "provenance": _object(folder / "provenance.json"),
     }
@@ -220,12 +212,10 @@ def _with_text_figures(stored: StoredRun, texts: TextSet) -> StoredRun:
             words = texts.words(column)
             lengths = np.array([len(row) for row in words], float).reshape(-1, repeats)
             diversity, by_prompt = _diversity(words, repeats)
-            metrics = {LENGTH: float(lengths.mean()), DIVERSITY: diversity}
-            evidence = {LENGTH: lengths.mean(axis=1), DIVERSITY: by_prompt}
-            source = texts.files[column]
-            if isinstance(source, StoredTexts) and not source.even:
-                evidence = {}
-            metrics, evidence = {**each.metrics, **metrics}, {**each.evidence, **evidence}
+            metrics = {**each.metrics, LENGTH: float(lengths.mean()), DIVERSITY: diversity}
+            evidence = {**each.evidence}
+            if is_even(texts.files[column]):
+                evidence |= {LENGTH: lengths.mean(axis=1), DIVERSITY: by_prompt}
             each = replace(each, metrics=metrics, evidence=evidence)
         steps.append(each)
     return replace(stored, steps=steps, modes={**stored.modes, DIVERSITY: "max"})
@@ -238,9 +228,7 @@ def _diversity(words: Sequence[Words], repeats: int) -> tuple[float, Scores]:
         for i in range(0, len(words), repeats)
     ]
     lengths = [sum(map(len, words[i : i + repeats])) for i in range(0, len(words), repeats)]
-    counts: Counter[tuple[str, str]] = Counter()
-    for each in own:
-        counts.update(each)
+    counts = Counter(pair for row in words for pair in pairwise(row))
     total = sum(lengths)
     whole = len(counts) / total if total else nan
     without = [
@@ -364,13 +352,11 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
 # Decisions
 
 
-def _decisions(
-    selection: Selection, differences: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any]:
+def _decisions(selection: Selection) -> dict[str, Any]:
     """Return `ctrlreward select --json`, with the difference of each validation to the selected."""
     if not selection.decided:
         return {}
-    content = to_json(selection)
+    content, differences = to_json(selection), _differences(selection)
     rules = selection.rules
     for row, each in zip(content["validations"], selection.decided, strict=True):
         row["difference"] = differences.get(each.validation.step)
@@ -378,13 +364,12 @@ def _decisions(
         row["missed"] = [c.reason for c in each.constraints.values() if not c.met]
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     shown = [next(iter(seen)), content["step"], next(reversed(seen))]
-    keys = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
-    keys = list(dict.fromkeys([*rules.monitored, *rules.others, *keys]))
-    content["keys"] = list(dict.fromkeys([*rules.monitored, *rules.others]))
+    scored = [k for k in selection.run.keys if any(k in s.evidence for s in selection.run.steps)]
+    content["keys"] = selection.keys
     content["scores"] = [
         {"key": key, "mode": selection.run.modes.get(key),
          "values": [seen[s].get(key) if s is not None else None for s in shown]}
-        for key in keys
+        for key in dict.fromkeys([*content["keys"], *scored])
     ]  # fmt: skip
     content["constraints"] = dict(rules.best.constraints) if rules.best else {}
     return content
@@ -401,21 +386,28 @@ def _differences(selection: Selection) -> dict[int, dict[str, Any]]:
     if rule is None or best is None:
         return {}
     rows = {
-        each.validation.step: Validation.of(
-            each.validation.step, each.validation.metrics, each.validation.evidence, [rule.monitor]
-        )
+        each.validation.step: each.validation
         for each in selection.decided
         if each.keep and not each.keep.invalid and rule.monitor not in each.validation.stale
     }
-    level, found = level_of_test(rule.level, len(rows)), {}
+    found = {}
     for step, row in rows.items():
-        difference = rows[best].differs(row, rule.monitor, level) if step != best else None
+        difference = _difference(rows[best], row, rule, len(rows)) if step != best else None
         if difference is not None:
             found[step] = {
                 "distinguishable": difference.distinguishable,
                 "words": describe(difference).removeprefix("difference "),
             }
     return found
+
+
+def _difference(
+    first: RunValidation, second: RunValidation, rule: BestRule, count: int
+) -> PairedDifference | None:
+    """Return the difference by prompt between two of `count` validations, None without prompts."""
+    one, other = (Validation.of(e.step, e.metrics, e.evidence, [rule.monitor])
+                  for e in (first, second))  # fmt: skip
+    return one.differs(other, rule.monitor, level_of_test(rule.level, count))
 
 
 class Alarm(NamedTuple):
@@ -431,49 +423,27 @@ def _alarm(selection: Selection) -> Alarm | None:
 
     A run may have more than its files, for example values by prompt of a score of groups.
     """
-    rule = selection.rules.alarm
-    modes = rule.modes if rule else {}
-    if selection.alarm and selection.alarm.alarm:
+    if selection.alarm and selection.alarm.alarm and selection.rules.alarm:
         reason = selection.alarm.alarm.reason
-        fell = next((key for key in modes if f"{key} " in reason), "")
+        fell = next((key for key in selection.rules.alarm.modes if f"{key} " in reason), "")
         return Alarm(selection.alarm.validation.step, fell, reason)
-    seen = {each.validation.step: each.validation.metrics for each in selection.decided}
     for each in selection.run.steps:
         for key in (k for k, v in each.metrics.items() if k.endswith("guard/alarm") and v == 1):
             p_value = each.metrics.get(key.replace("alarm", "p_value"))
-            then, now = seen[min(seen)] if seen else {}, {**seen.get(each.step, {}), **each.metrics}
-            worse = {
-                name: abs(now[name] / then[name] - 1)
-                for name, mode in modes.items()
-                if then.get(name) and sign_of("max" if mode == "drift" else mode)
-                * (now.get(name, nan) - then[name]) < 0
-            }  # fmt: skip
-            fell = max(worse, key=lambda name: worse[name]) if worse else ""
-            return Alarm(each.step, fell, f"the run logged {key} = 1 (p = {_number(p_value)})")
+            return Alarm(each.step, "", f"the run logged {key} = 1 (p = {_number(p_value)})")
     return None
 
 
-def _marks(
-    selection: Selection, alarm: Alarm | None, differences: Mapping[int, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _marks(selection: Selection, alarm: Alarm | None) -> list[dict[str, Any]]:
     """Return the events by step, with their reasons."""
-    marks: list[dict[str, Any]] = []
-    constraints = selection.rules.best.constraints if selection.rules.best else {}
-    for step, difference in differences.items():
-        each = next(each for each in selection.decided if each.validation.step == step)
-        met = all(each.constraints[key].met for key in constraints if key in each.constraints)
-        if met and not difference["distinguishable"]:
-            reason = f"not distinguishable from the selected step, {difference['words']}"
-            marks.append({"step": step, "kind": "tie", "reason": reason})
+    events: list[tuple[str, int, str]] = []
     if selection.best is not None and selection.choice:
-        reason = selection.choice.explanation
-        marks.append({"step": selection.best, "kind": "best", "reason": reason})
+        events.append(("best", selection.best, selection.choice.explanation))
     if selection.stop and selection.stop.stop:
-        step, reason = selection.stop.validation.step, selection.stop.stop.reason
-        marks.append({"step": step, "kind": "stop", "reason": reason})
+        events.append(("stop", selection.stop.validation.step, selection.stop.stop.reason))
     if alarm:
-        marks.append({"step": alarm.step, "kind": "alarm", "reason": alarm.reason})
-    return marks
+        events.append(("alarm", alarm.step, alarm.reason))
+    return [{"kind": kind, "step": step, "reason": reason} for kind, step, reason in events]
 
 
 def _front(selection: Selection) -> dict[str, Any] | None:
@@ -631,14 +601,12 @@ def _selected_change(selection: Selection) -> tuple[int, list[str]]:
     """Return whether the selected validation is better than the first one, by prompt."""
     rule, seen = selection.rules.best, [each.validation for each in selection.decided]
     assert rule
-    pair = [seen[0], next(each for each in seen if each.step == selection.best)]
-    values = [each.metrics.get(rule.monitor, nan) for each in pair]
-    if pair[0] is pair[1]:
-        return 0, [f"{rule.monitor} is best at the first validation, {_number(values[0])}."]
-    what = f"{rule.monitor} went from {_number(values[0])} at step {pair[0].step} to "
-    what += f"{_number(values[1])} at step {pair[1].step}"
-    first, last = (Validation.of(e.step, e.metrics, e.evidence, [rule.monitor]) for e in pair)
-    difference = first.differs(last, rule.monitor, level_of_test(rule.level, len(seen)))
+    first, best = seen[0], next(each for each in seen if each.step == selection.best)
+    before, after = (_number(each.metrics.get(rule.monitor, nan)) for each in (first, best))
+    if first is best:
+        return 0, [f"{rule.monitor} is best at the first validation, {before}."]
+    what = f"{rule.monitor} went from {before} at step {first.step} to {after} at step {best.step}"
+    difference = _difference(first, best, rule, len(seen))
     if difference is None:
         return 0, [f"{what}; without scores by prompt, chance is not excluded."]
     sign = sign_of(rule.mode) * (1 if difference.value > 0 else -1)
@@ -665,7 +633,7 @@ def _charts(selection: Selection) -> list[dict[str, Any]]:
             if found and _holds(each, key, found):
                 bands.setdefault(key, {})[each.validation.step] = found
     bounds = rules.best.constraints if rules.best else {}
-    held_out = [*rules.monitored, *rules.others, *run.modes, *bands]
+    held_out = [*selection.keys, *run.modes, *bands]
     charts = []
     for key in run.keys:
         if key in _REWARDS:
@@ -794,14 +762,13 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 def _explanations(file: TextSource, rows: int) -> dict[int, Any]:
     """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
-    content = file.read_bytes() if isinstance(file, Path) else b""
-    if isinstance(file, StoredTexts) or not re.search(rb'"(explanation|reasons)"', content):
+    if isinstance(file, StoredTexts):
+        return {}
+    if not re.search(rb'"(explanation|reasons)"', file.read_bytes()):
         return {}
     found = {}
     for i, record in enumerate(read_jsonl(file)[:rows]):
-        stored = record.get("explanation", {})
-        # Earlier versions stored a list.
-        explained = {e["aspect"]: e for e in stored} if isinstance(stored, list) else {**stored}
+        explained = {**record.get("explanation", {})}
         for name, reason in record.get("reasons", {}).items():
             if reason:
                 explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
@@ -862,22 +829,6 @@ def _phrases(each: TextSet, columns: Sequence[int]) -> list[dict[str, Any]]:
 def _within(part: tuple[str, ...], whole: tuple[str, ...]) -> bool:
     n = len(part)
     return any(whole[i : i + n] == part for i in range(len(whole) - n + 1))
-
-
-def _correlations(each: TextSet) -> dict[str, Any] | None:
-    """Return Pearson's r between the scores of the last texts, and their numbers of words."""
-    scores = {k: v for k, v in each.scores[-1].items() if len(np.unique(v[np.isfinite(v)])) > 1}
-    words = np.array([len(row) for row in each.words(-1)], float)
-    columns = {**scores, "words": words}
-    if len(columns) < 2 or len(words) < 3:
-        return None
-    table = [[_pearson(a, b) for b in columns.values()] for a in columns.values()]
-    return {"names": list(columns), "table": table, "of": each.labels[-1], "texts": len(words)}
-
-
-def _pearson(first: Scores, second: Scores) -> float | None:
-    both = np.isfinite(first) & np.isfinite(second)
-    return _plain(correlate(first[both], second[both]).pearson)
 
 
 # Several runs

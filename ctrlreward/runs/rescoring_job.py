@@ -27,17 +27,10 @@ from ctrlreward.held_out import FAIL_RATE, HeldOutScorer
 from ctrlreward.progress import track
 from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
 from ctrlreward.runs.folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
-from ctrlreward.runs.select import (
-    Selection,
-    add_rule_options,
-    decide,
-    run_rules,
-    summary,
-    to_json,
-)
+from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
 from ctrlreward.runs.stored_texts import (
-    StoredTexts,
     TextSource,
+    is_even,
     note_of,
     scored_samples,
     shared_prompts,
@@ -80,6 +73,13 @@ class Decision(NamedTuple):
     logged: Selection | None
     rescored: Selection
 
+    @property
+    def asked(self) -> dict[str, tuple[str, str]]:
+        """Question, such as `"best by score/judge"`, → decision on the logged and new scores."""
+        logged = {} if self.logged is None else in_words(self.logged)
+        now = in_words(self.rescored)
+        return {question: (logged.get(question, "not logged"), now[question]) for question in now}
+
 
 @dataclass(frozen=True)
 class Rescored:
@@ -103,15 +103,19 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or run.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
-        new = new_scores(run, reward, options.names)
-        asked = selections(options, run, new)
-        for each in asked:  # an error before anything is scored
-            run_rules(planned(run, new), each)
+        new, ranges = new_scores(run, reward, options.names)
+        # An error before anything is scored, with placeholders for the new scores.
+        first = {**run.steps[0].metrics, **dict.fromkeys(new, math.nan)}
+        steps = [replace(run.steps[0], metrics=first), *run.steps[1:]]
+        planned = replace(
+            run, steps=steps, modes={**run.modes, **new}, ranges={**run.ranges, **ranges}
+        )
+        rules = [run_rules(planned, each) for each in selections(options, run, new)]
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
         finally:
             reward.release()
-        decisions = [decision(done, each) for each in asked]
+        decisions = [decision(done, each) for each in rules]
     if options.json:
         print(json_text(as_json(done, decisions)), end="")
     else:
@@ -121,26 +125,17 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
 
 def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandParser:
     parser = command_parser("ctrlreward rescore", usage, description, examples)
+    help_ = "YAML file of the reward, as for 'ctrlreward serve'; each component is a new score"
     parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
-    parser.add_argument(
-        "reward",
-        metavar="REWARD",
-        type=str,
-        help="YAML file of the reward, as for 'ctrlreward serve'; each component is a new score",
-    )
+    parser.add_argument("reward", metavar="REWARD", type=str, help=help_)
     add_rule_options(parser, several=True)
-    one: dict[str, Any] = {"type": str | None, "default": None}
-    parser.add_argument(
-        "--names",
-        nargs="+",
-        type=str,
-        default=[],
-        help="names of the GenerationScorers whose texts are scored. Default: all",
-    )
-    parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
-    parser.add_argument(
-        "--output", **one, help="folder of the new scores. Default: RUN/rescored/<name of REWARD>"
-    )
+    help_ = "names of the GenerationScorers whose texts are scored. Default: all"
+    parser.add_argument("--names", nargs="+", type=str, default=[], help=help_)
+    for option, help_ in (
+        ("device", "device of all scorers, such as cuda:1"),
+        ("output", "folder of the new scores. Default: RUN/rescored/<name of REWARD>"),
+    ):
+        parser.add_argument(f"--{option}", type=str | None, default=None, help=help_)
     parser.add_argument("--json", action="store_true", help="print all as JSON")
     return parser
 
@@ -158,16 +153,16 @@ def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
         if key.startswith(prefix) and (plain := key.removeprefix(prefix)) not in run.keys
         if not any(key.startswith(f"{name}/") for name in run.texts)
     }
+
+    def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(key, key): value for key, value in values.items()}
+
     steps = [
-        replace(
-            each,
-            metrics={names.get(key, key): value for key, value in each.metrics.items()},
-            evidence={names.get(key, key): row for key, row in each.evidence.items()},
-        )
+        replace(each, metrics=renamed(each.metrics), evidence=renamed(each.evidence))
         for each in run.steps
     ]
-    modes = {names.get(key, key): mode for key, mode in run.modes.items()}
-    return replace(run, steps=steps, modes=modes), names
+    modes, ranges = renamed(run.modes), renamed(run.ranges)
+    return replace(run, steps=steps, modes=modes, ranges=ranges), names
 
 
 def _renamed(option: Any, names: Mapping[str, str]) -> Any:
@@ -187,13 +182,10 @@ def rescore(
 ) -> Rescored:
     """Score the texts of all validations of a run that are not yet scored.
 
-    The scores have the names that a `GenerationScorer` with these components logs,
-    `<name>/<component>`, and `<name>/total` for a reward of several. Computed scores are in
-    `rescored.jsonl`, which a resumed command continues. In the end the folder is itself a run, with
-    `metrics.jsonl` and `samples/`.
-
-    A resumed command must share the `settings`, JSON values. `names` are the `GenerationScorer`s
-    whose texts are scored; empty for all.
+    The scores have the names that a `GenerationScorer` logs, `<name>/<component>`, and
+    `<name>/total` for a reward of several. A resumed command, which must share the `settings`,
+    continues `rescored.jsonl`. In the end the folder is itself a run. `names` are the
+    `GenerationScorer`s whose texts are scored; empty for all.
 
     Raises:
         ValueError: The run has no texts, a name is unknown, the texts lack a column that the reward
@@ -203,8 +195,7 @@ def rescore(
     for texts in found:
         check_stored(reward, texts)
     identity = {**settings, "fingerprint": reward_id(reward)}
-    done = JsonLog(folder / "rescored.jsonl", identity)
-    progress = Progress(done, done.read())
+    progress = Progress(JsonLog(folder / "rescored.jsonl", identity))
     missing = [texts for texts in found if progress.find(texts, "metrics") is None]
     total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
     with track("rescoring", total, done=total - left) as advance:
@@ -218,23 +209,29 @@ def rescore(
         if len(shared) < len(prompts):
             log.warning(note_of(name, prompts, shared))
         for texts, record in records:
-            if texts.name == name and (texts.step not in shared or not _is_even(texts.path)):
+            if texts.name == name and (texts.step not in shared or not is_even(texts.path)):
                 record["evidence"] = {}
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
-    new = new_scores(run, reward, names)
-    return Rescored(run, replace(run, steps=steps, modes={**run.modes, **new}), new, folder)
+    modes, ranges = new_scores(run, reward, names)
+    after = replace(run, steps=steps, modes={**run.modes, **modes}, ranges={**run.ranges, **ranges})
+    return Rescored(run, after, modes, folder)
 
 
-def new_scores(run: StoredRun, reward: AnyReward, names: Sequence[str] = ()) -> dict[str, Mode]:
-    """Return logged key → better direction of each score that `rescore` computes."""
+def new_scores(
+    run: StoredRun, reward: AnyReward, names: Sequence[str] = ()
+) -> tuple[dict[str, Mode], dict[str, Sequence[float | None]]]:
+    """Return the better direction, and the range, of each score that `rescore` computes, by key."""
     modes: dict[str, Mode] = {}
+    ranges: dict[str, Sequence[float | None]] = {}
     for name in names_of(run, names):
         scorer = HeldOutScorer(reward.components, Samples([""]), name=name)
-        modes |= {key: spec.mode for key, spec in scorer.specs.items()}
-        modes |= {f"{name}/{TOTAL}": "max"} if has_total(reward) else {}
-    return modes
+        for key, spec in scorer.specs.items():
+            modes[key], ranges[key] = spec.mode, spec.bounds
+        if has_total(reward):
+            modes[f"{name}/{TOTAL}"], ranges[f"{name}/{TOTAL}"] = "max", (None, None)
+    return modes, ranges
 
 
 def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
@@ -273,9 +270,8 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
     present = texts.samples.columns()
     lacking: dict[str, list[str]] = {}
     for name, component in reward.components.items():
-        needed = dict.fromkeys(component.scorer.required_columns([component.name]))
-        if component.scorer.of_groups:
-            needed["groups"] = None
+        needed = [*component.scorer.required_columns([component.name])]
+        needed += ["groups"] if component.scorer.of_groups and "groups" not in needed else []
         for column in needed:
             if column not in present:
                 lacking.setdefault(JSON_KEYS[column], []).append(name)
@@ -294,16 +290,12 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
         raise ValueError(f"{texts.path}: {error}") from None
 
 
-def _is_even(source: TextSource) -> bool:
-    return source.even if isinstance(source, StoredTexts) else True
-
-
 class Progress:
     """Scores so far, in a log that a resumed command continues."""
 
-    def __init__(self, log: JsonLog, records: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, log: JsonLog) -> None:
         self.log = log
-        self.records = {self._key(each): each for each in records}
+        self.records = {self._key(each): each for each in log.read()}
 
     def find(self, texts: Stored, part: str) -> dict[str, Any] | None:
         """Return the record of a part of the texts, None if there is none."""
@@ -341,7 +333,7 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
         write_scored_samples(path, samples, shown, *kept)
     return {
         "metrics": _finite(metrics),
-        "evidence": {key: _nulled(row) for key, row in evidence.items()},
+        "evidence": {key: list(map(finite_or_none, row)) for key, row in evidence.items()},
     }
 
 
@@ -355,15 +347,15 @@ def scored_in_parts(
         record = progress.find(texts, str(start))
         if record is None:
             found = score(alone, texts.samples[start : start + PART])
-            record = {"scores": {name: _nulled(row) for name, row in found.items()}}
+            scores = {name: list(map(finite_or_none, row)) for name, row in found.items()}
+            record = {"scores": scores}
             progress.add(texts, record, str(start))
         parts.append(record["scores"])
-    scores = {
-        name: np.array([value for part in parts for value in part[name]], np.float64)
-        for name in alone
-    }
     together = {name: each for name, each in components.items() if name not in alone}
-    return {**scores, **(score(together, texts.samples) if together else {})}
+    return {
+        **{name: np.array([v for part in parts for v in part[name]], float) for name in alone},
+        **(score(together, texts.samples) if together else {}),
+    }
 
 
 def has_total(reward: AnyReward) -> bool:
@@ -396,36 +388,20 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
     ]
     keys: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
     keys |= dict.fromkeys(options.minimise, "min")
-    names = ("guard", "reference", "stop", "pareto", "ties_by", "constraint_test", "level")
-    common = {name: getattr(options, name) for name in names}
     if not keys and (options.pareto or options.guard):
-        empty: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
-        return [argparse.Namespace(**common, **empty)]
+        none: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
+        return [argparse.Namespace(**{**vars(options), **none})]
     if not keys:
         known = {**report.get("directions", {}), **run.modes, **new}
         monitor = recorded.get("monitor")
         keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
         keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
-    return [
-        argparse.Namespace(
-            **common,
-            subject_to=bounds,
-            maximise=key if mode == "max" else None,
-            minimise=key if mode == "min" else None,
-        )
-        for key, mode in keys.items()
-    ]
+    one = {**vars(options), "subject_to": bounds, "maximise": None, "minimise": None}
+    return [argparse.Namespace(**{**one, f"{mode}imise": key}) for key, mode in keys.items()]
 
 
-def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
-    """Return the run with placeholders for the new scores, to check the rules."""
-    step = replace(run.steps[0], metrics={**run.steps[0].metrics, **dict.fromkeys(new, math.nan)})
-    return replace(run, steps=[step, *run.steps[1:]], modes={**run.modes, **new})
-
-
-def decision(done: Rescored, options: argparse.Namespace) -> Decision:
+def decision(done: Rescored, rules: RunRules) -> Decision:
     """Return the decisions of the rules before and after."""
-    rules = run_rules(done.after, options)
     left = logged_rules(rules, done.run.keys)
     return Decision(None if left is None else decide(done.run, left), decide(done.after, rules))
 
@@ -445,22 +421,19 @@ def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
     return RunRules(best, stop, alarm, pareto) if best or stop or alarm or pareto else None
 
 
-def in_words(selection: Selection | None) -> dict[str, str]:
+def in_words(selection: Selection) -> dict[str, str]:
     """Return question, such as `"best by score/judge"`, → decision."""
-    if selection is None:
-        return {}
-    rules, last = selection.rules, selection.decided[-1] if selection.decided else None
+    rules, stop, alarm = selection.rules, selection.stop, selection.alarm
     words = {}
     if rules.best:
         words[f"best by {rules.best.monitor}"] = _at(selection.best)
     if rules.stop:
-        stop = selection.stop
         words[f"stop by {rules.stop.monitor}"] = _at(stop and stop.validation.step)
     if rules.alarm:
-        alarm, keys = selection.alarm, ", ".join(rules.alarm.modes)
-        words[f"alarm by {rules.alarm.proxy}: {keys}"] = _at(alarm and alarm.validation.step)
+        question = f"alarm by {rules.alarm.proxy}: {', '.join(rules.alarm.modes)}"
+        words[question] = _at(alarm and alarm.validation.step)
     if rules.pareto:
-        front = ", ".join(map(str, last.front)) if last else "none"
+        front = ", ".join(map(str, selection.front)) or "none"
         words[f"front of {', '.join(rules.pareto.metrics)}"] = f"steps {front}"
     return words
 
@@ -477,7 +450,7 @@ def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
         "directions": dict(done.new),
         "decisions": [
             {
-                "asked": list(in_words(each.rescored)),
+                "asked": list(each.asked),
                 "logged": None if each.logged is None else to_json(each.logged),
                 "rescored": to_json(each.rescored),
             }
@@ -495,8 +468,7 @@ def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]
     """Print the scores by validation, old → new, and the decisions before and after."""
     shown = [each for each in done.after.steps if set(done.new) & set(each.metrics)]
     before = {each.step: each.metrics for each in done.run.steps}
-    rules = [each.rescored.rules for each in decisions]
-    used = (key for each in rules for key in (*each.monitored, *each.others))
+    used = (key for each in decisions for key in each.rescored.keys)
     keys = [
         key
         for key in dict.fromkeys([*used, *done.new])
@@ -515,10 +487,9 @@ def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]
     table = Table(show_edge=False)
     for name in ("decision", "as logged", "rescored"):
         table.add_column(name, overflow="fold")
-    logged = {name: words for each in decisions for name, words in in_words(each.logged).items()}
-    now = {name: words for each in decisions for name, words in in_words(each.rescored).items()}
-    for name, words in now.items():
-        table.add_row(name, logged.get(name, "not logged"), words)
+    asked = {name: words for each in decisions for name, words in each.asked.items()}
+    for name, words in asked.items():
+        table.add_row(name, *words)
     console.print(table)
     console.print()
     for line in dict.fromkeys(line for each in decisions for line in summary(each.rescored)):
@@ -533,10 +504,6 @@ def _change(old: float | None, now: float | None) -> str:
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {key: finite_or_none(value) for key, value in metrics.items()}
-
-
-def _nulled(row: Iterable[float]) -> list[float | None]:
-    return [finite_or_none(value) for value in row]
 
 
 def _with_scores(

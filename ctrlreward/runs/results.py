@@ -42,11 +42,10 @@ def read_run(
     system_columns: Sequence[str] = ("system",),
     metric_columns: Sequence[str] = ("metric",),
 ) -> Run:
-    """Read a CSV or JSON file, or the folder of a logger.
+    """Read a CSV or JSON file, or a folder.
 
-    The folder is written by `ctrlreward evaluate` (`results.csv`), or by any trainer or logger that
-    `ctrlreward.runs.logs.read_log` reads, with the `summary.json` of `BeforeAfter` if it
-    exists, or has the texts that a trainer stored and no log.
+    The folder is of `ctrlreward evaluate` (`results.csv`), or of a run that `read_log` reads, with
+    the `summary.json` of `BeforeAfter` if it exists, or has the stored texts of a run alone.
 
     Args:
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
@@ -100,12 +99,12 @@ def _logged_run(name: str, history: Iterable[LoggedStep]) -> Run:
 def _with_report(run: Run, summary: Path) -> Run:
     """Add the report of `BeforeAfter`: scores of the selected policy on held-out prompts."""
     report = _read_json_object(summary) if summary.is_file() else {}
-    measured = {f"after/{name}": v for name, v in numbers_of(report.get("after", {})).items()}
-    measured |= numbers_of({name: report[name] for name in ("difference",) if name in report})
-    judges = report.get("judges", {})
-    measured |= numbers_of({f"judges/{name}": judge["after"] for name, judge in judges.items()})
-    measured.pop("after/generations", None)
-    return Run(run.name, {"": {**run.studies[""], **_single_system(measured)}}, run.curves)
+    values = {f"after/{k}": v for k, v in report.get("after", {}).items() if k != "generations"}
+    if "difference" in report:
+        values["difference"] = report["difference"]
+    values |= {f"judges/{k}": judge["after"] for k, judge in report.get("judges", {}).items()}
+    measured = _single_system(numbers_of(values))
+    return replace(run, studies={"": {**run.studies[""], **measured}})
 
 
 def _single_system(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -166,15 +165,11 @@ def _to_studies(
     system_columns: Sequence[str],
     metric_columns: Sequence[str],
 ) -> Mapping[str, Table]:
-    """Arrange the results of a file as study → metric → system → value.
+    """Return study → metric → system → value.
 
-    A file with a column `value` is long: each row is one value. Any other file is wide: each row is
-    one system, and each column that names neither system nor study is a metric. A column `study`
-    is optional in both.
-
-    `system_columns` and `metric_columns` (of a long file) have the cells that name the system and
-    the metric, joined by spaces. The default `("system",)` may be missing: it is then
-    `SINGLE_SYSTEM`.
+    A file with a column `value` is long: each row is one value. In any other file each row is one
+    system, and each column that names neither system nor study is a metric. Without the column
+    `system`, its default, the system is `SINGLE_SYSTEM`.
     """
     if tuple(system_columns) == ("system",) and "system" not in header:
         system_columns = ()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -65,6 +66,11 @@ class Selection:
     saved: Sequence[Decided] = ()
 
     @property
+    def keys(self) -> list[str]:
+        """Keys that the rules read."""
+        return [*self.rules.monitored, *self.rules.others]
+
+    @property
     def selects(self) -> bool:
         """Whether a rule selects a checkpoint."""
         return self.rules.best is not None or self.rules.pareto is not None
@@ -72,8 +78,7 @@ class Selection:
     @property
     def choice(self) -> Decided | None:
         """The last decision, which names the selected checkpoint."""
-        decided = self.saved or self.decided
-        return decided[-1] if decided else None
+        return next(reversed(self.saved or self.decided), None)
 
     @property
     def best(self) -> int | None:
@@ -115,7 +120,7 @@ def run(arguments: list[str]) -> None:
         if options.watch:
             found = [_watch(options)]
         else:
-            found = [_select(_read(name, options), options) for name in options.runs]
+            found = [_select(stored_run(name, options), options) for name in options.runs]
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), json_text(_chosen(found[0])))
@@ -126,7 +131,8 @@ def run(arguments: list[str]) -> None:
         raise SystemExit(_NOT_CHOSEN)
 
 
-def _read(name: str, options: Any) -> StoredRun:
+def stored_run(name: str, options: Any) -> StoredRun:
+    """Read a run, with the options `checkpoints` and `format`."""
     checkpoints = Path(options.checkpoints) if options.checkpoints else None
     return read_stored_run(name, checkpoints, options.format)
 
@@ -156,68 +162,53 @@ def decide(stored: StoredRun, rules: RunRules) -> Selection:
 def _parser() -> CommandParser:
     usage = "RUN [RUN ...] --maximise KEY [options]"
     parser = command_parser("ctrlreward select", usage, _DESCRIPTION, _EXAMPLES)
-    text = str | None
+    add = partial(_add, parser)
     add_rule_options(parser)
-    parser.add_argument("--checkpoints", type=text, default=None, metavar="FOLDER",
-                        help="folder of the checkpoints, if not in the run's")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--output", type=text, default=None, metavar="FILE",
-                        help="JSON file that names the checkpoint to keep")  # fmt: skip
-    parser.add_argument(
-        "--watch", action="store_true",
-        help="read again what a running job adds, until a rule stops or Ctrl-C",
-    )  # fmt: skip
-    parser.add_argument("--interval", type=float, default=_INTERVAL_S,
-                        help="seconds between two reads of --watch")  # fmt: skip
-    parser.add_argument(
-        "--prune", action="store_true",
-        help="remove the other checkpoints, after a question; never the selected or the last one",
-    )  # fmt: skip
-    parser.add_argument("--yes", action="store_true", help="remove without a question")
+    add("--checkpoints", "folder of the checkpoints, if not in the run's", metavar="FOLDER")
+    add("--json", "print JSON", action="store_true")
+    add("--output", "JSON file that names the checkpoint to keep", metavar="FILE")
+    add("--watch", "read again what a running job adds, until a rule stops or Ctrl-C",
+        action="store_true")  # fmt: skip
+    add("--interval", "seconds between two reads of --watch", type=float, default=_INTERVAL_S)
+    add("--prune", "remove the other checkpoints, after a question; never the selected or the last "
+        "one", action="store_true")  # fmt: skip
+    add("--yes", "remove without a question", action="store_true")
     return parser
 
 
 def add_rule_options(parser: CommandParser, several: bool = False) -> None:
     """Add the runs and the options of `run_rules`; with `several` keys to select by, no runs."""
-    text: dict[str, Any] = {"type": str | None, "default": None}
+    add = partial(_add, parser)
     words: dict[str, Any] = {"type": str, "nargs": "+", "default": []}
     if not several:
-        parser.add_argument(
-            "runs", metavar="RUN", nargs="+", type=str,
-            help="folder of a run, or the file of its log",
-        )  # fmt: skip
-    keys = {**(words if several else text), "metavar": "KEY"}
-    parser.add_argument("--maximise", "--maximize", **keys,
-                        help="logged key of the score to select by")  # fmt: skip
-    parser.add_argument("--minimise", "--minimize", **keys,
-                        help="the same, where lower is better")  # fmt: skip
-    parser.add_argument(
-        "--subject_to", **words, metavar="BOUND",
-        help="constraints, such as 'score/acc>=0.8' 'score/length<=40'",
-    )  # fmt: skip
-    parser.add_argument(
-        "--guard", **text, metavar="PROXY:HELD_OUT",
-        help="alarm if PROXY improves while HELD_OUT declines; 'reward:score/acc,score/pp=min' has "
-        "two held-out keys, the second is better when lower, 'KEY=drift' if it must not change",
-    )  # fmt: skip
-    parser.add_argument("--reference", type=str, default="first",
-                        help="validation that the alarm compares with: first or best")  # fmt: skip
-    parser.add_argument("--pareto", **text, metavar="A:max,B:min", help="show the Pareto front")
-    parser.add_argument(
-        "--stop", **text, metavar="patience=N,...",
-        help=f"when a rule would have stopped, by {', '.join(_STOP_TYPES)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ties_by", **text,
-        help="choice among checkpoints that cannot be told apart: earliest, or KEY:min, KEY:max",
-    )  # fmt: skip
-    parser.add_argument("--constraint_test", type=str, default="point",
-                        help="point, unless_violated or if_shown")  # fmt: skip
-    parser.add_argument("--level", type=float, default=0.05,
-                        help="probability of a false statement in the whole run")  # fmt: skip
-    parser.add_argument("--format", **text,
-                        help=f"kind of the stored texts, of {', '.join(TEXT_FORMATS)}; default: "
-                        "as the files are")  # fmt: skip
+        parser.add_argument("runs", metavar="RUN", nargs="+", type=str,
+                            help="folder of a run, or the file of its log")  # fmt: skip
+    keys = words if several else {}
+    add("--maximise", "logged key of the score to select by", "--maximize", metavar="KEY", **keys)
+    add("--minimise", "the same, where lower is better", "--minimize", metavar="KEY", **keys)
+    add("--subject_to", "constraints, such as 'score/acc>=0.8' 'score/length<=40'",
+        metavar="BOUND", **words)  # fmt: skip
+    add("--guard", "alarm if PROXY improves while HELD_OUT declines; "
+        "'reward:score/acc,score/pp=min' has two held-out keys, the second is better when lower, "
+        "'KEY=drift' if it must not change", metavar="PROXY:HELD_OUT")  # fmt: skip
+    add("--reference", "validation that the alarm compares with: first or best",
+        type=str, default="first")  # fmt: skip
+    add("--pareto", "show the Pareto front", metavar="A:max,B:min")
+    add("--stop", f"when a rule would have stopped, by {', '.join(_STOP_TYPES)}",
+        metavar="patience=N,...")  # fmt: skip
+    add("--ties_by", "choice among checkpoints that cannot be told apart: earliest, or KEY:min, "
+        "KEY:max")  # fmt: skip
+    add("--constraint_test", "point, unless_violated or if_shown", type=str, default="point")
+    add("--level", "probability of a false statement in the whole run", type=float, default=0.05)
+    add("--format", f"kind of the stored texts, of {', '.join(TEXT_FORMATS)}; default: as the "
+        "files are")  # fmt: skip
+
+
+def _add(parser: CommandParser, name: str, help_: str, *others: str, **options: Any) -> None:
+    """Add an option, by default one of text that may be absent."""
+    if "action" not in options:
+        options = {"type": str | None, "default": None, **options}
+    parser.add_argument(name, *others, help=help_, **options)
 
 
 def _check(options: Any) -> None:
@@ -394,14 +385,13 @@ def _print(found: Sequence[Selection], options: Any) -> None:
 
 
 def _table(selection: Selection) -> Table:
-    rules, table = selection.rules, Table(show_edge=False)
+    table = Table(show_edge=False)
     table.add_column("step", justify="right")
-    scores = list(dict.fromkeys([*rules.monitored, *rules.others]))
-    for key in scores:
+    for key in selection.keys:
         table.add_column(key, justify="right", overflow="fold")
     table.add_column("", overflow="fold")
     for number, each in enumerate(selection.decided, 1):
-        cells = [_cell(selection, each, key, number) for key in scores]
+        cells = [_cell(selection, each, key, number) for key in selection.keys]
         table.add_row(str(each.validation.step), *cells, _note(selection, each))
     return table
 
@@ -492,9 +482,8 @@ def summary(selection: Selection) -> list[str]:
 
 def notes_of(selection: Selection) -> list[str]:
     """Return the notes of the run on texts whose scores are decided on."""
-    keys = [*selection.rules.monitored, *selection.rules.others]
     notes = selection.run.notes.items()
-    return [note for name, note in notes if any(key.startswith(f"{name}/") for key in keys)]
+    return [n for name, n in notes if any(key.startswith(f"{name}/") for key in selection.keys)]
 
 
 def _directions(rule: AlarmRule) -> str:
@@ -511,16 +500,15 @@ def _chosen(selection: Selection) -> dict[str, Any]:
 
 def to_json(selection: Selection) -> dict[str, Any]:
     """Return the contents of table and summary as plain data; NaN is null."""
-    keys = [*selection.rules.monitored, *selection.rules.others]
     validations = []
     for number, each in enumerate(selection.decided, 1):
         metrics, step = each.validation.metrics, each.validation.step
-        intervals = {key: interval_of(selection, each, key, number) for key in keys}
+        intervals = {key: interval_of(selection, each, key, number) for key in selection.keys}
         validations.append(
             {
                 "step": step,
                 "checkpoint": selection.checkpoint(step),
-                "metrics": {key: metrics[key] for key in keys if key in metrics},
+                "metrics": {key: metrics[key] for key in selection.keys if key in metrics},
                 "intervals": {key: found for key, found in intervals.items() if found},
                 "constraints": {
                     key: {"met": check.met, "reason": check.reason}
@@ -584,7 +572,7 @@ def _watch(options: Any) -> Selection:
 def _read_now(name: str, options: Any, existed: bool) -> StoredRun:
     """Return the run, or raise a `_NotYet`; a path that never existed is a mistake."""
     try:
-        return _read(name, options)
+        return stored_run(name, options)
     except (ValueError, OSError) as error:
         if isinstance(error, FileNotFoundError) and not existed:
             raise

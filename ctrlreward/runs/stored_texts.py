@@ -1,20 +1,8 @@
 """Texts that trainers store, read as the texts of a run's steps.
 
-One function for each kind of file returns a row of it as a `TextRow`:
-
-- `trl_row`: `completions/completions_*.parquet` of TRL 1.16 (`GRPOTrainer.log` and
-  `DistillationTrainer.log` with `log_completions=True`; its other trainers log tables alone).
-- `verl_row`: JSONL of `trainer.validation_data_dir` and `trainer.rollout_data_dir` of verl
-  (`RayPPOTrainer._write_generations`, commit 0094eb2).
-- `nemo_gym_row`: rollouts of NeMo Gym and their `…_failures.jsonl` (`rollout_collection.py`,
-  commit 00536e7).
-- `verifiers_row`: `results.jsonl` of verifiers (`save_utils.py`, commit 00d8320), its
-  `traces.jsonl` (`v1/trace.py`, commit 00eee6c), and prime-rl's `rollouts/step_*/`, of both kinds.
-- `record_row`: JSONL or Parquet with `step`, `prompt`, `completion`, `scores`, for all others.
-
-slime's `--save-debug-rollout-data` (commit 4c4adbb) is a pickle, which can run code when it is
-loaded, so that it is not read. OpenRLHF (commit 82c060e) stores no texts in files: one sample per
-step goes to W&B or TensorBoard.
+One function for each kind of file returns a row of it as a `TextRow`. slime's
+`--save-debug-rollout-data` is a pickle, which can run code when it is loaded, so that it is not
+read. OpenRLHF stores no texts in files.
 """
 
 from __future__ import annotations
@@ -25,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
@@ -79,17 +67,20 @@ class TextRow(NamedTuple):
 
 
 def trl_row(cells: Row) -> TextRow:
-    """Read a row of TRL: each reward function has a column, as has what it passes to `log_extra`.
+    """Read a row of `completions/completions_*.parquet` of TRL 1.16 (`log_completions=True`).
 
-    A file has the last generation batch before the step was logged, of training or, after an
-    evaluation, of its prompts.
+    Each reward function has a column, as has what it passes to `log_extra`. A file has the last
+    generation batch before the step was logged, of training or of an evaluation.
     """
     scores = _without(cells, "step", "prompt", "completion", "advantage")
     return TextRow(cells["prompt"], cells["completion"], scores, cells["step"])
 
 
 def verl_row(cells: Row) -> TextRow:
-    """Read a row of verl: `score` is the reward, other numbers are its `reward_extra_info`."""
+    """Read a row of verl's `validation_data_dir` or `rollout_data_dir` (commit 0094eb2).
+
+    `score` is the reward, other numbers are its `reward_extra_info`.
+    """
     truth = cells.get("gts")
     scores = _without(cells, "input", "output", "gts", "step", "request_id")
     scores["score"] = cells["score"]
@@ -97,7 +88,7 @@ def verl_row(cells: Row) -> TextRow:
 
 
 def nemo_gym_row(cells: Row) -> TextRow:
-    """Read a row of NeMo Gym: the numbers beside `reward` are of the resources server.
+    """Read a row of NeMo Gym (commit 00536e7): other numbers are of the resources server.
 
     A rollout that is masked (`mask_sample`), or only in the file of failures, has failed.
     """
@@ -115,7 +106,7 @@ def nemo_gym_row(cells: Row) -> TextRow:
 
 
 def verifiers_row(cells: Row) -> TextRow:
-    """Read a row of verifiers: `reward`, and its metrics by name.
+    """Read a row of verifiers' `results.jsonl` or `traces.jsonl` (commit 00eee6c), or of prime-rl.
 
     Of a trace, the last branch: its messages before the first sampled one are the prompt.
     """
@@ -162,33 +153,24 @@ def _without(cells: Row, *names: str) -> Row:
 
 
 class TextFormat(NamedTuple):
-    """Kind of file: its name in messages, its reader, and columns by which it is known."""
+    """Kind of file: its name in messages, its reader, and sets of columns by which it is known."""
 
     title: str
     read: Callable[[Row], TextRow]
-    known_by: Sequence[frozenset[str]]
+    known_by: Sequence[str]
     one_step: bool = False  # of all rows of a file
 
 
-def _columns(*names: str) -> Sequence[frozenset[str]]:
-    return [frozenset(each.split()) for each in names]
-
+_GYM = ("responses_create_params response reward", "_ng_failure_class")
+_VERIFIERS = ("example_id prompt completion reward", "task nodes rewards")
 
 # The first that fits counts: a file of TRL lacks the scores of a record.
 TEXT_FORMATS: Mapping[str, TextFormat] = {
-    "records": TextFormat("records", record_row, _columns("step prompt completion scores")),
-    "trl": TextFormat("TRL", trl_row, _columns("step prompt completion"), one_step=True),
-    "verl": TextFormat("verl", verl_row, _columns("input output score step"), one_step=True),
-    "nemo_gym": TextFormat(
-        "NeMo Gym",
-        nemo_gym_row,
-        _columns("responses_create_params response reward", "_ng_failure_class"),
-    ),
-    "verifiers": TextFormat(
-        "verifiers",
-        verifiers_row,
-        _columns("example_id prompt completion reward", "task nodes rewards"),
-    ),
+    "records": TextFormat("records", record_row, ["step prompt completion scores"]),
+    "trl": TextFormat("TRL", trl_row, ["step prompt completion"], one_step=True),
+    "verl": TextFormat("verl", verl_row, ["input output score step"], one_step=True),
+    "nemo_gym": TextFormat("NeMo Gym", nemo_gym_row, _GYM),
+    "verifiers": TextFormat("verifiers", verifiers_row, _VERIFIERS),
 }
 _READ = (
     "completions_*.parquet (TRL), *.jsonl of verl, NeMo Gym, verifiers or prime-rl, or JSONL with "
@@ -281,6 +263,11 @@ TextSource: TypeAlias = Path | StoredTexts
 def scored_samples(source: TextSource) -> tuple[Samples, dict[str, Scores]]:
     """Return texts and scores of a step."""
     return source.read() if isinstance(source, StoredTexts) else read_scored_samples(source)
+
+
+def is_even(source: TextSource) -> bool:
+    """Return whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
+    return isinstance(source, Path) or source.even
 
 
 @dataclass(frozen=True)
@@ -416,7 +403,7 @@ def _rows(file: Location) -> Iterator[tuple[str, Row]]:
 
 def _kind_of(cells: Row) -> str | None:
     for kind, each in TEXT_FORMATS.items():
-        if any(columns <= cells.keys() for columns in each.known_by):
+        if any({*columns.split()} <= cells.keys() for columns in each.known_by):
             return kind
     return None
 
@@ -493,13 +480,14 @@ def _name_and_step(outer: str, relative: str) -> tuple[str, int | None]:
 # Steps
 
 
-@dataclass
-class _Rows:
-    """Rows of a step without their texts, in the order of the files."""
+class _Scores(NamedTuple):
+    """A row without its text: file, identity of the prompt, cells that are numbers, the others."""
 
-    files: dict[str, Location] = field(default_factory=dict)
-    prompts: list[str] = field(default_factory=list)
-    cells: list[dict[str, float | None]] = field(default_factory=list)
+    file: str
+    prompt: str
+    cells: Mapping[str, float | None]
+    others: frozenset[str]
+    referenced: bool
 
 
 def _sets(
@@ -507,61 +495,40 @@ def _sets(
 ) -> dict[str, dict[int, StoredTexts]]:
     """Return name → step → texts of all files."""
     known = dict(files)
-    read: dict[str, dict[int, _Rows]] = {}
-    texts: dict[str, set[str]] = {}  # names of cells that are not numbers
-    references: dict[str, bool] = {}
+    read: dict[str, dict[int, list[_Scores]]] = {}
     for relative, name, step, row in _text_rows(outer, files, kind):
-        rows = read.setdefault(name, {}).setdefault(step, _Rows())
-        rows.files[relative] = known[relative]
         identity = json.dumps([row.of, as_prompt(row.prompt), row.reference], default=str)
-        rows.prompts.append(hashlib.sha256(identity.encode()).hexdigest()[:16])
-        cells = {key: cell for key, cell in row.scores.items() if _is_number(cell)}
-        texts.setdefault(name, set()).update(row.scores.keys() - cells.keys())
-        rows.cells.append(dict.fromkeys(cells) if row.failed else cells)
-        has = isinstance(row.reference, str) and bool(row.reference)
-        references[name] = references.get(name, True) and has
-    return {
-        name: _steps(outer, kind, name, dict(sorted(steps.items())), texts[name], references[name])
-        for name, steps in read.items()
-    }
-
-
-def _is_number(cell: Any) -> bool:
-    return cell is None or isinstance(cell, int | float)
-
-
-def _steps(
-    outer: str,
-    kind: str,
-    name: str,
-    steps: Mapping[int, _Rows],
-    texts: set[str],
-    referenced: bool,
-) -> dict[int, StoredTexts]:
-    """Return the texts of each step, with the prompts in the order of their first appearance."""
-    seen = dict.fromkeys(prompt for rows in steps.values() for prompt in rows.prompts)
-    place = {prompt: number for number, prompt in enumerate(seen)}
-    scored = {
-        key: None
-        for rows in steps.values()
-        for row in rows.cells
-        for key, cell in row.items()
-        if cell is not None and key not in texts
-    }
-    names = sorted(scored, key=lambda key: key not in ("reward", "score"))
-    found = {}
-    for step, rows in steps.items():
-        order = sorted(range(len(rows.prompts)), key=lambda row: place[rows.prompts[row]])
-        values = [{key: _number(rows.cells[row][key]) for key in names if key in rows.cells[row]}
-                  for row in order]  # fmt: skip
-        counts = Counter(rows.prompts[row] for row in order)
-        found[step] = StoredTexts(
-            kind, outer, list(rows.files.items()), name, step,
-            {key: np.array([row.get(key, nan) for row in values]) for key in names},
-            np.array([float(any(map(np.isnan, row.values()))) for row in values]),
-            list(counts), list(counts.values()), order, referenced,
-        )  # fmt: skip
-    return found
+        prompt = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        numbers = {k: c for k, c in row.scores.items() if c is None or isinstance(c, int | float)}
+        others = frozenset(row.scores.keys() - numbers.keys())
+        referenced = isinstance(row.reference, str) and bool(row.reference)
+        cells = dict.fromkeys(numbers) if row.failed else numbers
+        read.setdefault(name, {}).setdefault(step, []).append(
+            _Scores(relative, prompt, cells, others, referenced)
+        )
+    sets: dict[str, dict[int, StoredTexts]] = {}
+    for name, steps in read.items():
+        every = [row for _, rows in sorted(steps.items()) for row in rows]
+        # The prompts are in the order of their first appearance.
+        place = {row.prompt: number for number, row in reversed([*enumerate(every)])}
+        texts = frozenset().union(*(row.others for row in every))
+        scored = dict.fromkeys(key for row in every for key, cell in row.cells.items()
+                               if cell is not None and key not in texts)  # fmt: skip
+        names = sorted(scored, key=lambda key: key not in ("reward", "score"))
+        referenced = all(row.referenced for row in every)
+        for step, rows in sorted(steps.items()):
+            order = sorted(range(len(rows)), key=lambda at: place[rows[at].prompt])
+            values = [{key: _number(rows[at].cells[key]) for key in names if key in rows[at].cells}
+                      for at in order]  # fmt: skip
+            counts = Counter(rows[at].prompt for at in order)
+            sets.setdefault(name, {})[step] = StoredTexts(
+                kind, outer, [(each, known[each]) for each in dict.fromkeys(r.file for r in rows)],
+                name, step,
+                {key: np.array([row.get(key, nan) for row in values]) for key in names},
+                np.array([float(any(map(np.isnan, row.values()))) for row in values]),
+                list(counts), list(counts.values()), order, referenced,
+            )  # fmt: skip
+    return sets
 
 
 def _number(cell: float | None) -> float:

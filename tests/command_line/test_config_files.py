@@ -13,17 +13,14 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import yaml
-from thinned import every
 
 from ctrlreward.command_line.config_files import (
     check_names,
     extended_files,
     fill_in_run_folder,
     read_config,
-    read_reward,
     with_extended,
 )
-from ctrlreward.command_line.parser import CommandParser
 from ctrlreward.jobs.training_job import build
 from ctrlreward.weights.sources import TRAINED_NAMES
 
@@ -152,31 +149,6 @@ def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -
             assert of_run or value in TRAINED_NAMES, keys
 
 
-EXTENDING = [
-    path
-    for path in sorted(CONFIGS.rglob("*.yaml"))
-    if re.search("^extends:", path.read_text(), re.MULTILINE)  # each process collects: no parser
-    and "PolicyTuner" in str(with_extended(["--config", str(path)])[0])
-]
-
-
-@pytest.mark.parametrize("path", every(4, EXTENDING), ids=lambda path: path.stem)
-def test_the_reward_of_a_recipe_that_extends_another_is_the_jobs(path: Path) -> None:
-    """`probe` and `serve` read it without the job's parser, which is asked here."""
-    parser = CommandParser(exit_on_error=False)
-    parser.add_argument("--model", type=pl.LightningModule)
-    parser.add_argument("--config", action="config")
-    arguments: list[str] = []
-    for file in with_extended(["--config", str(path)])[1]:
-        if "model" in file.content:
-            arguments += ["--config", yaml.safe_dump({"model": file.content["model"]})]
-    of_job = parser.parse_args(arguments).model
-    block, _ = read_reward(path)
-    alone = {"class_path": of_job.class_path, "init_args": {"model": "m", "reward": block}}
-    of_file = parser.parse_object({"model": alone}).model
-    assert of_file.init_args.reward == of_job.init_args.reward
-
-
 FIRST_SECOND = """
 import sys
 from ctrlreward.cli import main
@@ -290,10 +262,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
-    mistake: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     content, key, suggestion = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
@@ -316,6 +285,8 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
     ("option", "message"),
     [
         ("--model.lr=1", "--model.lr is not an option. Use optimizer.learning_rate."),
+        ("--model.lora.lora_alph=8", "--model.lora.lora_alph is not an option (did you mean "),
+        ("--model.objective.bet=1", "--model.objective.bet is not an option (did you mean 'be"),
         ("--seed_everything=x", "--seed_everything must be bool or int"),
         ("--ckpt_path=nope.ckpt", "No such file: nope.ckpt"),
     ],
@@ -327,9 +298,10 @@ def test_a_mistake_in_an_option_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     fails: Callable[..., str],
 ) -> None:
+    """Options of classes are not abbreviated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pl.Trainer, "fit", lambda *_, **__: pytest.fail("it trains"))
-    assert fails("train", DEMO, option).splitlines()[-1] == f"error: {message}"
+    assert fails("train", DEMO, option).splitlines()[-1].startswith(f"error: {message}")
 
 
 def test_bad_yaml_has_its_line(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -348,16 +320,6 @@ def test_missing_data_is_one_line_with_its_key(
     Path("job.yaml").write_text(text.replace(" tense/", " my/"))
     line = fails("train", "job.yaml", "--trainer.accelerator=cpu").splitlines()[-1]
     assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+txt: no such file", line)
-
-
-@pytest.mark.parametrize("option", ["--model.lora.lora_alph=8", "--model.objective.bet=1"])
-def test_options_of_classes_are_not_abbreviated(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        build([str(DEMO), option])
-    name = option.partition("=")[0]
-    assert f"error: {name} is not an option (did you mean" in capsys.readouterr().err
 
 
 def test_a_config_is_relative_to_the_file_that_names_it(

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from tiny_models import save_bert
+from transformers import BertModel
 
 from ctrlreward.cli import COMMANDS, main
 from ctrlreward.corpus import scoring_job
@@ -37,32 +36,7 @@ HELPS = [
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a random BERT whose tokens are letters."""
-    folder = str(tmp_path_factory.mktemp("bert"))
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS]
-    letters = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
-    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    letters.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=letters,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    ).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(tokens),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(config).save_pretrained(folder)
-    return folder
+    return save_bert(tmp_path_factory.mktemp("bert"), BertModel)
 
 
 def write_csv(name: str, rows: list[dict[str, Any]]) -> None:

@@ -16,10 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from warm_python import WarmProcess
 
 from ctrlreward.callbacks import HistoryLogger
-from ctrlreward.jobs.last_run import (
-    move_last_run_aside,
-    move_last_runs_aside,
-)
+from ctrlreward.jobs.last_run import move_last_run_aside, move_last_runs_aside
 
 HOLD = Path(__file__).with_name("hold_run_folder.py")
 RUN = ("metrics.jsonl", "checkpoints/last.ckpt", "config.yaml", "wandb/offline-run-1/run.wandb")
@@ -138,10 +135,7 @@ def test_all_folders_of_a_trainer_are_free(folder_with: Callable[..., Path]) -> 
     best = ModelCheckpoint(dirpath=root / "best")
     loggers = [HistoryLogger(str(history))]
     moved = list(move_last_runs_aside(trainer(root, logger=loggers, callbacks=[best])))
-    assert moved == [
-        (root, root.with_name("demo-1")),
-        (history, history.with_name("history-1")),
-    ]
+    assert moved == [(root, root.with_name("demo-1")), (history, history.with_name("history-1"))]
     assert list(move_last_runs_aside(trainer(empty, logger=False))) == []
 
 

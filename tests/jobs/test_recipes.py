@@ -12,7 +12,7 @@ import yaml
 from thinned import every
 
 from ctrlreward.cli import main
-from ctrlreward.command_line.config_files import extended_files, read_config
+from ctrlreward.command_line.config_files import extended_files, read_config, read_reward
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.recipes import recipe_files, recipe_text
 from ctrlreward.jobs.training_job import TrainCLI, build
@@ -39,35 +39,33 @@ def test_the_list_has_each_file_with_its_task_and_time(capsys: pytest.CaptureFix
     assert listed["m1"] == "M1 of Pang & Gimpel (2019): M0 with paraphrase loss"
 
 
-@pytest.mark.parametrize(
-    "name",
-    # A list that is appended to, a mapping that is replaced, a group, strings, anchors.
-    every(
-        2,
-        ["guard_length", "guard_condition", "yelp_flan_t5", "yelp_smollm2_train", "topic_smollm2"],
-    ),
-)
+EXTENDING = [name for name, file in recipe_files().items() if "\nextends: " in file.read_text()]
+
+
+# Among them a list that is appended to, a mapping that is replaced, a group, strings, anchors.
+@pytest.mark.parametrize("name", every(4, EXTENDING))
 def test_the_merged_file_is_the_same_job(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the parser, which merges the files itself where they are not."""
+    """By the parser, which merges the files itself where they are not; `serve` reads its reward."""
     monkeypatch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
     merged = tmp_path / "merged.yaml"
     merged.write_text(recipe_text(name, resolve=True))
-    assert read_config(merged).content.keys() <= {"seed_everything", "model", "data", "trainer"}
+    content = read_config(merged).content
+    assert content.keys() <= {"seed_everything", "model", "data", "trainer"}
     first, second = (build([str(path)]) for path in (recipe_files()[name], merged))
     dumps = [
         yaml.safe_load(cli.parser.dump(cli.config, skip_validation=True)) for cli in (first, second)
     ]
     assert dumps[0] == dumps[1]
+    if "reward" in content["model"]["init_args"]:
+        block, _ = read_reward(recipe_files()[name])
+        assert block == content["model"]["init_args"]["reward"]
 
 
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_copy_names_files_that_were_copied(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["recipes", "copy", name, str(tmp_path / "copy")])
     output = capsys.readouterr()

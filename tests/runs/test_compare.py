@@ -209,12 +209,3 @@ def test_errors_name_the_fix(
     Path("logged").mkdir()
     Path("logged", "metrics.csv").write_text("x\n1\n")
     assert message in fails("compare", *arguments)
-
-
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main(["compare", "--help"])
-    assert exit.value.code == 0
-    printed = capsys.readouterr().out
-    for option in ("RUN_A", "RUN_B", "--runs", "--metrics", "--system_columns", "--output"):
-        assert option in printed

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ctrlreward.runs import report
+from ctrlreward.runs import report, report_contents
 
 NOUNS = ("soup", "room", "film", "train", "band", "coat", "tour", "cake")
 VERBS = ("pleased", "surprised", "tired", "charmed", "bored", "helped", "warmed", "lifted")
@@ -101,20 +101,19 @@ def honest_run(folder: Path) -> Path:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Any]:
+def call(called: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callable[..., Any]:
     """Return a function of arguments: exit status, output, errors and the page."""
 
     def call(*arguments: Any) -> tuple[int, str, str, str]:
-        status, page = 0, tmp_path / "page.html"
-        try:
-            report.run([*map(str, arguments), "-o", str(page)])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        html = page.read_text(encoding="utf-8") if page.exists() else ""
-        return status, captured.out, captured.err, html
+        page = tmp_path / "page.html"
+        said = called("report", *arguments, "-o", page)
+        return (*said, page.read_text(encoding="utf-8") if page.exists() else "")
 
     return call
+
+
+def found_in(run: Path, *options: str) -> dict[str, Any]:
+    return report_contents.run_contents(str(run), report._parser().parse_args([str(run), *options]))
 
 
 def data_of(html: str) -> Any:
@@ -168,7 +167,7 @@ def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path
          "init_args": {"metrics": {"score/absent": "max", "score/accuracy": "max"}}},
     ]  # fmt: skip
     (run / "config.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
-    found = report.contents([str(run)], report._parser().parse_args([str(run)]))["runs"][0]
+    found = found_in(run)
     assert found["origin"] == "rules of the run, as in its config.yaml"
     assert found["decisions"]["step"] == 10
     assert [each["missed"] != [] for each in found["decisions"]["validations"]] == [
@@ -196,8 +195,7 @@ def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
     rows = [json.loads(line) | {"score/fail_rate": 0.0} for line in log.read_text().splitlines()]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     bounds = ["--subject_to", "score/fail_rate<=0.1", "score/accuracy>=0.1"]
-    given = [str(run), "--maximise", "score/sentiment", *bounds]
-    front = report.contents([str(run)], report._parser().parse_args(given))["runs"][0]["front"]
+    front = found_in(run, "--maximise", "score/sentiment", *bounds)["front"]
     assert (front["x"], front["y"]) == ("score/sentiment", "score/accuracy")
 
 
@@ -252,21 +250,12 @@ def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
 def test_many_texts_are_sampled(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half evenly spaced, half where the reward rose while the held-out score fell."""
     run = gamed_run(tmp_path / "run")
-    monkeypatch.setattr(report, "contents", partial_budget(4_000))
+    monkeypatch.setattr(report_contents, "TEXT_BYTES", 4_000)
     shown = data_of(call(run)[3])["runs"][0]["texts"][0]
     assert shown["total"] == 96
     assert 4 <= len(shown["items"]) < 24
     assert shown["items"][0]["i"] == 0
     assert shown["items"][-1]["i"] == 23
-
-
-def partial_budget(budget: int) -> Callable[[Any, Any], dict[str, Any]]:
-    from ctrlreward.runs.report_contents import run_contents
-
-    return lambda names, options: {
-        "runs": [run_contents(name, options, budget) for name in names],
-        "comparison": None,
-    }
 
 
 def test_several_runs_are_compared(call: Any, tmp_path: Path) -> None:
@@ -281,7 +270,7 @@ def test_several_runs_are_compared(call: Any, tmp_path: Path) -> None:
 
 def test_growth_of_phrases_agrees_with_a_plain_count(tmp_path: Path) -> None:
     run = gamed_run(tmp_path / "run")
-    found = report.contents([str(run)], report._parser().parse_args([str(run)]))["runs"][0]
+    found = found_in(run)
     files = (run / "samples" / "score" / f"step=0000{step}.jsonl" for step in (10, 40))
     first, last = (
         [json.loads(line)["text"].lower() for line in file.read_text().splitlines()]

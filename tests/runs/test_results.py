@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -25,27 +26,26 @@ def write(path: Path, text: str) -> str:
 # Tables
 
 
-def test_long_csv(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", "system,metric,value\nA,x,1\nB,x,2.5\nA,y,\n")
-    run = read_run(file)
-    assert run.studies == {"": {"x": {"A": 1.0, "B": 2.5}, "y": {"A": NAN}}}
+@pytest.mark.parametrize(
+    ("file", "text", "studies"),
+    [
+        ("a.csv", "system,metric,value\nA,x,1\nB,x,2.5\nA,y,\n",
+         {"": {"x": {"A": 1.0, "B": 2.5}, "y": {"A": NAN}}}),
+        ("a.csv", "study,system,metric,value\nfirst,A,x,1\nsecond,A,x,2\n",
+         {"first": {"x": {"A": 1.0}}, "second": {"x": {"A": 2.0}}}),
+        ("a.csv", "system,x,y\nA,1,2\nB,3,nan\n",  # wide
+         {"": {"x": {"A": 1.0, "B": 3.0}, "y": {"A": 2.0, "B": NAN}}}),
+        ("a.csv", "\ufeffx,y\n1,2\n",  # of one system, as spreadsheets write it
+         {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}),
+        ("a.json", '{"A": {"x": 1, "y": null}, "B": {"x": 2.5}}',
+         {"": {"x": {"A": 1.0, "B": 2.5}, "y": {"A": NAN}}}),
+        ("a.json", '{"x": 1, "y": 2}', {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}),
+    ],
+)  # fmt: skip
+def test_a_table(tmp_path: Path, file: str, text: str, studies: dict[str, Any]) -> None:
+    run = read_run(write(tmp_path / file, text))
+    assert run.studies == studies
     assert run.curves == {}
-
-
-def test_studies_of_a_csv(tmp_path: Path) -> None:
-    text = "study,system,metric,value\nfirst,A,x,1\nsecond,A,x,2\n"
-    studies = read_run(write(tmp_path / "a.csv", text)).studies
-    assert studies == {"first": {"x": {"A": 1.0}}, "second": {"x": {"A": 2.0}}}
-
-
-def test_wide_csv(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", "system,x,y\nA,1,2\nB,3,nan\n")
-    assert read_run(file).studies == {"": {"x": {"A": 1.0, "B": 3.0}, "y": {"A": 2.0, "B": NAN}}}
-
-
-def test_wide_csv_of_a_single_system(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", "\ufeffx,y\n1,2\n")  # as spreadsheets write it
-    assert read_run(file).studies == {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}
 
 
 def test_columns_that_name_system_and_metric_together(tmp_path: Path) -> None:
@@ -53,6 +53,8 @@ def test_columns_that_name_system_and_metric_together(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", text)
     studies = read_run(file, ["model", "size"], ["metric", "measure"]).studies
     assert studies == {"": {"x f1": {"A 1": 3.0, "A 2": 4.0}, "x recall": {"A 1": 5.0}}}
+    long = write(tmp_path / "b.csv", f"system,note,x\nA,{'n' * 200_000},1\n")
+    assert read_run(long, ["system", "note"]).studies[""]["x"].popitem()[1] == 1.0
 
 
 def test_a_selection_of_rows(tmp_path: Path) -> None:
@@ -60,13 +62,6 @@ def test_a_selection_of_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", text)
     assert read_run(f"{file}:seed=2,kind=all").studies == {"": {"x": {"A": 4.0}}}
     assert read_run(f"{file}:seed=1").studies == {"": {"x": {"A": 3.0}}}
-
-
-def test_json(tmp_path: Path) -> None:
-    systems = write(tmp_path / "a.json", '{"A": {"x": 1, "y": null}, "B": {"x": 2.5}}')
-    assert read_run(systems).studies == {"": {"x": {"A": 1.0, "B": 2.5}, "y": {"A": NAN}}}
-    single = write(tmp_path / "b.json", '{"x": 1, "y": 2}')
-    assert read_run(single).studies == {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}
 
 
 # Loggers
@@ -164,73 +159,42 @@ def test_the_error_names_wandb_if_it_is_not_installed(
         read_run(str(offline))
 
 
-def test_cells_can_be_long(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", f"system,note,x\nA,{'n' * 200_000},1\n")
-    assert read_run(file, ["system", "note"]).studies[""]["x"].popitem()[1] == 1.0
-
-
 # Errors
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("system,metric,value\nA,x,high\n", r":2: value = 'high' is not a number"),
-        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2. .* \(of system, x\)"),
-        ("x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
-        (
-            "system,metric,value\nA,x\n",
-            r":2 has 2 cells, but the header has 3 columns \(system, metric, value\): add the miss",
-        ),
-        ("system,value\nA,1\n", r"has no column 'metric', only system, value"),
-        ("system,x\n", r"has no rows below the header"),
-        ("step,x\n", r"has no rows below the header"),
-        ("step,x\n1,\n", r"has no logged numbers: did the run"),
-        ("step,x\n1,2\n,3\n", r"a\.csv:3 has no step, must have one in each row"),
+        ("a.csv", "system,metric,value\nA,x,high\n", r":2: value = 'high' is not a number"),
+        ("a.csv", "system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2. .* \(of system"),
+        ("a.csv", "x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
+        ("a.csv", "system,metric,value\nA,x\n", r":2 has 2 cells, but the header has 3 columns "
+         r"\(system, metric, value\): add the miss"),
+        ("a.csv", "system,value\nA,1\n", r"has no column 'metric', only system, value"),
+        ("a.csv", "system,x\n", r"has no rows below the header"),
+        ("a.csv", "step,x\n", r"has no rows below the header"),
+        ("a.csv", "step,x\n1,\n", r"has no logged numbers: did the run"),
+        ("a.csv", "step,x\n1,2\n,3\n", r"a\.csv:3 has no step, must have one in each row"),
+        ("a.csv:system=B", "system,x\nA,1\n", "has no rows with system = B"),
+        ("a.csv:seed=1", "system,x\nA,1\n", "has no column 'seed', only system, x"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "[1]", "contains a list, must be a JSON object"),
+        ("a.json", '{"x": "high"}', "x = 'high' is not a number"),
+        ("a.json", '{"x": {"y": 1}, "z": 2}', "not a number, must be {system: {metric: value}}"),
+        ("a.txt", "", r"must be a \.csv or \.json file, .*, got '\.txt'"),
+        ("", "", r"has no log of a run, must be a folder with metrics\.jsonl"),
     ],
-)
-def test_a_wrong_csv_raises(tmp_path: Path, text: str, message: str) -> None:
+)  # fmt: skip
+def test_what_can_not_be_read_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    if name:
+        write(tmp_path / name.partition(":")[0], text)
     with pytest.raises(ValueError, match=message):
-        read_run(write(tmp_path / "a.csv", text))
+        read_run(str(tmp_path / name))
 
 
-def test_a_wrong_selection_raises(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", "system,x\nA,1\n")
-    with pytest.raises(ValueError, match="has no rows with system = B"):
-        read_run(f"{file}:system=B")
-    with pytest.raises(ValueError, match="has no column 'seed', only system, x"):
-        read_run(f"{file}:seed=1")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not JSON"),
-        ("[1]", "contains a list, must be a JSON object"),
-        ('{"x": "high"}', "x = 'high' is not a number"),
-        ('{"x": {"y": 1}, "z": 2}', "is not a number, must be {system: {metric: value}}"),
-    ],
-)
-def test_a_wrong_json_raises(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_run(write(tmp_path / "a.json", text))
-
-
-def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
+def test_a_wrong_folder_is_named(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", '{"x": 1.0}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl has a row without .* or _step: x"):
         read_run(str(tmp_path))
-
-
-def test_a_wrong_path_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="No such file or folder"):
         read_run(str(tmp_path / "absent"))
-    with pytest.raises(
-        ValueError, match=r"has no log of a run, must be a folder with metrics\.jsonl"
-    ):
-        read_run(str(tmp_path))
-    with pytest.raises(ValueError, match=r"must be a \.csv or \.json file, .*, got '\.txt'"):
-        read_run(write(tmp_path / "a.txt", ""))
-    write(tmp_path / "b.wandb", "nothing")
-    with pytest.raises(ValueError, match="is not a W&B file: it does not start with ':W&B'"):
-        read_run(str(tmp_path))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import pytest
 from filelock import FileLock
 from warm_python import WarmProcess
 
-from ctrlreward.runs.select import run
 from ctrlreward.selection import AlarmRule, BestRule
 
 ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50, 0.5, 0.125)]
@@ -39,19 +40,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def select(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Return a function of arguments: exit status and both outputs."""
-
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        status = 0
-        try:
-            run([str(argument) for argument in arguments])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def select(called: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    return partial(called, "select")
 
 
 def test_the_checkpoint_to_keep(folder: Path, select: Any) -> None:
@@ -117,12 +107,8 @@ def test_pareto_front(folder: Path, select: Any) -> None:
     status, out, _ = select(folder, "--pareto", "reward:max,acc:max", "--json")
     content = json.loads(out)
     assert (status, content["front"], content["step"]) == (0, [20, 30, 40], 40)
-
-
-def test_the_reason_is_of_the_selected_point(folder: Path, select: Any) -> None:
-    out = select(folder, "--pareto", "reward:max,acc:max")[1]
     reason = "reward is 0.9000, acc is 0.2500 at step 40, the best reward of 3 on the front"
-    assert f"step=000040.ckpt: {reason}" in out
+    assert f"step=000040.ckpt: {reason}" in select(folder, "--pareto", "reward:max,acc:max")[1]
 
 
 def test_rows_of_training_do_not_count_as_validations(select: Any, tmp_path: Path) -> None:
@@ -213,8 +199,6 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
     ],
 )
 def test_mistakes(folder: Path, select: Any, options: tuple[str, ...], message: str) -> None:
-    import re
-
     status, _, err = select(folder, *options)
     assert status == 2
     assert re.search(message, err)

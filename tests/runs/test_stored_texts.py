@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import fsspec
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctrlreward.cli import main
-from ctrlreward.runs import select
+from ctrlreward.runs import report, select
 from ctrlreward.runs.compare import compare_runs
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.runs.report_contents import run_contents
@@ -208,10 +207,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return call
 
 
-def report_options(maximise: str | None = None) -> SimpleNamespace:
-    names = ("minimise", "guard", "pareto", "stop", "ties_by", "checkpoints", "format")
-    return SimpleNamespace(**dict.fromkeys(names), maximise=maximise, subject_to=[],
-                           reference="first", constraint_test="point", level=0.05)  # fmt: skip
+def reported(run: Path, *options: str) -> dict[str, Any]:
+    return run_contents(str(run), report._parser().parse_args([str(run), *options]))
 
 
 def rounded(value: Any) -> Any:
@@ -287,7 +284,7 @@ def test_the_texts_are_scored_again_as_ours(
 def test_the_report_has_texts_verdict_and_diagnosis(kind: str, tmp_path: Path) -> None:
     write, name, keys = WRITERS[kind]
     write(tmp_path)
-    found = run_contents(str(tmp_path), report_options())
+    found = reported(tmp_path)
     assert found["missing"] == []
     assert found["decisions"]["key"] == f"{name}/{keys[0]}"
     assert found["decisions"]["step"] == 30
@@ -385,7 +382,7 @@ def test_prompts_with_more_or_fewer_texts(tmp_path: Path, printed: Callable[...,
     judge = tmp_path / "judge.yaml"
     judge.write_text("components:\n  variety: {scorer: Distinct, score: distinct_2}\n")
     assert "(no scores by prompt)" in printed("rescore", tmp_path, judge)
-    assert run_contents(str(tmp_path), report_options())["texts"][0]["total"] == 2 * len(rows) // 2
+    assert reported(tmp_path)["texts"][0]["total"] == 2 * len(rows) // 2
 
 
 # Prompts
@@ -403,7 +400,7 @@ def test_other_prompts_are_compared_by_means(tmp_path: Path, printed: Callable[.
     assert "completions has other prompts at each step: compared by means, not by prompt" in out
     assert "(no scores by prompt)" in out
     assert not any(each.evidence for each in read_stored_run(tmp_path).steps)
-    found = run_contents(str(tmp_path), report_options(maximise="completions/accuracy"))
+    found = reported(tmp_path, "--maximise", "completions/accuracy")
     assert any("its prompts differ between the steps" in each for each in found["missing"])
 
 

@@ -3,8 +3,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const tip = document.getElementById("tip");
 const SVG = "http://www.w3.org/2000/svg";
 const PAGE = 30; // texts that are shown at once
-const SYMBOL = { best: "◆", tie: "○", stop: "■", alarm: "▲" };
-const NAMED = { best: "selected", tie: "tie", stop: "stop", alarm: "alarm" };
+const SYMBOL = { best: "◆", stop: "■", alarm: "▲" };
+const NAMED = { best: "selected", stop: "stop", alarm: "alarm" };
 
 function h(tag, attributes = {}, ...children) {
   const svg = "svg g path line rect circle text polygon title".split(" ").includes(tag);
@@ -145,15 +145,9 @@ function scatter(title, xName, yName, points, label) {
   const line = shown.filter((p) => p.front).sort((a, b) => a.x - b.x);
   if (line.length > 1) f.svg.append(h("path", { class: "line c0", d: line.map((p, i) => `${i ? "L" : "M"}${f.x(p.x)},${f.y(p.y)}`).join("") }));
   for (const p of shown) {
-    const dot = h("circle", { cx: f.x(p.x), cy: f.y(p.y), r: p.step != null ? 5 : 3, class: `dot ${p.best ? "chosen" : p.front || p.step == null ? "c0" : "faint"}` });
-    const words = label(p);
-    if (p.open) {
-      for (const [k, v] of [["tabindex", 0], ["role", "button"], ["aria-label", words]]) dot.setAttribute(k, v);
-      dot.addEventListener("click", p.open);
-      dot.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); p.open(); } });
-      f.svg.append(h("text", { x: f.x(p.x) + 7, y: f.y(p.y) - 6, class: "steptick" }, String(p.step)));
-    }
-    f.svg.append(withTip(dot, words));
+    const words = label(p), enter = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); p.open(); } };
+    const dot = h("circle", { cx: f.x(p.x), cy: f.y(p.y), r: 5, class: `dot ${p.best ? "chosen" : p.front ? "c0" : "faint"}`, tabindex: "0", role: "button", "aria-label": words, onclick: p.open, onkeydown: enter });
+    f.svg.append(h("text", { x: f.x(p.x) + 7, y: f.y(p.y) - 6, class: "steptick" }, String(p.step)), withTip(dot, words));
   }
   figure.append(f.svg, h("p", { class: "axes" }, `→ ${xName}, ↑ ${yName}`), table([xName, yName, "point"], () => shown.map((p) => [number(p.x), number(p.y), label(p)]), title));
   return figure;
@@ -343,10 +337,6 @@ for (const root of document.querySelectorAll("[data-other]")) {
 for (const root of document.querySelectorAll("[data-front]")) {
   const run = data.runs[root.dataset.front], front = run.front;
   if (front) root.append(scatter("Pareto front", front.x + arrow(front.modes[front.x]), front.y + arrow(front.modes[front.y]), front.points.map((p) => ({ ...p, open: () => browsers[root.dataset.front].at && browsers[root.dataset.front].at(p.step) })), (p) => `step ${p.step}: ${number(p.x)}, ${number(p.y)}${p.best ? ", selected" : p.front ? ", on the front" : ""}`));
-}
-for (const root of document.querySelectorAll("[data-length]")) {
-  const t = data.runs[root.dataset.length].texts[0], k = t.proxy, words = t.components.length - 1, last = t.columns.length - 1, every = Math.ceil(t.items.length / 400);
-  if (k != null) root.append(scatter(`${t.components[k]} against length, ${t.columns[last]}`, "words", t.components[k], t.items.filter((_, i) => i % every === 0).map((item) => ({ x: item.s[last][words], y: item.s[last][k] })), (p) => `${p.x} words, ${number(p.y)}`));
 }
 for (const root of document.querySelectorAll("[data-overlay]")) {
   const keys = data.runs[0].charts.filter((c) => ["reward", "score", "KL"].includes(c.group) && data.runs.every((run) => run.charts.some((o) => o.key === c.key)));
