@@ -14,6 +14,8 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 
+from ctrlreward.command_line.config_files import ConfigFile
+from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.contract import (
@@ -36,8 +38,10 @@ from ctrlreward.serving.contract import (
 )
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.limits import Headers, LimitsMiddleware, ServeOptions
+from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.request_queue import RequestQueue
-from ctrlreward.serving.serving_metrics import ServingMetrics
+from ctrlreward.serving.trainer_options import TrainerRoutes
+from ctrlreward.serving.trainer_routes import trainer_routes
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +64,7 @@ def create_app(
         redoc_url=None,
     )
     queue = RequestQueue(reward, options.queue)
-    metrics = ServingMetrics(lambda: queue.held_characters, lambda: queue.state == "ready")
-    queue.metrics = metrics
-    app.state.reward, app.state.requests, app.state.metrics = reward, queue, metrics
-    app.state.description = None
+    app.state.reward, app.state.requests, app.state.description = reward, queue, None
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(400, _unreadable)
@@ -76,7 +77,7 @@ def create_app(
         if status != 401 or bearer
     }
     app.include_router(_probes(queue), responses=errors)
-    for router in (_routes(queue, metrics), *routers):
+    for router in (_routes(queue), *routers):
         app.include_router(router, dependencies=bearer, responses=errors)
 
     def fingerprint() -> Headers:
@@ -85,10 +86,37 @@ def create_app(
             return []
         return [(FINGERPRINT_HEADER.lower().encode(), described["fingerprint_id"].encode())]
 
-    app.add_middleware(
-        LimitsMiddleware, options=options, headers=fingerprint, replied=metrics.replied
-    )
+    replied = queue.metrics.replied
+    app.add_middleware(LimitsMiddleware, options=options, headers=fingerprint, replied=replied)
     return app
+
+
+def served_app(
+    block: Mapping[str, Any],
+    device: str | None,
+    options: ServeOptions,
+    trainers: TrainerRoutes | None,
+    file: ConfigFile | None = None,
+) -> FastAPI:
+    """Return the application that serves the reward of a YAML file, here or on another machine.
+
+    Args:
+        block: The reward, as returned by `read_reward`.
+        device: Device of all scorers; None keeps the devices of the block.
+        options: Limits of the server.
+        trainers: Options of the routes of trainers; None leaves them out.
+        file: The file, for its name in errors.
+
+    Raises:
+        ValueError: A class or an argument of the file is wrong, the reward is on another server, or
+            the routes can't serve it.
+    """
+    reward = reward_of(block, device, file)
+    if not isinstance(reward, Reward):
+        where = f", {reward.url}" if isinstance(reward, RemoteReward) else ""
+        raise ValueError(f"the file has the reward of another server{where}: serve its own file")
+    routers = [] if trainers is None else [trainer_routes(trainers, reward)]
+    return create_app(reward, options, routers)
 
 
 @asynccontextmanager
@@ -128,7 +156,7 @@ def _probes(queue: RequestQueue) -> APIRouter:
     return router
 
 
-def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
+def _routes(queue: RequestQueue) -> APIRouter:
     router = APIRouter()
     unknown: dict[int | str, dict[str, Any]] = {
         404: {"model": ErrorReply, "description": "There is no such scorer"}
@@ -141,7 +169,7 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
         responses={200: {"content": {"text/plain": {}}}},
     )
     async def prometheus() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(queue.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @router.get(
         "/reward", summary="Names, directions, weights, fingerprint", response_model=dict[str, Any]

@@ -43,15 +43,12 @@ class WaitingRequest:
 def results_of(requests: Sequence[WaitingRequest]) -> list[Any]:
     """Return the result or the rejection of each request of a batch."""
     started = time.perf_counter()
-    components = requests[0].components
     try:
-        scores = merged_scores(components, [request.samples for request in requests])
+        scores = merged_scores(requests[0].components, [each.samples for each in requests])
     except Exception:
         return [_score_alone(request) for request in requests]
     seconds = time.perf_counter() - started
-    return [
-        _finish(request, own, {}, seconds) for request, own in zip(requests, scores, strict=True)
-    ]
+    return [_finish(each, own, {}, seconds) for each, own in zip(requests, scores, strict=True)]
 
 
 def _score_alone(request: WaitingRequest) -> Any:

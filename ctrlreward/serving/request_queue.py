@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -21,9 +21,7 @@ from ctrlreward.serving.batch_scoring import Finish, WaitingRequest, refusal, re
 from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScoredRequest
 from ctrlreward.serving.description import scorers_by_id
 from ctrlreward.serving.limits import QueueOptions, client
-
-if TYPE_CHECKING:
-    from ctrlreward.serving.serving_metrics import ServingMetrics
+from ctrlreward.serving.serving_metrics import ServingMetrics
 
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
 
@@ -34,23 +32,14 @@ class RequestQueue:
     """Requests of all clients, scored in batches on one thread.
 
     While the thread scores, requests accumulate; requests with the same columns are the next batch.
-    Scores that depend on other samples are computed per request. A batch that makes a
-    scorer raise is scored again request by request, so that only the faulty request fails.
-
-    `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
-    `"ready"`, `"failed"` (models could not be loaded, or a scorer hangs) or `"draining"`. `left_at`
-    is the line of a batch that did not end before the queue did; None if all ended.
+    `scorers` are by id, as in the description of the reward. `left_at` is the line of a batch that
+    did not end before the queue did; None if all ended.
     """
 
-    def __init__(
-        self,
-        reward: Reward,
-        options: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
-        metrics: ServingMetrics | None = None,
-    ) -> None:
+    def __init__(self, reward: Reward, options: QueueOptions) -> None:
         self.reward = reward
         self.options = options
-        self.metrics = metrics
+        self.metrics = ServingMetrics(lambda: self.held_characters, lambda: self.state == "ready")
         self.state: State = "loading"
         self.scorers = scorers_by_id(reward)
         self._reason = ""
@@ -69,8 +58,7 @@ class RequestQueue:
 
     async def start(self, load: Callable[[], object] | None = None) -> None:
         """Load the models on the scoring thread, and score from then on; or fail permanently."""
-        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
-        self._idle.set()
+        self._arrived = asyncio.Event()
         self._runner = asyncio.create_task(self._run())
         try:
             await asyncio.wrap_future(self._worker.submit(load or self.reward.load))
@@ -88,11 +76,9 @@ class RequestQueue:
         loading = self.state == "loading"
         self.state = "draining"
         if self._runner is not None:
-            while not self._idle.is_set() and any(
-                not request.result.done() for request in (*self._waiting, *self._scoring)
-            ):
+            while any(not each.result.done() for each in (*self._waiting, *self._scoring)):
                 await asyncio.sleep(0.01)
-            if not self._idle.is_set() and self._scoring:
+            if self._scoring:
                 self.left_at = self._worker.abandon()
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
@@ -106,22 +92,17 @@ class RequestQueue:
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
         """Score a request; if `strict`, an error for one sample fails the whole request."""
-        reward = self.reward
-        return await self._result(
-            samples,
-            reward.components,
-            ("reward",),
-            strict,
+
+        def combined(scores: dict[str, Scores], errors: dict[int, str], seconds: float) -> Any:
             # The aggregate sees the scores of one request alone.
-            lambda scores, errors, seconds: ScoredRequest(reward.combine(scores, seconds), errors),
-        )
+            return ScoredRequest(self.reward.combine(scores, seconds), errors)
+
+        return await self._result(samples, self.reward.components, ("reward",), strict, combined)
 
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with some scores, or parts of them, of one scorer; a faulty sample fails
-        all.
-        """
+        """Score a request with some scores of one scorer; a faulty sample fails all."""
         scorer = self.scorers[scorer_id]
         wanted = tuple(dict.fromkeys(names))
         parts = (part for fold in scorer.corpus_folds.values() for part in fold.parts)
@@ -171,14 +152,12 @@ class RequestQueue:
             asyncio.get_running_loop().create_future(),
         )
         self._waiting.append(request)
-        self._idle.clear()
         self._arrived.set()
         try:
             return await request.result
         finally:
             if request in self._waiting:  # cancelled
                 self._waiting.remove(request)
-                self._note_idle()
 
     async def _run(self) -> None:
         expected, ended = 0, -math.inf
@@ -198,7 +177,6 @@ class RequestQueue:
             # Clients with a recent reply may send another request, in addition to the waiting ones.
             expected = len(self._scoring) + len(self._waiting)
             self._scoring = []
-            self._note_idle()
 
     async def _gather(self, expected: int) -> None:
         """Wait until as many requests as recently have arrived, a batch is full, or none comes."""
@@ -238,10 +216,6 @@ class RequestQueue:
         self._served = {each.client: served.get(each.client, 0) for each in self._waiting}
         return taken
 
-    def _note_idle(self) -> None:
-        if not self._waiting and not self._scoring:
-            self._idle.set()
-
     async def _score_batch(self, requests: list[WaitingRequest]) -> None:
         started = time.perf_counter()
         samples = sum(len(request.samples.texts) for request in requests)
@@ -260,9 +234,7 @@ class RequestQueue:
                 request.result.set_exception(result)
             else:
                 request.result.set_result(result)
-                if self.metrics and isinstance(result, ScoredRequest):
+                if isinstance(result, ScoredRequest):
                     self.metrics.scored(len(request.samples.texts), int(result.batch.failed.sum()))
-        if self.metrics:
-            waits = [started - request.arrived for request in requests]
-            seconds = time.perf_counter() - started
-            self.metrics.batch(len(requests), samples, waits, seconds)
+        waits = [started - request.arrived for request in requests]
+        self.metrics.batch(len(requests), samples, waits, time.perf_counter() - started)

@@ -61,9 +61,8 @@ class _Transient(Exception):
 class ServerConnection:
     """Requests to one server, over persistent connections; arguments of `RemoteReward`.
 
-    Threads share it. A pickled or forked copy opens new connections, and expects the reward that
-    the original was connected to. A request is also repeated if a proxy has lost the
-    server that had it.
+    A pickled or forked copy opens new connections, and expects the reward that the original was
+    connected to.
     """
 
     def __init__(
@@ -193,7 +192,10 @@ class ServerConnection:
                 f"the reward server {self.url} did not answer {path} in timeout = "
                 f"{self.timeout:g} s. Set a longer timeout or smaller batches."
             ) from error
-        self._check_fingerprint(response, expected)
+        found = response.headers.get(FINGERPRINT_HEADER)
+        if expected not in (None, found) and (found is not None or response.is_success):
+            self.connect()  # raises with the difference
+            raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
         if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
             raise _Transient(_message(response), _retry_after(response))
         if response.status_code == 422:
@@ -204,14 +206,6 @@ class ServerConnection:
             status = f"{method} {path}: {response.status_code}"
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
         return response
-
-    def _check_fingerprint(self, response: httpx2.Response, expected: str | None) -> None:
-        """Raise if a reply, even an error, comes from another reward."""
-        found = response.headers.get(FINGERPRINT_HEADER)
-        if expected is None or found == expected or (found is None and not response.is_success):
-            return
-        self.connect()  # raises with the difference
-        raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
 
     def _announce(self, state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1:
@@ -227,12 +221,10 @@ class ServerConnection:
 
 
 def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
-    """Return True for the error of a proxy, such as Ray Serve's, whose server has ended or is
-    ending.
+    """Return True for the error of a proxy, such as Ray Serve's, whose server has ended.
 
     A reply of the server has a fingerprint; before it has one, an error has a `detail`. Once it
-    has replied, a 404 means that the proxy does not have the route now. Scoring is
-    repeatable, so a lost request may be sent again.
+    has replied, a 404 means that the proxy does not have the route now.
     """
     lost = (500, 502, 504) if expected is None else (404, 500, 502, 504)
     from_proxy = response.status_code in lost and FINGERPRINT_HEADER not in response.headers

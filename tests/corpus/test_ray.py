@@ -30,9 +30,9 @@ from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
 from ctrlreward.corpus.workers import ScoreShards, Shard, in_process
 from ctrlreward.ray_cluster import RayServeOptions
 from ctrlreward.scorers.base import Scores
+from ctrlreward.serving.application import served_app
 from ctrlreward.serving.limits import ServeOptions
 from ctrlreward.serving.ray_serve import RewardReplica, _check_resources
-from ctrlreward.serving.served_reward import ServedReward
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
 # loopback address only; the third one gives workers the priority of other tests, as they would wait
@@ -106,9 +106,10 @@ def processes(folder: Path) -> set[str]:
 
 def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
     """The file was read on another node, so the mistake is not in it."""
-    served = ServedReward({"components": {"a": {"scorer": "absent.Scorer"}}}, None, ServeOptions())
+    block = {"components": {"a": {"scorer": "absent.Scorer"}}}
+    build = partial(served_app, block, None, ServeOptions(), None)
     with pytest.raises(RuntimeError, match=r"can't be built on this node \(.*absent.*Install"):
-        RewardReplica(served, 1).__serve_build_asgi_app__()
+        RewardReplica(build, 1).__serve_build_asgi_app__()
 
 
 def test_actors_score_every_shard_once(two: ScoreShards, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_draining_finishes_what_is_held_and_refuses_the_rest(
     letters: Letters, reward: Reward
 ) -> None:
     async def main() -> tuple[list[Any], RequestQueue]:
-        queue = RequestQueue(reward)
+        queue = RequestQueue(reward, QueueOptions())
         with pytest.raises(NotReady, match="loading"):
             await queue.score(labelled("early"))
         await queue.start()

@@ -22,7 +22,6 @@ from warm_python import WarmProcess
 from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
-from ctrlreward.serving.served_reward import ServedReward
 
 BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
 RECIPE = """
@@ -343,8 +342,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
         apps.append(app)
         return True
 
-    def record_replicas(served: ServedReward, *_: object) -> bool:
-        apps.append(served.app())
+    def record_replicas(build: Callable[[], FastAPI], *_: object) -> bool:
+        apps.append(build())
         return True
 
     monkeypatch.setattr("ctrlreward.serving.serve._serve", record)
