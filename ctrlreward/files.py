@@ -20,10 +20,7 @@ from ctrlreward.ranks import fail_together, on_rank_zero
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write or replace a file atomically; create its folders.
-
-    The content goes to a temporary file in the same folder, is synced to disk, and is then renamed.
-    """
+    """Write or replace a file atomically, and sync it to disk; create its folders."""
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
@@ -116,10 +113,8 @@ def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:
     except RecursionError:
         line, reason = first_line, "has JSON that is nested too deeply"
     except ValueError:
-        line, reason = (
-            first_line,
-            f"has an integer of more than {sys.get_int_max_str_digits()} digits",
-        )
+        most = sys.get_int_max_str_digits()
+        line, reason = first_line, f"has an integer of more than {most} digits"
     raise ValueError(f"{path}:{line} {reason}")
 
 
@@ -136,10 +131,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Any]:
 
 
 class ShallowLoader(yaml.SafeLoader):
-    """Loader that raises a RecursionError at the hundredth open bracket, not after a second.
-
-    PyYAML looks at all open brackets for each token, and reads a thousand of them ahead.
-    """
+    """Loader that raises a RecursionError at the hundredth open bracket, not after a second."""
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         """Read `[` or `{`."""
@@ -265,9 +257,6 @@ def require_same(
 def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iterator[None]:
     """Hold a lock file, which names the holder and is deleted at the end if it is `temporary`.
 
-    The system frees it when the process ends in any way. Next to the files that it protects, it
-    also locks for other machines and containers that mount them.
-
     Raises:
         ValueError: Another process holds it: `what` is in use. Ends with `advice`.
         OSError: The file can't be written.
@@ -318,12 +307,10 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE:
-            if error.filename is None:
-                error.filename = str(path)
+            error.filename = error.filename or str(path)
             if not getattr(error, "__notes__", []):
-                error.add_note(
-                    "Earlier files are complete. Free space, or write elsewhere, and resume."
-                )
+                note = "Earlier files are complete. Free space, or write elsewhere, and resume."
+                error.add_note(note)
         raise
 
 

@@ -1,9 +1,8 @@
 """Progress of long work on standard error: live bars on a terminal, whole lines in a log file.
 
-Work may have parts, and parts have parts: the scoring of a file, the windows of texts of one
-scorer, the batches of one window. The outermost work chooses the form for all of them. A terminal
-shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise every ten
-seconds, without carriage returns or colours, so that it can be read while it is written.
+Work may have parts, and parts have parts. The outermost work chooses the form for all of them. A
+terminal shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise
+every ten seconds, without carriage returns or colours.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ _BRIEF = 1.0
 
 
 class Work(Protocol):
-    """Work with a progress; `show` displays it.
-
-    `title` is a few words, such as "validation", `share` the finished part, 0 to 1, None if
-    unknown.
-    """
+    """Work for `show`: a title of a few words, and the finished share, 0 to 1, None if unknown."""
 
     @property
     def title(self) -> str: ...  # noqa: D102 — see the class
@@ -222,9 +217,8 @@ def track(
 ) -> Iterator[Callable[[float], None]]:
     """Show how many items of long work are done; yield the function that adds finished items.
 
-    A log gets the first line after ten seconds, so short work leaves it empty. Only rank 0 shows
-    its work, and only from the main thread. Items of `done` were finished earlier; they count for
-    the share, not for the rate.
+    Only rank 0 shows its work, and only from the main thread. Items of `done` were finished
+    earlier; they count for the share, not for the rate.
     """
     if rank_and_ranks()[0] or not _in_main_thread():
         yield lambda items: None

@@ -26,10 +26,9 @@ class RayServeOptions:
         max_replicas: Most replicas; Ray starts further ones while each has more than
             `target_ongoing_requests` pending, and ends them when load falls. Null keeps
             their number at `--replicas`.
-        target_ongoing_requests: Average requests per replica if the
-            number of replicas follows the load.
+        target_ongoing_requests: Average requests per replica if their number follows the load.
         max_ongoing_requests: Most pending requests of a replica, from which it makes its batches:
-            as many as one batch has texts, or more. Ray's own default, 5, keeps batches at 5.
+            as many as one batch has texts, or more.
         max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
             for no limit.
     """

@@ -104,7 +104,7 @@ class RayWorkers(WorkerPool):
 
 
 class _ActorHandle:
-    """One actor, as a `Worker`; its number of PyTorch threads is independent of its CPUs in Ray."""
+    """One actor; its number of PyTorch threads is independent of its CPUs in Ray."""
 
     def __init__(self, pool: RayWorkers) -> None:
         self._ray = import_extra("ray", "--engine ray")
@@ -115,7 +115,7 @@ class _ActorHandle:
         self._actor = actor.remote(pool.threads, "cuda" if gpus else None)
 
     def call(self, method: str, argument: object) -> Any:
-        """See `Worker.call`."""
+        """Return the result of a method, or raise its error or `WorkerDied`."""
         returned = getattr(self._actor, method).remote(argument)
         while method == "load" and not self._ray.wait([returned], timeout=_PATIENCE)[0]:
             self._pool.capacity()  # raises if the cluster has lost its nodes

@@ -24,7 +24,7 @@ from ctrlreward.corpus.corpus_scoring import (
     check_shard,
     score_corpus,
     score_in_memory,
-    scored_shards,
+    unchanged_shards,
     write_output,
 )
 from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
@@ -165,7 +165,8 @@ def score_file(
                 store.start(manifest)
             with pool as score_shards:
                 score_corpus(corpus, components, manifest, store, score_shards)
-            shards = scored_shards(corpus, manifest, store)
+            read = enumerate(unchanged_shards(corpus, manifest))
+            shards = ((rows, store.read(i)) for i, rows in read)
             summary = write_output(list(components), shards, outputs, shapes)
             store.folder.remove()
         if output == STANDARD:
@@ -193,10 +194,7 @@ def _target(output: str) -> Location:
 
 @contextmanager
 def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
-    """Yield input, output and folder of the unfinished run, in a temporary folder for pipes.
-
-    Standard input is read several times; standard output is written when it is complete.
-    """
+    """Yield input, output and folder of the unfinished run, in a temporary folder for pipes."""
     write_line("an interrupted run can't be resumed: it reads or writes a pipe")
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -222,7 +220,8 @@ def _resume(
     """
     settings = json.loads(json.dumps(manifest.settings))
     require_same(settings, started.settings, store.folder, "folder")
-    changed = manifest.changed_shards(started)
+    pairs = enumerate(zip_longest(manifest.checksums, started.checksums))
+    changed = [shard for shard, (now, was) in pairs if now != was]  # or only one run has it
     if not changed:
         return
     of_all_rows = [name for name, c in components.items() if not c.scorer.pointwise]

@@ -19,8 +19,8 @@ from ctrlreward.corpus.corpus_scoring import (
     models_of,
     score_corpus,
     score_in_memory,
-    scored_shards,
     scoring_units,
+    unchanged_shards,
     write_output,
 )
 from ctrlreward.corpus.shard_store import ShardStore
@@ -265,6 +265,7 @@ def test_a_run_resumes_with_other_units(tmp_path: Path) -> None:
     assert repr(found[0]) == repr({"a": [0.0, 0.0], "b": [1.0, np.nan], "c": [3.0, 3.0]})
     assert found[1] == {"a": [0.0, 0.0], "b": [3.0, 3.0], "c": [3.0, 3.0]}
     output = Location(tmp_path / "out.jsonl")
-    shards = scored_shards(corpus, manifest, resumed)
+    read = enumerate(unchanged_shards(corpus, manifest))
+    shards = ((rows, resumed.read(i)) for i, rows in read)
     summary = write_output("abc", shards, [output], [shape])
     assert [summary[name] for name in "abc"] == [(0.0, 4, 0), (7 / 3, 4, 1), (3.0, 4, 0)]
