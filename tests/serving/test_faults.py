@@ -67,31 +67,24 @@ def test_a_body_in_chunks_without_a_length_is_limited(live_server: Start, reward
     assert reply.status_code == 413
 
 
-def test_a_wrong_column_is_named(live_server: Start, reward: Reward) -> None:
+def test_an_absent_column_is_named(live_server: Start, reward: Reward) -> None:
+    reply = live_server(reward).client.post("/score", json={"samples": [{"text": "soup"}]})
+    assert reply.status_code == 422
+    assert reply.json()["detail"][0]["msg"].startswith("Letters needs the column 'labels'")
+
+
+def test_an_unknown_label_fails_alone_or_a_strict_request(
+    live_server: Start, reward: Reward
+) -> None:
     client = live_server(reward).client
-    unknown = client.post("/score", json={"samples": [{"text": "soup", "lable": "o"}]})
-    assert unknown.json()["detail"][0]["loc"] == ["body", "samples", 0, "lable"]
-    absent = client.post("/score", json={"samples": [{"text": "soup"}]})
-    for reply in (unknown, absent):
-        assert reply.status_code == 422
-    assert absent.json()["detail"][0]["msg"].startswith("Letters needs the column 'labels'")
-
-
-def test_an_unknown_label_fails_alone(live_server: Start, reward: Reward) -> None:
     samples = [{"text": "soup", "label": label} for label in ("o", "p", "sour", "s")]
-    reply = live_server(reward).client.post("/score", json={"samples": samples})
+    reply = client.post("/score", json={"samples": samples})
     assert reply.status_code == 200
     results = reply.json()["results"]
     assert [result["failed"] for result in results] == [False, False, True, False]
     assert results[2]["error"] == "labels[2] = 'sour' is unknown: give one letter"
-    alone = reward([samples[3]])
-    assert results[3]["total"] == alone.total[0]
-
-
-def test_an_unknown_label_fails_a_strict_request(live_server: Start, reward: Reward) -> None:
-    samples = [{"text": "soup", "label": label} for label in ("o", "p", "sour", "s")]
-    body = {"samples": samples, "strict": True}
-    reply = live_server(reward).client.post("/score", json=body)
+    assert results[3]["total"] == reward([samples[3]]).total[0]
+    reply = client.post("/score", json={"samples": samples, "strict": True})
     assert reply.status_code == 422
     (error,) = reply.json()["detail"]
     assert error["loc"] == ["body", "samples", 2, "label"]
