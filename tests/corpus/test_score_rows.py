@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corpus.conftest import write_jsonl
 from warm_python import run_warm
 
 from ctrlreward import scorers
@@ -21,14 +22,10 @@ from ctrlreward.corpus.shard_store import ShardStore
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.tables.row_streams import read_rows
 
-TESTS = Path(__file__).parents[1]
 LENGTH = ["--scorers", "shard_scorers.Length", "--chunk=4"]
 
 
-@pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(TESTS)
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
 def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
@@ -40,13 +37,7 @@ def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
 
 
 def write(records: list[dict[str, Any]], name: str = "in.jsonl") -> None:
-    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-@pytest.fixture
-def fails(fails: Callable[..., str]) -> Callable[..., str]:
-    """Return a function that runs a command that fails, and returns its error as one line."""
-    return lambda *arguments: " ".join(fails("score", *arguments).split())
+    write_jsonl(name, records)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +114,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_row_is_named_before_anything_is_scored(
-    case: str, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+    case: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     for folder, labels in (("cnn", ("negative", "positive")), ("cnn2", ("x", "z"))):
         save_text_cnn(TextCNN(TextCNNConfig(("good",), labels, 4)), Path(folder))
@@ -132,7 +123,7 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
     write(records)
     monkeypatch.setattr(ShardStore, "start", lambda *_: pytest.fail("scoring was started"))
     options = ["--scorers", *scorers.split(), "--chunk=4"]
-    assert f"error: {message}" in fails("in.jsonl", "out.jsonl", *options)
+    assert f"error: {message}" in refused("in.jsonl", "out.jsonl", *options)
 
 
 TABLES = {
@@ -158,11 +149,11 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_as_programs_write_them(name: str, fails: Callable[..., str]) -> None:
+def test_tables_as_programs_write_them(name: str, refused: Callable[..., str]) -> None:
     content, message = TABLES[name]
     Path(name).write_text(content)
     if message:
-        assert f"error: {message}" in fails(name, "out.jsonl", *LENGTH)
+        assert f"error: {message}" in refused(name, "out.jsonl", *LENGTH)
     else:
         main(["score", name, "out.jsonl", *LENGTH])
         assert all(row["length"] for row in read_rows(Path("out.jsonl")))
@@ -172,7 +163,6 @@ def test_tables_as_programs_write_them(name: str, fails: Callable[..., str]) -> 
 def test_what_a_scorer_says_names_the_row_of_the_user(
     workers: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Path("in").mkdir()
     write(rows(6), "in/a.jsonl")
     write([{"text": "x"}, *rows(6, row_3={"text": "odd"})], "in/b.jsonl")
     command = ["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers]
@@ -201,7 +191,7 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     killed: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
+    refused: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls = tmp_path / "calls"
@@ -209,7 +199,7 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     scorers = ["--scorers", "shard_scorers.Rank", "shard_scorers.Length"]
     command = ["in.jsonl", "out.jsonl", *scorers, f"--scorers.folder={calls}", "--chunk=4"]
     write(rows(22, row_17={"text": "bad"}))
-    assert "in.jsonl:18: text = 'bad'" in fails(*command)
+    assert "in.jsonl:18: text = 'bad'" in refused(*command)
     assert scored_texts(calls) == ["text 1", "text 12", "text 4", "text 8"]
     write(corrected := rows(23, row_5={"text": "a longer text"}, row_17={"text": "good"}))
     if killed:  # after the old scores are gone, before the manifest is new
