@@ -126,39 +126,6 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
     assert f"error: {message}" in refused("in.jsonl", "out.jsonl", *options)
 
 
-TABLES = {
-    "bom.csv": ("\ufefftext,id\ngood,1\n", ""),
-    "end.jsonl": ('{"text": "a"}\n\n{"text": "b"}\n\n', ""),
-    "twice.csv": (
-        "id,text,text\n1,a,b\n",
-        "twice.csv:1 has several columns 'text'. Rename",
-    ),
-    "short.csv": ("text,id\na,1\nb\n", ""),
-    "long.csv": ("text,id\na,1\nb,c,2\n", "long.csv:3 has 3 cells, but the header has 2 columns"),
-    "semicolons.csv": (
-        '\ufefftext;id\n"good; bad";1\n',
-        "semicolons.csv:1 = text;id has columns separated by ';', must be separated by commas",
-    ),
-    "tabs.csv": ("text\tid\ngood\t1\n", "tabs.csv:1 = text id has columns separated by '\\t'"),
-    "array.jsonl": (
-        '[{"text": "a"},\n{"text": "b"}]\n',
-        "array.jsonl:1 is not JSON: Expecting value; a file has one object per line",
-    ),
-    "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_as_programs_write_them(name: str, refused: Callable[..., str]) -> None:
-    content, message = TABLES[name]
-    Path(name).write_text(content)
-    if message:
-        assert f"error: {message}" in refused(name, "out.jsonl", *LENGTH)
-    else:
-        main(["score", name, "out.jsonl", *LENGTH])
-        assert all(row["length"] for row in read_rows(Path("out.jsonl")))
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_a_scorer_says_names_the_row_of_the_user(
     workers: str, capfd: pytest.CaptureFixture[str]
