@@ -25,7 +25,6 @@ from ctrlreward.serving.contract import (
     FoldBody,
     FoldReply,
     Refusal,
-    RejectedSamples,
     ScoreBody,
     ScorerBody,
     ScoreReply,
@@ -201,11 +200,13 @@ def _routes(queue: RequestQueue) -> APIRouter:
         folds = known(scorer_id).corpus_folds
         if body.name not in folds:
             names = ", ".join(folds) or "none"
-            raise RejectedSamples(f"no corpus score {body.name!r}: it has {names}", ("name",))
+            message = f"no corpus score {body.name!r}: it has {names}"
+            raise Refusal(422, message, place=("name",))
         found = folds[body.name]
         if len(body.parts) != len(found.parts):
             parts = ", ".join(found.parts)
-            raise RejectedSamples(f"must be the parts {parts}, got {len(body.parts)}", ("parts",))
+            message = f"must be the parts {parts}, got {len(body.parts)}"
+            raise Refusal(422, message, place=("parts",))
         values = [np.array(part, np.float64) for part in body.parts]
         return _json({"value": to_number(await asyncio.to_thread(found.fold, *values))})
 

@@ -19,13 +19,7 @@ from ctrlreward.placement import ScoringTimeout, Worker
 from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, score
-from ctrlreward.serving.contract import (
-    NotReady,
-    QueueFull,
-    RejectedSamples,
-    ScoredRequest,
-    ScorerFailed,
-)
+from ctrlreward.serving.contract import Refusal, ScoredRequest, failure, rejection
 from ctrlreward.serving.description import scorers_by_id
 from ctrlreward.serving.limits import QueueOptions, client
 from ctrlreward.serving.serving_metrics import ServingMetrics
@@ -117,9 +111,11 @@ class RequestQueue:
             self._worker.close()
 
     def check_ready(self) -> None:
-        """Raise a `NotReady` unless requests are accepted."""
+        """Raise a `Refusal` unless requests are accepted."""
+        if self.state == "failed":  # retrying does not help
+            raise Refusal(500, f"the server is not ready: failed: {self._reason}")
         if self.state != "ready":
-            raise NotReady(self.state, self._reason)
+            raise Refusal(503, f"the server is not ready: {self.state}", retry_after=1)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
         """Score a request; if `strict`, an error for one sample fails the whole request."""
@@ -141,7 +137,8 @@ class RequestQueue:
         for i, name in enumerate(wanted):
             if name not in known:
                 hint = did_you_mean(name, known, str) or f", only {', '.join(known)}"
-                raise RejectedSamples(f"the scorer has no score {name!r}{hint}", ("names", i))
+                message = f"the scorer has no score {name!r}{hint}"
+                raise Refusal(422, message, place=("names", i))
         components = {name: Component(scorer, name) for name in wanted}
         key = ("scorer", scorer_id, frozenset(wanted), *([] if scorer.pointwise else [object()]))
         return await self._result(samples, components, key, True, lambda scores, *_: scores)
@@ -160,7 +157,7 @@ class RequestQueue:
         try:
             check_columns(components, samples)
         except MissingColumn as error:
-            raise RejectedSamples(str(error)) from None
+            raise rejection(error, None) from None
         columns = samples.columns()
         texts = (item for column in columns.values() for item in column)
         characters = sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts)
@@ -170,8 +167,8 @@ class RequestQueue:
         share = 1 if any(each.client == client.get() for each in here) else 2
         above = held + characters > share * self.options.waiting_characters
         if here and (above or len(here) >= share * self.options.waiting_requests):
-            seconds = math.ceil(held / self._speed)
-            raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
+            seconds = min(max(math.ceil(held / self._speed), 1), _LONGEST_RETRY)
+            raise Refusal(429, f"{held} characters are waiting: ask again in {seconds} s", seconds)
         request = WaitingRequest(
             samples,
             components,
@@ -297,7 +294,7 @@ def _score_alone(request: WaitingRequest) -> Any:
                 scores = score(components, samples)
             except _ABOUT_SAMPLES as error:
                 rejected = tolerant_scores(components, samples)[1]
-                return RejectedSamples.at(error, min(rejected, default=None))
+                return rejection(error, min(rejected, default=None))
     except Exception as error:
         return _refusal(error)
     messages = {row: str(error) for row, error in errors.items()}
@@ -310,14 +307,12 @@ def _finish(
     try:
         return request.finish(scores, errors, seconds)
     except Exception as error:  # of the aggregate, of any type
-        return ScorerFailed(f"{type(error).__name__}: {error}")
+        return failure(error)
 
 
-def _refusal(error: Exception) -> Exception:
-    """Return the rejection for an error of a scorer."""
-    if isinstance(error, _ABOUT_SAMPLES):
-        return RejectedSamples.at(error, None)
-    return ScorerFailed(f"{type(error).__name__}: {error}")
+def _refusal(error: Exception) -> Refusal:
+    """Return the refusal for an error of a scorer."""
+    return rejection(error, None) if isinstance(error, _ABOUT_SAMPLES) else failure(error)
 
 
 def _merged_scores(

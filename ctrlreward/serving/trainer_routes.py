@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctrlreward.adapters._conversion import completions_of
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.serving.contract import QueueFull, RejectedSamples, dumps
+from ctrlreward.serving.contract import Refusal, dumps
 from ctrlreward.serving.trainer_options import TrainerRoutes
 from ctrlreward.text.chats import plain_text
 
@@ -84,10 +84,11 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         while True:
             try:
                 return (await queue.score(samples, strict=options.strict)).batch
-            except QueueFull as full:
-                if time.monotonic() >= deadline:
-                    full.status, full.retry_after = 503, 1
+            except Refusal as refused:
+                if refused.status != 429:
                     raise
+                if time.monotonic() >= deadline:
+                    raise Refusal(503, str(refused), retry_after=1) from None
                 await asyncio.sleep(min(1.0, options.patience))
 
     async def values_of(request: Request, samples: Samples) -> dict[str, list[float]]:
@@ -216,4 +217,4 @@ def _rejections(key: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise RejectedSamples(str(error), (key,)) from error
+        raise Refusal(422, str(error), place=(key,)) from error

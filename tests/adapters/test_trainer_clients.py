@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from trainer_clients import OPENRLHF, VERIFIERS, VERL, Importer
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.contract import QueueFull
+from ctrlreward.serving.contract import Refusal
 from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 
 EOS = "<eos>"
@@ -219,7 +219,7 @@ def test_verl_asks_again_while_the_queue_is_full(
     async def full_once(*given: Any, **more: Any) -> Any:
         seen.append(given)
         if len(seen) == 1:
-            raise QueueFull(1000, 30)
+            raise Refusal(429, "full", 30)
         return await score(*given, **more)
 
     monkeypatch.setattr(queue, "score", full_once)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
-from ctrlreward.serving.contract import QueueFull
+from ctrlreward.serving.contract import Refusal
 from ctrlreward.serving.trainer_options import TemplateMarkers, TrainerRoutes
 from ctrlreward.serving.trainer_routes import _finite_values, trainer_routes
 
@@ -182,7 +182,7 @@ def test_a_full_queue_holds_the_request_then_503(
     async def full_at_first(*given: Any, **more: Any) -> Any:
         seen.append(given)
         if len(seen) <= refusals:
-            raise QueueFull(1000, 30)
+            raise Refusal(429, "full", 30)
         return await score(*given, **more)
 
     monkeypatch.setattr(queue, "score", full_at_first)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from letter_scorers import Letters, Rank, letters_reward
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScorerFailed
+from ctrlreward.serving.contract import Refusal
 from ctrlreward.serving.limits import QueueOptions
 from ctrlreward.serving.request_queue import RequestQueue, tolerant_scores
 
@@ -157,9 +157,8 @@ def test_a_bad_request_fails_alone(letters: Letters, reward: Reward) -> None:
     soup, sour, broken, noon = with_queue(reward, work)
     assert soup.batch.total == letters_reward()(labelled("soup")).total
     assert noon.batch.total == letters_reward()(labelled("noon")).total
-    assert isinstance(sour, RejectedSamples)
-    assert sour.place == ("samples", 1, "label")
-    assert isinstance(broken, ScorerFailed)
+    assert (sour.status, sour.place) == (422, ["samples", 1, "label"])
+    assert broken.status == 500
 
 
 def test_a_broken_scorer_is_found_out_after_a_few_samples(letters: Letters) -> None:
@@ -180,7 +179,7 @@ def test_every_sample_that_raises_is_found(labels: list[str]) -> None:
 def test_a_full_queue_refuses(letters: Letters, reward: Reward) -> None:
     options = QueueOptions(waiting_requests=3)
     *accepted, refused = gathered(reward, letters, *map(labelled, "abc"), options=options)
-    assert isinstance(refused, QueueFull)
+    assert refused.status == 429
     assert 1 <= (refused.retry_after or 0) <= 60
     assert not any(isinstance(each, Exception) for each in accepted)
 
@@ -190,7 +189,7 @@ def test_draining_finishes_what_is_held_and_refuses_the_rest(
 ) -> None:
     async def main() -> tuple[list[Any], RequestQueue]:
         queue = RequestQueue(reward, QueueOptions())
-        with pytest.raises(NotReady, match="loading"):
+        with pytest.raises(Refusal, match="loading"):
             await queue.score(labelled("early"))
         await queue.start()
         letters.go.clear()
@@ -198,7 +197,7 @@ def test_draining_finishes_what_is_held_and_refuses_the_rest(
         await asyncio.to_thread(letters.held.wait, 60)
         draining = asyncio.create_task(queue.drain())
         await asyncio.sleep(0)
-        with pytest.raises(NotReady, match="draining"):
+        with pytest.raises(Refusal, match="draining"):
             await queue.score(labelled("late"))
         letters.go.set()
         await draining
@@ -226,7 +225,7 @@ def test_scores_of_one_scorer(letters: Letters, group_reward: Reward) -> None:
     assert letters.calls == [("soup", "noon")]
     assert (soup["letters"].tolist(), noon["letters"].tolist()) == ([1.0], [2.0])
     assert (group["rank"].tolist(), alone["rank"].tolist()) == ([0.0, 0.5], [0.0])
-    assert isinstance(unknown, RejectedSamples)
+    assert unknown.status == 422
     assert "did you mean length" in str(unknown)
     assert empty["length"].shape == (0,)
 
