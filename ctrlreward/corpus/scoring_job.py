@@ -214,10 +214,7 @@ def _resume(
     corpus: Corpus,
     components: Mapping[str, Component],
 ) -> None:
-    """Keep the scores of an unfinished run whose rows have not changed, and delete the others.
-
-    The manifest is replaced last: after a kill, the remains are compared with the old one again.
-    """
+    """Keep the scores of an unfinished run whose rows have not changed, and delete the others."""
     settings = json.loads(json.dumps(manifest.settings))
     require_same(settings, started.settings, store.folder, "folder")
     pairs = enumerate(zip_longest(manifest.checksums, started.checksums))
@@ -228,7 +225,7 @@ def _resume(
     store.drop(changed, list(components))
     count = len(manifest.checksums)
     store.drop(range(max(count, len(started.checksums))), of_all_rows)
-    store.start(manifest)
+    store.start(manifest)  # last: after a kill, the remains are compared with the old one again
     kept = count - sum(shard < count for shard in changed)
     line = f"{corpus.rows} has changed: {kept} of {count} shards are kept"
     if of_all_rows:

@@ -124,7 +124,8 @@ def test_blank_lines() -> None:
 
 
 def test_apostrophes_of_our_own_files_are_removed() -> None:
-    written = encode_rows(".csv", [{"text": "=1", "id": "'-x"}], {}).decode()
-    assert written == "text,\"id\"\n'=1,''-x\n"
+    row = {"text": "=1", "number": "-1.5", "id": "'-x"}
+    written = encode_rows(".csv", [row], {}).decode()
+    assert written == "text,number,\"id\"\n'=1,-1.5,''-x\n"
     _, rows = read_csv(io.StringIO(written), "in.csv")
-    assert [cells for _, cells in rows] == [{"text": "=1", "id": "'-x"}]
+    assert [cells for _, cells in rows] == [row]
