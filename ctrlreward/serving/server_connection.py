@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import tenacity
 
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
@@ -147,35 +146,33 @@ class ServerConnection:
         self, method: str, path: str, content: bytes | None = None, expected: str | None = None
     ) -> httpx2.Response:
         """Send a request until a reply has the expected fingerprint, or patience ends."""
-        started = time.monotonic()
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Transient),
-            stop=lambda state: tenacity.stop_before_delay(self._patience(state))(state),
-            wait=_wait,
-            before_sleep=self._announce,
-            reraise=True,
-        )
-        try:
-            return retrying(self._attempt, method, path, content, expected)
-        except _Transient as error:
-            tried = f"tried for {time.monotonic() - started:.0f} s"
-            if not error.reached and self.patience is None and self._description is None:
-                raise ServerLost(
-                    f"there is no reward server at {self.url}: {error}; {tried}. Start one with "
-                    "`ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
-                ) from error
-            raise ServerLost(
-                f"the reward server {self.url} was lost: {error}; {tried} of patience = "
-                f"{self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the "
-                "URL, or increase patience."
-            ) from error
+        started, number = time.monotonic(), 0
+        while True:
+            try:
+                return self._attempt(method, path, content, expected)
+            except _Transient as error:
+                tried = time.monotonic() - started
+                unreached = not error.reached and self._description is None
+                patience = self.patience or (_UNREACHED if unreached else _PATIENCE)
+                pause = _backoff(number) if error.wait is None else error.wait
+                if tried + pause >= patience:
+                    raise self._lost(error, unreached, tried) from error
+                if number == 0:
+                    log.warning("waiting for %s: %s", self.url, error)
+            time.sleep(pause)
+            number += 1
 
-    def _patience(self, state: tenacity.RetryCallState) -> float:
-        """Return the seconds for which a request is repeated after this failure."""
-        if self.patience is not None:
-            return self.patience
-        unreached = not _error_of(state).reached and self._description is None
-        return _UNREACHED if unreached else _PATIENCE
+    def _lost(self, error: _Transient, unreached: bool, tried: float) -> ServerLost:
+        if unreached and self.patience is None:
+            return ServerLost(
+                f"there is no reward server at {self.url}: {error}; tried for {tried:.0f} s. Start "
+                "one with `ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
+            )
+        return ServerLost(
+            f"the reward server {self.url} was lost: {error}; tried for {tried:.0f} s of patience "
+            f"= {self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the URL, "
+            "or increase patience."
+        )
 
     def _attempt(
         self, method: str, path: str, content: bytes | None, expected: str | None
@@ -207,10 +204,6 @@ class ServerConnection:
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
         return response
 
-    def _announce(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1:
-            log.warning("waiting for %s: %s", self.url, _error_of(state))
-
     def _json(self, response: httpx2.Response) -> Any:
         try:
             return json.loads(response.content)
@@ -231,22 +224,13 @@ def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
     return from_proxy and _detail(response) is None
 
 
-_backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
 # Not training's random generator, whose next number would depend on the network.
 _random = random.SystemRandom()
 
 
-def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the seconds requested by the server, or exponential backoff with jitter."""
-    asked = _error_of(state).wait
-    return _backoff(state) * _random.uniform(0.5, 1.0) if asked is None else asked
-
-
-def _error_of(state: tenacity.RetryCallState) -> _Transient:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, _Transient)
-    return error
+def _backoff(number: int) -> float:
+    """Return the seconds after a failed attempt, 0.1 and twice as many each time, with jitter."""
+    return min(0.1 * 2.0 ** min(number, 7), 10.0) * _random.uniform(0.5, 1.0)
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

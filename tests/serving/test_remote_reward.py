@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import httpx2
@@ -274,13 +275,8 @@ def scripted() -> Iterator[Scripted]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of the pauses between attempts, which are not slept."""
     waited: list[float] = []
-    wait = server_connection._wait
-
-    def record(state: Any) -> float:
-        waited.append(wait(state))
-        return 0.0
-
-    monkeypatch.setattr(server_connection, "_wait", record)
+    clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=waited.append)
+    monkeypatch.setattr(server_connection, "time", clock)
     return waited
 
 
