@@ -27,11 +27,12 @@ from ctrlreward.corpus.corpus_scoring import (
     unchanged_shards,
     write_output,
 )
-from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
+from ctrlreward.corpus.ray_workers import RayWorkers
 from ctrlreward.corpus.shard_store import Manifest, ShardStore, in_chunks
 from ctrlreward.corpus.workers import ProcessWorkers, ScoreShards, in_process
 from ctrlreward.files import hold, require_same
 from ctrlreward.progress import write_line
+from ctrlreward.ray_cluster import RayOptions
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.components import name_components
 from ctrlreward.tables.locations import STANDARD, Location

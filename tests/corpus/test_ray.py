@@ -26,9 +26,9 @@ from shard_scorers import Length, Threads
 from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
-from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
+from ctrlreward.corpus.ray_workers import RayWorkers
 from ctrlreward.corpus.workers import ScoreShards, Shard, in_process
-from ctrlreward.ray_cluster import RayServeOptions
+from ctrlreward.ray_cluster import RayOptions, RayServeOptions
 from ctrlreward.scorers.base import Scores
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.limits import ServeOptions
@@ -176,7 +176,7 @@ def test_a_cluster_that_is_too_small(
     ray_cluster: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with RayWorkers(5) as workers:
+    with RayWorkers(5, RayOptions()) as workers:
         assert collect(workers, Length(), iter([])) == {}
     assert "the Ray cluster can hold 2 of 5 actors" in capsys.readouterr().err
     message = r"has 1 CPUs and 1 GPUs for an actor: they have 2 CPUs, 0"
@@ -396,7 +396,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     [
         (["--replicas=2"], "replicas must be 1, or more with --engine ray, got 2"),
         (["--engine=ray", "--replicas=0"], "replicas must be 1, or more with --engine ray, got 0"),
-        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be positive, got -1.0"),
+        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be 0 or more, got -1.0"),
         (
             ["--engine=ray", "--ray.max_queued_requests=0"],
             "max_queued_requests must be positive, or -1 for no limit, got 0",
