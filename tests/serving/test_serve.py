@@ -22,6 +22,7 @@ from warm_python import WarmProcess
 from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
+from ctrlreward.serving.limits import ServeOptions
 
 BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
 RECIPE = """
@@ -370,7 +371,10 @@ def test_a_token_that_no_header_can_carry_is_refused(
     (tmp_path / "token.txt").write_bytes(token.encode("latin-1"))
     assert message in fails("serve", str(bare), "--token_file", str(tmp_path / "token.txt"))
     with pytest.raises(ValueError, match=message):
-        RemoteReward("http://127.0.0.1:9", token=token).load()
+        ServeOptions(token="")
+    for build in (ServeOptions, lambda token: RemoteReward("http://127.0.0.1:9", token).load()):
+        with pytest.raises(ValueError, match=message):
+            build(token=token)
 
 
 def test_the_examples_of_the_help_run(
