@@ -80,10 +80,10 @@ def create_app(
         app.include_router(router, dependencies=bearer, responses=errors)
 
     def fingerprint() -> Headers:
-        described = app.state.description
-        if described is None:
+        if app.state.description is None:
             return []
-        return [(FINGERPRINT_HEADER.lower().encode(), described["fingerprint_id"].encode())]
+        value = app.state.description["fingerprint_id"]
+        return [(FINGERPRINT_HEADER.lower().encode(), value.encode())]
 
     replied = queue.metrics.replied
     app.add_middleware(LimitsMiddleware, options=options, headers=fingerprint, replied=replied)
@@ -97,18 +97,10 @@ def served_app(
     trainers: TrainerRoutes | None,
     file: ConfigFile | None = None,
 ) -> FastAPI:
-    """Return the application that serves the reward of a YAML file, here or on another machine.
+    """Return the application that serves the reward of a YAML file, as `read_reward` returns it.
 
-    Args:
-        block: The reward, as returned by `read_reward`.
-        device: Device of all scorers; None keeps the devices of the block.
-        options: Limits of the server.
-        trainers: Options of the routes of trainers; None leaves them out.
-        file: The file, for its name in errors.
-
-    Raises:
-        ValueError: A class or an argument of the file is wrong, the reward is on another server, or
-            the routes can't serve it.
+    None keeps the devices of the scorers, and leaves the routes of trainers out. Raises a
+    ValueError if a class or an argument is wrong, or the reward is on another server.
     """
     reward = reward_of(block, device, file)
     if not isinstance(reward, Reward):
@@ -234,8 +226,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     for item in error.errors():
         if item["type"] == "json_invalid":
-            place, reason = item["loc"][-1], item["ctx"]["error"]
-            return _json({"detail": f"malformed JSON at character {place}: {reason}"}, 400)
+            where = f"at character {item['loc'][-1]}: {item['ctx']['error']}"
+            return _json({"detail": f"malformed JSON {where}"}, 400)
         if item["type"] == "missing" and item["loc"] == ("body",):  # FastAPI reads no JSON then
             return _json({"detail": "malformed JSON: the body is empty"}, 400)
     return _json({"detail": explained(error.errors())}, 422)

@@ -66,18 +66,13 @@ def _one_label(value: Any) -> Any:
     return attribute_label(value)
 
 
+_ATTRIBUTES = {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}}
+
 # A label, or an object with a label of each attribute.
 Label: TypeAlias = Annotated[
     str,
     BeforeValidator(_one_label),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _ATTRIBUTES]}),
 ]
 
 
@@ -190,13 +185,11 @@ class ScoreReply(Message):
         for i, result in enumerate(self.results):
             if result.components.keys() != set(names):
                 raise ValueError(f"results[{i}] has the components {', '.join(result.components)}")
+        rows = self.results
         return RewardBatch(
-            np.array([result.total for result in self.results], np.float64),
-            {
-                name: np.array([result.components[name] for result in self.results], np.float64)
-                for name in names
-            },
-            np.array([result.failed for result in self.results], np.bool_),
+            np.array([row.total for row in rows], np.float64),
+            {name: np.array([row.components[name] for row in rows], np.float64) for name in names},
+            np.array([row.failed for row in rows], np.bool_),
             self.seconds,
         )
 
@@ -249,9 +242,8 @@ class ScoredRequest:
 
 def records(samples: Samples) -> list[dict[str, Any]]:
     """Return one record per sample, with the singular keys of the columns that are present."""
-    columns = samples.columns()
-    keys = [JSON_KEYS[name] for name in columns]
-    return [dict(zip(keys, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def score_reply(scored: ScoredRequest) -> dict[str, Any]:
@@ -295,11 +287,8 @@ def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
     for error in errors:
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            key = str(error["loc"][-1])
-            hint = (
-                did_you_mean(key, known, str)
-                or f", must be one of {', '.join(dict.fromkeys(known))}"
-            )
+            key, keys = str(error["loc"][-1]), ", ".join(dict.fromkeys(known))
+            hint = did_you_mean(key, known, str) or f", must be one of {keys}"
             message = f"{shortened(key)} is not a key{hint}"
         details.append({"loc": list(error["loc"]), "msg": message, "type": error["type"]})
     return details

@@ -75,16 +75,10 @@ class RemoteReward(AnyReward):
         """The components by name, scored by the server."""
         scorers = self._scorers_by_id
         for scorer in self.description["scorers"]:
-            id_ = scorer["id"]
-            scorers.setdefault(id_, RemoteScorer(self._connection, id_))
+            scorers.setdefault(scorer["id"], RemoteScorer(self._connection, scorer["id"]))
         return {
-            name: Component(
-                scorers[described["scorer"]],
-                described["score"],
-                described.get("given"),
-                described.get("at_least"),
-            )
-            for name, described in self.description["components"].items()
+            name: Component(scorers[c["scorer"]], c["score"], c.get("given"), c.get("at_least"))
+            for name, c in self.description["components"].items()
         }
 
     @property
