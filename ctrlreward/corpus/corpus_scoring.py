@@ -41,8 +41,7 @@ class Corpus:
         cells = [row.cells for row in rows]
         samples = to_samples(cells, self.columns, places, self.present, self.label_map)
         invalid = samples.invalid_unicode()
-        if invalid:
-            samples = samples[[i for i in range(len(rows)) if i not in invalid]]
+        samples = samples.blanked(invalid) if invalid else samples
         return Shard(number, samples, places, read_columns(self.columns, self.present), invalid)
 
 
@@ -78,8 +77,7 @@ def check_shard(
             "Pass --names, one per scorer, to prefix the names of their scores. If this is the "
             "output, put it after the texts."
         )
-    valid = [place for i, place in enumerate(shard.places) if i not in shard.invalid]
-    with explained_columns(corpus.present), items_named(ItemPlaces(valid, shard.columns)):
+    with explained_columns(corpus.present), items_named(ItemPlaces(shard.places, shard.columns)):
         check_samples(components, shard.samples)
     for i, column in shard.invalid.items():
         name = shard.columns[column]

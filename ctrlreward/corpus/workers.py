@@ -25,7 +25,7 @@ import torch
 from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
 from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, scatter, score
+from ctrlreward.scorers.base import Component, Scores, score
 
 # A shard whose worker died so often is considered the cause.
 MOST_DEATHS = 3
@@ -38,7 +38,7 @@ class Shard:
     """Consecutive rows of a table, each with its place (`"reviews.jsonl:417"`).
 
     `columns` maps columns of `Samples` to other names in the file. `invalid` has the column with
-    invalid Unicode by row; `samples` are the other rows.
+    invalid Unicode by row, whose texts are empty here.
     """
 
     number: int
@@ -290,20 +290,16 @@ def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, 
     """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
         handler.addFilter(_ITEM_FILTER)  # once; the loggers may belong to a user's scorer
-    size = len(shard.places)
-    rows = [i for i in range(size) if i not in shard.invalid]
-    if not rows:
-        return {name: np.full(size, np.nan) for name in components}
-    with items_named(ItemPlaces([shard.places[i] for i in rows], shard.columns)):
+    with items_named(ItemPlaces(shard.places, shard.columns)):
         try:
             scores = score(components, shard.samples)
         except Exception as error:
             if not names_item(str(error)):
                 error.add_note(f"(while scoring {shard})")
             raise
-    if not shard.invalid:
-        return scores
-    return {name: scatter(values, rows, size) for name, values in scores.items()}
+    for values in scores.values() if shard.invalid else ():
+        values[list(shard.invalid)] = np.nan
+    return scores
 
 
 def release(components: Mapping[str, Component]) -> None:

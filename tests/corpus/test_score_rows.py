@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from corpus.conftest import write_jsonl
+from shard_scorers import Rank
 from warm_python import run_warm
 
-from ctrlreward import scorers
+from ctrlreward import Samples, scorers
 from ctrlreward.cli import main
 from ctrlreward.corpus import score as command
 from ctrlreward.corpus.scoring_job import score_file
@@ -58,6 +60,9 @@ def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
     for name in ("length", "letters", "rank"):
         failed = [i for i, row in enumerate(found) if row[name] in (None, "")]
         assert failed == [9]
+    in_process = Rank().score(Samples([row["text"] for row in rows(row_9={"text": bad})]))["rank"]
+    ranks = [np.nan if row["rank"] in (None, "") else float(row["rank"]) for row in found]
+    np.testing.assert_array_equal(ranks, in_process)
     main(["score", "in.jsonl", output, *scorers])  # it is complete, to the escape
 
 
