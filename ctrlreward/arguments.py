@@ -69,8 +69,7 @@ def better_direction(
 ) -> Mode:
     """Return the better direction of a logged key: the given one, else the declared one.
 
-    `mode` is the user's choice by `argument`, `declared` the direction that a scorer declares; None
-    if there is none. `known` are the keys that scorers declare, for the error.
+    `known` are the keys that scorers declare, for the error.
 
     Raises:
         ValueError: The mode would select the worst value of a score, or there is none.
@@ -156,19 +155,16 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
     def decorate(target: Target) -> Target:
         is_class, either = isinstance(target, type), cast(Any, target)
         build: Callable[..., Any] = either.__init__ if is_class else either
-        parameters = [*signature(build).parameters.values()][1 if is_class else 0 :]
+        parameters = [*signature(build).parameters.values()][is_class:]
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        named = [p.name for p in parameters if p.kind not in variable]
-        required = [p.name for p in parameters if p.kind not in variable and p.default is p.empty]
+        named = {p.name: p for p in parameters if p.kind not in variable}
+        required = [name for name, p in named.items() if p.default is p.empty]
         options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
-        annotations = {p.name: p.annotation for p in parameters if p.kind not in variable}
         build.__qualname__ = build.__qualname__.replace("Mixin.", ".")  # in Python's own errors
 
         @wraps(build)
         def checked(*arguments: Any, **keywords: Any) -> Any:
-            for name in keywords:
-                if name in named:
-                    continue
+            for name in [name for name in keywords if name not in named]:
                 known = [*named, *(key for each in options for key in _options(build, each))]
                 if name in known:
                     continue
@@ -178,16 +174,15 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                     raise TypeError(f"{problem}. Use {instead[name]}.")
                 names = ", ".join(known)
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
-            given_names = {*named[: len(arguments) - is_class], *keywords}
-            if lacking := [repr(name) for name in required if name not in given_names]:
+            given = dict(zip(named, arguments[is_class:], strict=False)) | keywords
+            if lacking := [repr(name) for name in required if name not in given]:
                 raise TypeError(
                     f"{build.__qualname__}() missing {len(lacking)} required "
                     f"argument{'s' * (len(lacking) > 1)}: {', '.join(lacking)}. Call it with "
                     f"({', '.join(required)}, ...)."
                 )
-            for name, given in (*zip(named, arguments[is_class:], strict=False), *keywords.items()):
-                if name in annotations:
-                    check_kind(name, annotations[name], given)
+            for name in [name for name in given if name in named]:
+                check_kind(name, named[name].annotation, given[name])
             return build(*arguments, **keywords)
 
         checked.our_names = instead  # type: ignore[attr-defined]  # for mistakes in YAML

@@ -20,10 +20,7 @@ from ctrlreward.ranks import fail_together, on_rank_zero
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write or replace a file atomically; create its folders.
-
-    The content goes to a temporary file in the same folder, is synced to disk, and is then renamed.
-    """
+    """Write or replace a file atomically, and sync it to disk; create its folders."""
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
@@ -51,9 +48,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     An existing folder stays if filling raises or the process is killed; between the last two
     renames, it is in the same folder as `.NAME.replaced`.
     """
-    unfinished, replaced = _beside(path, "unfinished"), _beside(path, "replaced")
-    for leftover in (unfinished, replaced):  # of a run that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
+    unfinished = _beside(path, "unfinished")
+    _clear(path)
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
@@ -70,13 +66,7 @@ def write_by_ranks(path: Path, write: Callable[[Path], None]) -> None:
         write: Writes this rank's part at another path, which does not exist before.
     """
     unfinished = _beside(path, "unfinished")
-
-    def clear() -> None:
-        for leftover in (unfinished, _beside(path, "replaced")):  # of a run that was killed
-            if os.path.lexists(leftover):
-                remove(leftover)
-
-    on_rank_zero(clear)
+    on_rank_zero(lambda: _clear(path))
     try:
         fail_together(lambda: write(unfinished))
     except BaseException:
@@ -92,6 +82,13 @@ def remove_at_once(path: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
     path.rename(replaced)
     shutil.rmtree(replaced)
+
+
+def _clear(path: Path) -> None:
+    """Remove what a run that was killed left for `path`."""
+    for leftover in (_beside(path, "unfinished"), _beside(path, "replaced")):
+        if os.path.lexists(leftover):
+            remove(leftover)
 
 
 def _put(unfinished: Path, path: Path) -> None:
@@ -116,10 +113,8 @@ def parse_json(text: str | bytes, path: Path | str, first_line: int = 1) -> Any:
     except RecursionError:
         line, reason = first_line, "has JSON that is nested too deeply"
     except ValueError:
-        line, reason = (
-            first_line,
-            f"has an integer of more than {sys.get_int_max_str_digits()} digits",
-        )
+        most = sys.get_int_max_str_digits()
+        line, reason = first_line, f"has an integer of more than {most} digits"
     raise ValueError(f"{path}:{line} {reason}")
 
 
@@ -136,10 +131,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Any]:
 
 
 class ShallowLoader(yaml.SafeLoader):
-    """Loader that raises a RecursionError at the hundredth open bracket, not after a second.
-
-    PyYAML looks at all open brackets for each token, and reads a thousand of them ahead.
-    """
+    """Loader that raises a RecursionError at the hundredth open bracket, not after a second."""
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         """Read `[` or `{`."""
@@ -189,8 +181,8 @@ def json_line(record: Any) -> str:
 class JsonLog:
     """Append-only JSON Lines file that a resumed run continues.
 
-    Each record is on disk when `append` returns. A last line that a killed process left incomplete
-    is not read, and is removed by the next `append`.
+    A last line that a killed process left incomplete is not read, and is removed by the next
+    `append`.
 
     Args:
         path: The file; it and its folders are created by the first `append`.
@@ -216,7 +208,7 @@ class JsonLog:
         if self.identity is None:
             return records
         if not records:
-            if not _line(self.identity).startswith(content):  # `append` would overwrite it
+            if not json_line(self.identity).encode().startswith(content):  # `append` would drop it
                 raise self._not_a_log()
             return []
         started = records[0] if isinstance(records[0], dict) else {}
@@ -230,15 +222,15 @@ class JsonLog:
             with open(self.path, "a+b") as file:
                 _drop_incomplete_line(file)
                 if self.identity is not None and file.tell() == 0:
-                    file.write(_line(self.identity))
-                file.write(_line(record))
+                    file.write(json_line(self.identity).encode())
+                file.write(json_line(record).encode())
                 file.flush()
                 os.fsync(file.fileno())
 
     def replace(self, records: Iterable[Any]) -> None:
         """Replace all records atomically."""
         header = [] if self.identity is None else [self.identity]
-        write_whole(self.path, b"".join(map(_line, [*header, *records])))
+        write_whole(self.path, "".join(map(json_line, [*header, *records])))
 
     def _not_a_log(self, why: str = "") -> ValueError:
         return ValueError(
@@ -252,9 +244,8 @@ def require_same(
     """Raise a ValueError if a file or folder, `what`, was started with other settings."""
     differing = [name for name, value in settings.items() if started.get(name) != value]
     if differing:
-        was, now = (
-            json.dumps([side.get(name) for name in differing])[:300] for side in (started, settings)
-        )
+        sides = ([side.get(name) for name in differing] for side in (started, settings))
+        was, now = (json.dumps(side)[:300] for side in sides)
         raise ValueError(
             f"{path} was started with a different {' and '.join(differing)}: {was}, not {now}. "
             f"Resume with the same, or delete the {what} to start over"
@@ -264,9 +255,6 @@ def require_same(
 @contextmanager
 def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iterator[None]:
     """Hold a lock file, which names the holder and is deleted at the end if it is `temporary`.
-
-    The system frees it when the process ends in any way. Next to the files that it protects, it
-    also locks for other machines and containers that mount them.
 
     Raises:
         ValueError: Another process holds it: `what` is in use. Ends with `advice`.
@@ -292,10 +280,6 @@ def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iter
                     lock.unlink()
 
 
-def _line(record: Any) -> bytes:
-    return json_line(record).encode()
-
-
 def _drop_incomplete_line(file: BinaryIO) -> None:
     """Truncate a file to its last line end, and seek there."""
     end = file.seek(0, os.SEEK_END)
@@ -318,12 +302,10 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE:
-            if error.filename is None:
-                error.filename = str(path)
+            error.filename = error.filename or str(path)
             if not getattr(error, "__notes__", []):
-                error.add_note(
-                    "Earlier files are complete. Free space, or write elsewhere, and resume."
-                )
+                note = "Earlier files are complete. Free space, or write elsewhere, and resume."
+                error.add_note(note)
         raise
 
 

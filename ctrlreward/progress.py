@@ -1,9 +1,8 @@
 """Progress of long work on standard error: live bars on a terminal, whole lines in a log file.
 
-Work may have parts, and parts have parts: the scoring of a file, the windows of texts of one
-scorer, the batches of one window. The outermost work chooses the form for all of them. A terminal
-shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise every ten
-seconds, without carriage returns or colours, so that it can be read while it is written.
+Work may have parts, and parts have parts. The outermost work chooses the form for all of them. A
+terminal shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise
+every ten seconds, without carriage returns or colours.
 """
 
 from __future__ import annotations
@@ -28,16 +27,12 @@ from ctrlreward.ranks import rank_and_ranks
 
 # Seconds between two lines of a log, unless the phase changes.
 SECONDS_PER_LINE = 10.0
-# A phase of fewer seconds is announced only once in a log.
+# A phase of fewer seconds is announced only once in a log: some runs validate in milliseconds.
 _BRIEF = 1.0
 
 
 class Work(Protocol):
-    """Work with a progress; `show` displays it.
-
-    `title` is a few words, such as "validation", `share` the finished part, 0 to 1, None if
-    unknown.
-    """
+    """Work for `show`: a title of a few words, and the finished share, 0 to 1, None if unknown."""
 
     @property
     def title(self) -> str: ...  # noqa: D102 — see the class
@@ -67,18 +62,18 @@ class Count:
     def text(self) -> str:
         """Return the number of finished items, the rate, and the time left or taken."""
         # Parts of an item count for the time left, but are not shown.
-        counts = (type(self.total)(self.done), self.total)
-        done, total = (f"{n:,.1f}" if isinstance(n, float) else f"{n:,}" for n in counts)
-        count = f"{done} of {total} {self.unit}"
+        done = type(self.total)(self.done)
+        form = ",.1f" if isinstance(done, float) else ","
+        count = f"{done:{form}} of {self.total:{form}} {self.unit}"
         seconds = time.monotonic() - self._started
-        finished = self.done - self._start
         if self.done >= self.total:
             return f"{count} in {duration(seconds)}"
-        if not (finished and seconds):
+        if self.done == self._start or not seconds:
             return f"{count}, time left unknown"
-        rate = finished / seconds
-        left = duration((self.total - self.done) / rate)
-        return f"{count}, {rate:.3g} {self.unit}/s, {left} left"
+        rate = (self.done - self._start) / seconds
+        return (
+            f"{count}, {rate:.3g} {self.unit}/s, {duration((self.total - self.done) / rate)} left"
+        )
 
 
 class Phase:
@@ -95,10 +90,7 @@ class Phase:
 
 
 class Log:
-    """Lines for a file or a pipe; a line names all current work, from the outermost on.
-
-    A phase that took less than a second is not announced again: some runs validate in milliseconds.
-    """
+    """Lines for a file or a pipe; a line names all current work, from the outermost on."""
 
     def __init__(self) -> None:
         self._works: list[Work] = []
@@ -161,6 +153,8 @@ class Terminal(Log):
             loggers = [logging.root, *logging.root.manager.loggerDict.values()]
             handlers = [h for one in loggers for h in vars(one).get("handlers", ())]
             handlers = [h for h in handlers if isinstance(h, logging.StreamHandler)]
+            # Handlers keep the stream that they began with.
+            moved = [h for h in handlers if vars(h).get("stream") is stderr]
             live = Live(
                 get_renderable=self._rows,
                 console=Console(file=stderr),  # also while others redirect sys.stderr
@@ -170,8 +164,6 @@ class Terminal(Log):
             )
             with live:
                 live.refresh()  # at once
-                # Handlers keep the stream that they began with.
-                moved = [h for h in handlers if vars(h).get("stream") is stderr]
                 for handler in moved:
                     handler.setStream(sys.stderr)
                 try:
@@ -222,9 +214,8 @@ def track(
 ) -> Iterator[Callable[[float], None]]:
     """Show how many items of long work are done; yield the function that adds finished items.
 
-    A log gets the first line after ten seconds, so short work leaves it empty. Only rank 0 shows
-    its work, and only from the main thread. Items of `done` were finished earlier; they count for
-    the share, not for the rate.
+    Only rank 0 shows its work, and only from the main thread. Items of `done` were finished
+    earlier; they count for the share, not for the rate.
     """
     if rank_and_ranks()[0] or not _in_main_thread():
         yield lambda items: None
@@ -263,12 +254,10 @@ def _in_main_thread() -> bool:
 
 def duration(seconds: float) -> str:
     """Return seconds in the two largest units of hours, minutes and seconds."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def write_line(text: str) -> None:

@@ -65,11 +65,7 @@ def on_rank_zero(work: Callable[[], Result]) -> Result:
 
 
 def gather_values(values: Tensor) -> tuple[Tensor, slice]:
-    """Return the values of all ranks, in rank order, and the slice of this rank, a collective.
-
-    Each rank learns from its own prompts, and gradients are averaged: with statistics over all
-    ranks, two ranks learn the same as one rank from both batches.
-    """
+    """Return the values of all ranks, in rank order, and the slice of this rank, a collective."""
     import torch
 
     arrays = on_every_rank(lambda: values.detach().cpu().numpy())

@@ -1,4 +1,4 @@
-"""Ray: the resources of served replicas, and the connection to a cluster."""
+"""Ray: the resources of actors and replicas, and the connection to a cluster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,39 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from ctrlreward.arguments import positive
 from ctrlreward.extras import import_extra
 
 _OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
 
 
 @dataclass(frozen=True)
-class RayServeOptions:
+class RayOptions:
+    """Address of the cluster, and resources of each actor.
+
+    Args:
+        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the cluster of the
+            variable RAY_ADDRESS, which `ray job submit` sets; without it, Ray is started on this
+            machine, for this run.
+        num_cpus: CPUs of an actor.
+        num_gpus: GPUs of an actor, such as 1 or 0.5; above 0, its models are on `cuda`.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus"):
+            number = getattr(self, name)
+            if not 0 <= number < math.inf:
+                raise ValueError(f"ray.{name} must be 0 or more, got {number}")
+        if not (self.num_cpus or self.num_gpus):
+            raise ValueError("ray.num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
+
+
+@dataclass(frozen=True)
+class RayServeOptions(RayOptions):
     """Cluster, resources and load of the replicas under Ray Serve.
 
     Args:
@@ -26,28 +52,22 @@ class RayServeOptions:
         max_replicas: Most replicas; Ray starts further ones while each has more than
             `target_ongoing_requests` pending, and ends them when load falls. Null keeps
             their number at `--replicas`.
-        target_ongoing_requests: Average requests per replica if the
-            number of replicas follows the load.
+        target_ongoing_requests: Average requests per replica if their number follows the load.
         max_ongoing_requests: Most pending requests of a replica, from which it makes its batches:
-            as many as one batch has texts, or more. Ray's own default, 5, keeps batches at 5.
+            as many as one batch has texts, or more.
         max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
             for no limit.
     """
 
-    address: str | None = None
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
     max_replicas: int | None = None
     target_ongoing_requests: float = 64.0
     max_ongoing_requests: int = 512
     max_queued_requests: int = 16_384
 
     def __post_init__(self) -> None:
-        for name in ("num_cpus", "target_ongoing_requests", "max_ongoing_requests"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"ray.{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.num_gpus < math.inf:
-            raise ValueError(f"ray.num_gpus must be 0 or more, got {self.num_gpus}")
+        super().__post_init__()
+        for name in ("target_ongoing_requests", "max_ongoing_requests"):
+            positive(f"ray.{name}", getattr(self, name))
         if self.max_queued_requests < -1 or self.max_queued_requests == 0:
             raise ValueError(
                 "ray.max_queued_requests must be positive, or -1 for no limit, got "

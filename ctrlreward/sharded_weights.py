@@ -14,11 +14,9 @@ from torch import nn
 def whole_weights(model: nn.Module) -> Iterator[None]:
     """Gather the weights of a sharded model on every rank inside the context, a collective.
 
-    A sharded model gathers the weights of a layer whenever it runs, so all ranks have to run it
-    equally often. Inside the context no forward pass communicates: ranks may generate texts of
-    different lengths. It is for passes without gradients, and needs the memory of the whole model
-    on each rank. Afterwards each rank has its shard again. A model that is not sharded, or sharded
-    on one rank, works as before.
+    Inside it no forward pass communicates, so ranks may generate texts of different lengths. It is
+    for passes without gradients, and needs the memory of the whole model on each rank. A model that
+    is not sharded, or sharded on one rank, works as before.
 
     Args:
         model: The outermost module, with parts under FSDP2 (`fully_shard`) or FSDP1

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+import letter_scorers
 import numpy as np
 import torch
-from letter_scorers import Rank as Rank
 
 from ctrlreward import Samples
 from ctrlreward.scorers import Scorer, ScoreSpec
@@ -45,13 +45,11 @@ class Length(Scorer):
         seconds: Seconds of each call.
     """
 
+    specs: ClassVar = {"length": UP, "e": UP}
+
     def __init__(self, folder: str = "", seconds: float = 0.0) -> None:
         self.folder = folder
         self.seconds = seconds
-
-    @property
-    def specs(self) -> dict[str, ScoreSpec]:
-        return {"length": UP, "e": UP}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         if "bad" in samples.texts:
@@ -66,12 +64,46 @@ class Length(Scorer):
         return {"length": lengths, "e": np.array([text.count("e") / 3 for text in samples.texts])}
 
 
+class Rank(letter_scorers.Rank):
+    """A score that depends on all samples, the fewer the better."""
+
+    specs: ClassVar = {"rank": ScoreSpec(higher_is_better=False, range=(0.0, 1.0))}
+
+
+class Letters(Scorer):
+    """Share of one letter; an empty text fails."""
+
+    specs: ClassVar = {"letters": UP}
+    calls: ClassVar[list[int]] = []  # rows of each call, of all instances
+
+    def __init__(self, letter: str = "e", device: str = "cpu") -> None:
+        if len(letter) != 1:
+            raise ValueError(f"letter = {letter!r}: give one")
+        self.letter = letter
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        Letters.calls.append(len(samples))
+        counts = [text.count(self.letter) / 3 if text else np.nan for text in samples.texts]
+        return {"letters": np.array(counts)}
+
+
+class Interrupted(Scorer):
+    """Text length; kills the process at one text, as a machine that is switched off."""
+
+    specs: ClassVar = {"length": UP}
+    calls: ClassVar[list[int]] = []
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        if "KILL_AT" in os.environ and os.environ["KILL_AT"] in samples.texts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        Interrupted.calls.append(len(samples))
+        return {"length": np.array([len(text) for text in samples.texts], dtype=np.float64)}
+
+
 class Threads(Scorer):
     """Threads of PyTorch in the process that scores."""
 
-    @property
-    def specs(self) -> dict[str, ScoreSpec]:
-        return {"threads": UP}
+    specs: ClassVar = {"threads": UP}
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         return {"threads": np.full(len(samples), float(torch.get_num_threads()))}

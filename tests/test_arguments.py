@@ -45,16 +45,18 @@ def test_several_names(given: object) -> None:
         some_of("a", given, KNOWN)
 
 
-def test_the_case_of_a_name_counts_least() -> None:
-    assert did_you_mean("score/A", ["score/b", "score/a"]) == " (did you mean 'score/a'?)"
-    assert did_you_mean("CTRLEvl", ["ctrleval", "CTRLEval"]) == " (did you mean 'CTRLEval'?)"
-
-
-def test_a_key_without_its_prefix() -> None:
-    known = ["score/pos", "score/fail_rate", "eval_score/pos"]
-    assert did_you_mean("fail_rate", known) == " (did you mean 'score/fail_rate'?)"
-    assert did_you_mean("pos", known) == ""  # two
-    assert did_you_mean("pos", known[:2]) == " (did you mean 'score/pos'?)"
+@pytest.mark.parametrize(
+    ("given", "known", "hint"),
+    [
+        ("score/A", ["score/b", "score/a"], "score/a"),  # the case counts least
+        ("CTRLEvl", ["ctrleval", "CTRLEval"], "CTRLEval"),
+        ("fail_rate", ["score/pos", "score/fail_rate", "eval_score/pos"], "score/fail_rate"),
+        ("pos", ["score/pos", "score/fail_rate"], "score/pos"),  # without its prefix
+        ("pos", ["score/pos", "score/fail_rate", "eval_score/pos"], None),  # two
+    ],
+)
+def test_the_most_similar_name(given: str, known: list[str], hint: str | None) -> None:
+    assert did_you_mean(given, known) == (f" (did you mean {hint!r}?)" if hint else "")
 
 
 def test_missing_arguments_and_all_that_are_required() -> None:

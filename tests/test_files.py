@@ -38,30 +38,19 @@ def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path
     assert os.listdir(tmp_path) == ["taken"]
 
 
-def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+def test_a_folder_takes_the_place_of_another_or_leaves_it(tmp_path: Path) -> None:
+    model = tmp_path / "up" / "model"
+    for leftover in (".model.unfinished/old", ".model.replaced"):  # of a run that was killed
+        (model.parent / leftover).mkdir(parents=True)
     for content in ("first", "second"):
-        with whole_folder(tmp_path / "up" / "model") as folder:
+        with whole_folder(model) as folder:
+            assert os.listdir(folder) == []
             (folder / content).touch()
-            assert not (tmp_path / "up" / "model" / content).exists()
-    assert os.listdir(tmp_path / "up") == ["model"]
-    assert os.listdir(tmp_path / "up" / "model") == ["second"]
-
-
-def test_a_folder_that_could_not_be_filled_leaves_the_old_one(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "model") as folder:
-        (folder / "weights").touch()
-    with pytest.raises(FileNotFoundError), whole_folder(tmp_path / "model") as folder:
+            assert not (model / content).exists()
+    with pytest.raises(FileNotFoundError), whole_folder(model) as folder:
         (folder / "missing").rename(folder / "half")
-    assert os.listdir(tmp_path) == ["model"]
-    assert os.listdir(tmp_path / "model") == ["weights"]
-
-
-def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
-    (tmp_path / ".model.unfinished" / "old").mkdir(parents=True)
-    (tmp_path / ".model.replaced").mkdir()
-    with whole_folder(tmp_path / "model") as folder:
-        assert os.listdir(folder) == []
-    assert os.listdir(tmp_path) == ["model"]
+    assert os.listdir(model.parent) == ["model"]
+    assert os.listdir(model) == ["second"]
 
 
 def test_a_log_keeps_every_complete_line(tmp_path: Path) -> None:

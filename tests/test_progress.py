@@ -95,6 +95,7 @@ def test_short_work_leaves_a_log_empty(
     with track("CTRLEval", 0):
         pass
     assert lines() == []
+    assert Count("texts", 8, done=2).share == 0.25
 
 
 def test_a_line_names_the_parts(
@@ -220,9 +221,3 @@ with show(Phase("downloading")):
         assert process.stderr.readline().endswith(b" downloading\n")
         assert time.monotonic() - started < 50
         process.kill()
-
-
-def test_a_count_knows_its_share() -> None:
-    count = Count("texts", 8, done=2)
-    assert count.share == 0.25
-    assert Count("texts", 0).share == 1.0

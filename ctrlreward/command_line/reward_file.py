@@ -64,7 +64,7 @@ def build_reward(path: Path, device: str | None = None) -> AnyReward:
 def reward_of(
     block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
 ) -> AnyReward:
-    """Return the reward of a block; see `ServedReward`. Errors name the file."""
+    """Return the reward of a block; see `served_app`. Errors name the file."""
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
     else:

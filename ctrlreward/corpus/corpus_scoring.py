@@ -13,7 +13,7 @@ import numpy as np
 from ctrlreward.corpus.shard_store import Manifest, ShardStore, checksum, in_chunks
 from ctrlreward.corpus.workers import ScoreShards, Shard
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.progress import Count, show, track, write_line
+from ctrlreward.progress import track, write_line
 from ctrlreward.scorers import Component, CompositeScorer, ModelScorer, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.tables.locations import Location
@@ -41,8 +41,7 @@ class Corpus:
         cells = [row.cells for row in rows]
         samples = to_samples(cells, self.columns, places, self.present, self.label_map)
         invalid = samples.invalid_unicode()
-        if invalid:
-            samples = samples[[i for i in range(len(rows)) if i not in invalid]]
+        samples = samples.blanked(invalid) if invalid else samples
         return Shard(number, samples, places, read_columns(self.columns, self.present), invalid)
 
 
@@ -78,8 +77,7 @@ def check_shard(
             "Pass --names, one per scorer, to prefix the names of their scores. If this is the "
             "output, put it after the texts."
         )
-    valid = [place for i, place in enumerate(shard.places) if i not in shard.invalid]
-    with explained_columns(corpus.present), items_named(ItemPlaces(valid, shard.columns)):
+    with explained_columns(corpus.present), items_named(ItemPlaces(shard.places, shard.columns)):
         check_samples(components, shard.samples)
     for i, column in shard.invalid.items():
         name = shard.columns[column]
@@ -107,12 +105,10 @@ def score_in_memory(
     """
     scores: dict[str, Scores] = {}
     for title, unit, _ in titled_units(components):
-        count = Count(title, len(shard.places))
-        with show(count) as display:
+        with track(title, len(shard.places)) as advance:
             for _, part in score_shards(unit, [shard]):
                 scores |= part
-            count.done = count.total
-            display.update()
+            advance(len(shard.places))
     return {name: scores[name] for name in components}
 
 
@@ -132,7 +128,7 @@ def score_corpus(
         done = [len(manifest.range(i)) for i in numbers if pointwise and not missing[i]]
         with track(title, manifest.rows, done=sum(done)) as advance:
             if not pointwise:
-                whole = chain.from_iterable(_unchanged(corpus, manifest))
+                whole = chain.from_iterable(unchanged_shards(corpus, manifest))
                 for _, scores in score_shards(unit, [corpus.shard(0, list(whole))]):
                     for i in numbers:
                         rows = manifest.range(i)
@@ -143,19 +139,11 @@ def score_corpus(
             # A run resumed on other devices may have other units, some partly done.
             for names in dict.fromkeys(filter(None, missing)):
                 wanted = {i for i in numbers if missing[i] == names}
-                read = enumerate(_unchanged(corpus, manifest))
+                read = enumerate(unchanged_shards(corpus, manifest))
                 shards = (corpus.shard(i, rows) for i, rows in read if i in wanted)
                 for i, scores in score_shards({name: unit[name] for name in names}, shards):
                     store.write(i, scores)
                     advance(len(manifest.range(i)))
-
-
-def scored_shards(
-    corpus: Corpus, manifest: Manifest, store: ShardStore
-) -> Iterator[tuple[list[PlacedRow], dict[str, Scores]]]:
-    """Yield the rows of each shard and their scores, for `write_output`."""
-    for i, rows in enumerate(_unchanged(corpus, manifest)):
-        yield rows, store.read(i)
 
 
 def write_output(
@@ -193,7 +181,7 @@ def write_output(
     }
 
 
-def _unchanged(corpus: Corpus, manifest: Manifest) -> Iterator[list[PlacedRow]]:
+def unchanged_shards(corpus: Corpus, manifest: Manifest) -> Iterator[list[PlacedRow]]:
     """Yield the rows of each shard, while reading them; raise if they are not the manifest's."""
     shards = in_chunks(corpus.rows.placed(), manifest.chunk)
     for rows, expected in zip_longest(shards, manifest.checksums, fillvalue=()):
@@ -218,13 +206,11 @@ def models_of(scorer: Scorer) -> frozenset[Hashable]:
 def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
     """Group scorers so that each unit can be scored and released before the next one is loaded.
 
-    A scorer joins a scorer that uses all of its models, so a unit loads no more models than one of
-    its scorers needs alone. Its scorers are either all pointwise, or none is. Units are in the
-    order of their first scorers.
+    A scorer joins a scorer that uses all of its models. The scorers of a unit are either all
+    pointwise, or none is. Units are in the order of their first scorers.
     """
-    largest_first = sorted(scorers, key=lambda scorer: -len(models_of(scorer)))
     units: list[list[Scorer]] = []
-    for scorer in largest_first:
+    for scorer in sorted(scorers, key=lambda scorer: -len(models_of(scorer))):
         models = models_of(scorer)
         for unit in units:
             if models and models <= models_of(unit[0]) and unit[0].pointwise == scorer.pointwise:

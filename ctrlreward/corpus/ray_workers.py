@@ -4,41 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from ctrlreward.corpus.workers import LoadedComponents, ScoreShards, WorkerDied, WorkerPool
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import write_line
-from ctrlreward.ray_cluster import connect_ray
+from ctrlreward.ray_cluster import RayOptions, connect_ray
 
 # Seconds between warnings that the cluster has no free CPUs or GPUs.
 _PATIENCE = 60.0
-
-
-@dataclass(frozen=True)
-class RayOptions:
-    """Address of the cluster, and resources of each actor.
-
-    Args:
-        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the cluster of the
-            variable RAY_ADDRESS, which `ray job submit` sets; without it, Ray is started on this
-            machine, for this run.
-        num_cpus: CPUs of an actor.
-        num_gpus: GPUs of an actor, such as 1 or 0.5; above 0, its models are on `cuda`.
-    """
-
-    address: str | None = None
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("num_cpus", "num_gpus"):
-            number = getattr(self, name)
-            if not 0 <= number < math.inf:
-                raise ValueError(f"{name} must be 0 or more, got {number}")
-        if not (self.num_cpus or self.num_gpus):
-            raise ValueError("num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
 
 
 class RayWorkers(WorkerPool):
@@ -48,9 +22,7 @@ class RayWorkers(WorkerPool):
     already, it is used and not shut down.
     """
 
-    def __init__(
-        self, workers: int, options: RayOptions = RayOptions(), threads: int | None = None
-    ) -> None:
+    def __init__(self, workers: int, options: RayOptions, threads: int | None = None) -> None:
         super().__init__(workers, threads or max(1, int(options.num_cpus)))
         self.options = options
         self._started = False
@@ -104,7 +76,7 @@ class RayWorkers(WorkerPool):
 
 
 class _ActorHandle:
-    """One actor, as a `Worker`; its number of PyTorch threads is independent of its CPUs in Ray."""
+    """One actor; its number of PyTorch threads is independent of its CPUs in Ray."""
 
     def __init__(self, pool: RayWorkers) -> None:
         self._ray = import_extra("ray", "--engine ray")
@@ -115,7 +87,7 @@ class _ActorHandle:
         self._actor = actor.remote(pool.threads, "cuda" if gpus else None)
 
     def call(self, method: str, argument: object) -> Any:
-        """See `Worker.call`."""
+        """Return the result of a method, or raise its error or `WorkerDied`."""
         returned = getattr(self._actor, method).remote(argument)
         while method == "load" and not self._ray.wait([returned], timeout=_PATIENCE)[0]:
             self._pool.capacity()  # raises if the cluster has lost its nodes

@@ -24,14 +24,15 @@ from ctrlreward.corpus.corpus_scoring import (
     check_shard,
     score_corpus,
     score_in_memory,
-    scored_shards,
+    unchanged_shards,
     write_output,
 )
-from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
+from ctrlreward.corpus.ray_workers import RayWorkers
 from ctrlreward.corpus.shard_store import Manifest, ShardStore, in_chunks
 from ctrlreward.corpus.workers import ProcessWorkers, ScoreShards, in_process
 from ctrlreward.files import hold, require_same
 from ctrlreward.progress import write_line
+from ctrlreward.ray_cluster import RayOptions
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.components import name_components
 from ctrlreward.tables.locations import STANDARD, Location
@@ -165,7 +166,8 @@ def score_file(
                 store.start(manifest)
             with pool as score_shards:
                 score_corpus(corpus, components, manifest, store, score_shards)
-            shards = scored_shards(corpus, manifest, store)
+            read = enumerate(unchanged_shards(corpus, manifest))
+            shards = ((rows, store.read(i)) for i, rows in read)
             summary = write_output(list(components), shards, outputs, shapes)
             store.folder.remove()
         if output == STANDARD:
@@ -193,10 +195,7 @@ def _target(output: str) -> Location:
 
 @contextmanager
 def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
-    """Yield input, output and folder of the unfinished run, in a temporary folder for pipes.
-
-    Standard input is read several times; standard output is written when it is complete.
-    """
+    """Yield input, output and folder of the unfinished run, in a temporary folder for pipes."""
     write_line("an interrupted run can't be resumed: it reads or writes a pipe")
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -216,20 +215,18 @@ def _resume(
     corpus: Corpus,
     components: Mapping[str, Component],
 ) -> None:
-    """Keep the scores of an unfinished run whose rows have not changed, and delete the others.
-
-    The manifest is replaced last: after a kill, the remains are compared with the old one again.
-    """
+    """Keep the scores of an unfinished run whose rows have not changed, and delete the others."""
     settings = json.loads(json.dumps(manifest.settings))
     require_same(settings, started.settings, store.folder, "folder")
-    changed = manifest.changed_shards(started)
+    pairs = enumerate(zip_longest(manifest.checksums, started.checksums))
+    changed = [shard for shard, (now, was) in pairs if now != was]  # or only one run has it
     if not changed:
         return
     of_all_rows = [name for name, c in components.items() if not c.scorer.pointwise]
     store.drop(changed, list(components))
     count = len(manifest.checksums)
     store.drop(range(max(count, len(started.checksums))), of_all_rows)
-    store.start(manifest)
+    store.start(manifest)  # last: after a kill, the remains are compared with the old one again
     kept = count - sum(shard < count for shard in changed)
     line = f"{corpus.rows} has changed: {kept} of {count} shards are kept"
     if of_all_rows:

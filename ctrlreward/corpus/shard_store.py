@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,18 +39,13 @@ class Manifest:
         """Return the rows of a shard in the corpus."""
         return range(shard * self.chunk, min((shard + 1) * self.chunk, self.rows))
 
-    def changed_shards(self, started: Manifest) -> list[int]:
-        """Return the shards whose rows differ between the runs, or that only one of them has."""
-        pairs = enumerate(zip_longest(self.checksums, started.checksums))
-        return [shard for shard, (now, was) in pairs if now != was]
-
 
 class ShardStore:
-    """Folder with the scores of finished shards; a missing file means unfinished.
+    """Folder with the scores of finished shards.
 
-    A file has some scores of one shard, `{"coherence": [-1.5, null]}`, and is renamed into place
-    whole. Its name has the shard and the positions of the scores in `names` (`00000003-0.1.json`),
-    since a run resumed on other devices may group scorers differently.
+    A file has some scores of one shard, `{"coherence": [-1.5, null]}`. Its name has the shard and
+    the positions of the scores in `names` (`00000003-0.1.json`), since a run resumed on other
+    devices may group scorers differently.
     """
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:

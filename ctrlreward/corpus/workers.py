@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ import torch
 from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
 from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, scatter, score
+from ctrlreward.scorers.base import Component, Scores, score
 
 # A shard whose worker died so often is considered the cause.
 MOST_DEATHS = 3
@@ -38,7 +38,7 @@ class Shard:
     """Consecutive rows of a table, each with its place (`"reviews.jsonl:417"`).
 
     `columns` maps columns of `Samples` to other names in the file. `invalid` has the column with
-    invalid Unicode by row; `samples` are the other rows.
+    invalid Unicode by row, whose texts are empty here.
     """
 
     number: int
@@ -84,29 +84,22 @@ class WorkerDied(Exception):
     """A worker has ended or can't be reached; says how."""
 
 
-class Worker(Protocol):
-    """Another process, which has `LoadedComponents`."""
-
-    def call(self, method: str, argument: object) -> Any:
-        """Return the result of a method, or raise its error or `WorkerDied`; called in a thread."""
-
-    def end(self) -> None:
-        """End the process."""
-
-
 class WorkerPool(ABC):
     """Context manager of other processes, each with separate models, that score shards.
 
     This process reads, and sends a worker the next shard when it has finished one. A worker that
     dies is replaced and its shard is scored again, whereas a pool of `concurrent.futures` gives up
     all of its workers.
+
+    A worker has `call(method, argument)`, which returns the result of a method of its
+    `LoadedComponents` and is called in a thread, and `end()`.
     """
 
     def __init__(self, workers: int, threads: int) -> None:
         self.workers = workers
         self.threads = threads
         self.dumps: Callable[[object], bytes] = pickle.dumps
-        self._alive: list[Worker] = []
+        self._alive: list[Any] = []
 
     def __enter__(self) -> ScoreShards:
         return self.score
@@ -117,7 +110,7 @@ class WorkerPool(ABC):
         self._alive = []
 
     @abstractmethod
-    def start(self) -> Worker:
+    def start(self) -> Any:
         """Start a worker."""
 
     def score(
@@ -129,13 +122,13 @@ class WorkerPool(ABC):
         waiting = list(islice(remaining, 2))
         wanted = self.workers if len(waiting) > 1 else 1
         threads = ThreadPoolExecutor(self.workers)
-        idle: list[Worker] = []
+        idle: list[Any] = []
         # Loading workers do not have a shard yet: on a full cluster others may score all of them
         # first.
-        busy: dict[Future[Any], tuple[Worker, Shard | None]] = {}
+        busy: dict[Future[Any], tuple[Any, Shard | None]] = {}
         deaths: Counter[int | None] = Counter()
 
-        def load(worker: Worker) -> None:
+        def load(worker: Any) -> None:
             busy[threads.submit(worker.call, "load", content)] = worker, None
 
         try:
@@ -254,7 +247,7 @@ class _Child:
         self._process.join()
 
     def call(self, method: str, argument: object) -> Any:
-        """See `Worker.call`."""
+        """Return the result of a method, or raise its error or `WorkerDied`."""
         try:
             self._connection.send((method, argument))
             result = self._connection.recv()
@@ -297,20 +290,16 @@ def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, 
     """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
         handler.addFilter(_ITEM_FILTER)  # once; the loggers may belong to a user's scorer
-    size = len(shard.places)
-    rows = [i for i in range(size) if i not in shard.invalid]
-    if not rows:
-        return {name: np.full(size, np.nan) for name in components}
-    with items_named(ItemPlaces([shard.places[i] for i in rows], shard.columns)):
+    with items_named(ItemPlaces(shard.places, shard.columns)):
         try:
             scores = score(components, shard.samples)
         except Exception as error:
             if not names_item(str(error)):
                 error.add_note(f"(while scoring {shard})")
             raise
-    if not shard.invalid:
-        return scores
-    return {name: scatter(values, rows, size) for name, values in scores.items()}
+    for values in scores.values() if shard.invalid else ():
+        values[list(shard.invalid)] = np.nan
+    return scores
 
 
 def release(components: Mapping[str, Component]) -> None:
@@ -322,10 +311,7 @@ def release(components: Mapping[str, Component]) -> None:
 
 @contextmanager
 def _portable_errors() -> Iterator[None]:
-    """Raise an error that can't be read in another process as a RuntimeError with its text.
-
-    Otherwise it would look like an error of the connection, such as the death of a worker.
-    """
+    """Raise an error that can't be read in another process as a RuntimeError with its text."""
     try:
         yield
     except Exception as error:

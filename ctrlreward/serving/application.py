@@ -14,6 +14,8 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 
+from ctrlreward.command_line.config_files import ConfigFile
+from ctrlreward.command_line.reward_file import reward_of
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.contract import (
@@ -23,7 +25,6 @@ from ctrlreward.serving.contract import (
     FoldBody,
     FoldReply,
     Refusal,
-    RejectedSamples,
     ScoreBody,
     ScorerBody,
     ScoreReply,
@@ -36,8 +37,10 @@ from ctrlreward.serving.contract import (
 )
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.limits import Headers, LimitsMiddleware, ServeOptions
+from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.request_queue import RequestQueue
-from ctrlreward.serving.serving_metrics import ServingMetrics
+from ctrlreward.serving.trainer_options import TrainerRoutes
+from ctrlreward.serving.trainer_routes import trainer_routes
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +63,7 @@ def create_app(
         redoc_url=None,
     )
     queue = RequestQueue(reward, options.queue)
-    metrics = ServingMetrics(lambda: queue.held_characters, lambda: queue.state == "ready")
-    queue.metrics = metrics
-    app.state.reward, app.state.requests, app.state.metrics = reward, queue, metrics
-    app.state.description = None
+    app.state.reward, app.state.requests, app.state.description = reward, queue, None
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(400, _unreadable)
@@ -76,19 +76,38 @@ def create_app(
         if status != 401 or bearer
     }
     app.include_router(_probes(queue), responses=errors)
-    for router in (_routes(queue, metrics), *routers):
+    for router in (_routes(queue), *routers):
         app.include_router(router, dependencies=bearer, responses=errors)
 
     def fingerprint() -> Headers:
-        described = app.state.description
-        if described is None:
+        if app.state.description is None:
             return []
-        return [(FINGERPRINT_HEADER.lower().encode(), described["fingerprint_id"].encode())]
+        value = app.state.description["fingerprint_id"]
+        return [(FINGERPRINT_HEADER.lower().encode(), value.encode())]
 
-    app.add_middleware(
-        LimitsMiddleware, options=options, headers=fingerprint, replied=metrics.replied
-    )
+    replied = queue.metrics.replied
+    app.add_middleware(LimitsMiddleware, options=options, headers=fingerprint, replied=replied)
     return app
+
+
+def served_app(
+    block: Mapping[str, Any],
+    device: str | None,
+    options: ServeOptions,
+    trainers: TrainerRoutes | None,
+    file: ConfigFile | None = None,
+) -> FastAPI:
+    """Return the application that serves the reward of a YAML file, as `read_reward` returns it.
+
+    None keeps the devices of the scorers, and leaves the routes of trainers out. Raises a
+    ValueError if a class or an argument is wrong, or the reward is on another server.
+    """
+    reward = reward_of(block, device, file)
+    if not isinstance(reward, Reward):
+        where = f", {reward.url}" if isinstance(reward, RemoteReward) else ""
+        raise ValueError(f"the file has the reward of another server{where}: serve its own file")
+    routers = [] if trainers is None else [trainer_routes(trainers, reward)]
+    return create_app(reward, options, routers)
 
 
 @asynccontextmanager
@@ -128,7 +147,7 @@ def _probes(queue: RequestQueue) -> APIRouter:
     return router
 
 
-def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
+def _routes(queue: RequestQueue) -> APIRouter:
     router = APIRouter()
     unknown: dict[int | str, dict[str, Any]] = {
         404: {"model": ErrorReply, "description": "There is no such scorer"}
@@ -141,7 +160,7 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
         responses={200: {"content": {"text/plain": {}}}},
     )
     async def prometheus() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(queue.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @router.get(
         "/reward", summary="Names, directions, weights, fingerprint", response_model=dict[str, Any]
@@ -173,11 +192,13 @@ def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:
         folds = known(scorer_id).corpus_folds
         if body.name not in folds:
             names = ", ".join(folds) or "none"
-            raise RejectedSamples(f"no corpus score {body.name!r}: it has {names}", ("name",))
+            message = f"no corpus score {body.name!r}: it has {names}"
+            raise Refusal(422, message, place=("name",))
         found = folds[body.name]
         if len(body.parts) != len(found.parts):
             parts = ", ".join(found.parts)
-            raise RejectedSamples(f"must be the parts {parts}, got {len(body.parts)}", ("parts",))
+            message = f"must be the parts {parts}, got {len(body.parts)}"
+            raise Refusal(422, message, place=("parts",))
         values = [np.array(part, np.float64) for part in body.parts]
         return _json({"value": to_number(await asyncio.to_thread(found.fold, *values))})
 
@@ -205,8 +226,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     for item in error.errors():
         if item["type"] == "json_invalid":
-            place, reason = item["loc"][-1], item["ctx"]["error"]
-            return _json({"detail": f"malformed JSON at character {place}: {reason}"}, 400)
+            where = f"at character {item['loc'][-1]}: {item['ctx']['error']}"
+            return _json({"detail": f"malformed JSON {where}"}, 400)
         if item["type"] == "missing" and item["loc"] == ("body",):  # FastAPI reads no JSON then
             return _json({"detail": "malformed JSON: the body is empty"}, 400)
     return _json({"detail": explained(error.errors())}, 422)

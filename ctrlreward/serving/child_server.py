@@ -21,16 +21,15 @@ from ctrlreward.serving.server_connection import TOKEN_VARIABLE
 _POLL = 0.1  # seconds between checks of the child, and of the parent
 _GRACE = 30  # seconds to finish after a SIGTERM
 _TAIL = 20  # lines of the log in an error
-_SERVING = re.compile(r"^serving on (\S+)$", re.MULTILINE)
-_READY = re.compile(r"^ready$", re.MULTILINE)
+_READY = re.compile(r"^serving on (\S+)\n(?:.*\n)*?ready$", re.MULTILINE)
 
 
 class RewardServer:
     """A server of a reward as a child process: `with RewardServer("reward.yaml") as remote:`.
 
-    The child runs `ctrlreward serve` on this machine alone, on a free port. It ends with the block,
-    and within a second when this process ends in any other way, including SIGKILL. An interruption
-    from the keyboard reaches this process only. `url` and `process` are None before it listens.
+    The child serves this machine alone. It ends with the block, and within a second when this
+    process ends in any other way, including SIGKILL. `url` and `process` are None before it
+    listens.
 
     Args:
         reward: YAML file of the reward, as for `ctrlreward serve`.
@@ -44,11 +43,6 @@ class RewardServer:
     Raises:
         RuntimeError: On entering: the server ended or was not ready in time; includes the end of
             its log.
-
-    Examples:
-        >>> server = RewardServer("reward.yaml", device="cuda:1")
-        >>> server.url is None  # nothing runs before `with server as remote:`
-        True
     """
 
     def __init__(
@@ -92,8 +86,7 @@ class RewardServer:
                 start_new_session=True,
             )
         try:
-            self._wait(self.process, self.log)
-            assert self.url is not None
+            self.url = self._wait(self.process, self.log)
             self._remote = RemoteReward(self.url, self.token)
             self._remote.load()
         except BaseException:
@@ -101,17 +94,15 @@ class RewardServer:
             raise
         return self._remote
 
-    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        """Wait until the log says that the server is ready, and read its address there."""
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> str:
+        """Wait until the log says that the server is ready; return its address."""
         started = time.monotonic()
         while True:
             ended = process.poll() is not None
             late = time.monotonic() - started > self.start_seconds
             text = log.read_text(encoding="utf-8", errors="replace")
-            if (serving := _SERVING.search(text)) is not None:
-                self.url = serving[1]
-            if not ended and self.url is not None and _READY.search(text):
-                return
+            if not ended and (serving := _READY.search(text)):
+                return serving[1]
             if ended or late:
                 what = f"ended with status {process.returncode}" if ended else "is not ready"
                 tail = "\n".join(text.splitlines()[-_TAIL:])
@@ -140,10 +131,7 @@ class RewardServer:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent has ended: with SIGTERM, and at once after a grace.
-
-    A process whose parent has ended gets another parent, in any of its threads.
-    """
+    """End this process when its parent has ended: with SIGTERM, and at once after a grace."""
     while os.getppid() == parent:
         time.sleep(_POLL)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -66,18 +66,13 @@ def _one_label(value: Any) -> Any:
     return attribute_label(value)
 
 
+_ATTRIBUTES = {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}}
+
 # A label, or an object with a label of each attribute.
 Label: TypeAlias = Annotated[
     str,
     BeforeValidator(_one_label),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _ATTRIBUTES]}),
 ]
 
 
@@ -190,13 +185,11 @@ class ScoreReply(Message):
         for i, result in enumerate(self.results):
             if result.components.keys() != set(names):
                 raise ValueError(f"results[{i}] has the components {', '.join(result.components)}")
+        rows = self.results
         return RewardBatch(
-            np.array([result.total for result in self.results], np.float64),
-            {
-                name: np.array([result.components[name] for result in self.results], np.float64)
-                for name in names
-            },
-            np.array([result.failed for result in self.results], np.bool_),
+            np.array([row.total for row in rows], np.float64),
+            {name: np.array([row.components[name] for row in rows], np.float64) for name in names},
+            np.array([row.failed for row in rows], np.bool_),
             self.seconds,
         )
 
@@ -249,9 +242,8 @@ class ScoredRequest:
 
 def records(samples: Samples) -> list[dict[str, Any]]:
     """Return one record per sample, with the singular keys of the columns that are present."""
-    columns = samples.columns()
-    keys = [JSON_KEYS[name] for name in columns]
-    return [dict(zip(keys, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def score_reply(scored: ScoredRequest) -> dict[str, Any]:
@@ -295,11 +287,8 @@ def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
     for error in errors:
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            key = str(error["loc"][-1])
-            hint = (
-                did_you_mean(key, known, str)
-                or f", must be one of {', '.join(dict.fromkeys(known))}"
-            )
+            key, keys = str(error["loc"][-1]), ", ".join(dict.fromkeys(known))
+            hint = did_you_mean(key, known, str) or f", must be one of {keys}"
             message = f"{shortened(key)} is not a key{hint}"
         details.append({"loc": list(error["loc"]), "msg": message, "type": error["type"]})
     return details
@@ -310,60 +299,39 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 
 
 class Refusal(Exception):
-    """A rejected request: HTTP status, and seconds to retry after, or None."""
+    """A rejected request: HTTP status, message, and seconds to retry after.
 
-    status = 500
-    retry_after: int | None = None
+    `place` is the path in the body of what is wrong, such as `("samples", 3, "label")`.
+    """
 
-    def detail(self) -> Any:
-        """Return the `detail` of the reply: a message, or a list of errors with their places."""
-        return str(self)
-
-
-class QueueFull(Refusal):
-    """The queue is full: its limit of waiting characters or requests is reached."""
-
-    status = 429
-
-    def __init__(self, waiting: int, retry_after: int) -> None:
-        super().__init__(f"{waiting} characters are waiting: ask again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class NotReady(Refusal):
-    """The state is "loading", "failed" (for a reason) or "draining"."""
-
-    status = 503
-    retry_after: int | None = 1
-
-    def __init__(self, state: str, reason: str = "") -> None:
-        super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")
-        if state == "failed":  # retrying does not help
-            self.status, self.retry_after = 500, None
-
-
-class RejectedSamples(Refusal, ValueError):
-    """A scorer rejects the samples of a request, at a place such as `("samples", 3, "label")`."""
-
-    status = 422
-
-    def __init__(self, message: str, place: Sequence[str | int] = ("samples",)) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        retry_after: int | None = None,
+        place: Sequence[str | int] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.place = tuple(place)
-
-    @staticmethod
-    def at(error: Exception, row: int | None) -> RejectedSamples:
-        """Return the rejection of the sample at a row, with the column that the message names."""
-        column = _COLUMN.search(str(error))
-        place: list[str | int] = ["samples"]
-        if row is not None:
-            place += [row, *([JSON_KEYS[column[1]]] if column else [])]
-        return RejectedSamples(str(error), place)
+        self.status = status
+        self.retry_after = retry_after
+        self.place = place
 
     def detail(self) -> Any:
-        """Return the error as FastAPI reports one: a list with `loc`, `msg` and `type`."""
+        """Return the `detail` of the reply: a message, or with a place, a list as of FastAPI."""
+        if self.place is None:
+            return str(self)
         return [{"loc": ["body", *self.place], "msg": str(self), "type": "value_error"}]
 
 
-class ScorerFailed(Refusal):
-    """A scorer raised an error that is not about the samples, such as out of memory."""
+def rejection(error: Exception, row: int | None) -> Refusal:
+    """Return the refusal of a sample that a scorer rejects, with the column that it names."""
+    column = _COLUMN.search(str(error))
+    place: list[str | int] = ["samples"]
+    if row is not None:
+        place += [row, *([JSON_KEYS[column[1]]] if column else [])]
+    return Refusal(422, str(error), place=place)
+
+
+def failure(error: Exception) -> Refusal:
+    """Return the refusal for an error that is not about the samples, such as out of memory."""
+    return Refusal(500, f"{type(error).__name__}: {error}")

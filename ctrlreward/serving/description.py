@@ -16,18 +16,16 @@ from ctrlreward.serving.fingerprint import digest_of, fingerprint
 def describe(reward: Reward) -> dict[str, Any]:
     """Return the names, directions, ranges, weights and fingerprint of a reward; loads no model.
 
-    Equal rewards have equal descriptions in all processes. `fingerprint_id`, a SHA-256, is equal if
-    the scorers, weights, dtypes, models and versions are; see `fingerprint.fingerprint`.
+    Equal rewards have equal descriptions in all processes.
 
     Returns:
         Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`, `of_groups`,
         `required_columns` (score → column → scorer that needs it), `scores` (name →
         `higher_is_better` and `range`, with null for no bound) and `folds` (score of a corpus →
-        names of its parts); `components` (name → id of its scorer, score, and
-        the condition if it has one); `derived`, the names of further columns, if any;
-        `aggregate`, `weights`,
-        `thresholds`, `accuracy_score` as in `Reward`; `fingerprint` (dotted key → value) and
-        `fingerprint_id`.
+        names of its parts); `components` (name → id of its scorer, score, and the condition, if
+        any); `derived`, the names of further columns, if any; `aggregate`, `weights`, `thresholds`,
+        `accuracy_score` as in `Reward`; `fingerprint` (dotted key → value); `fingerprint_id`, a
+        SHA-256.
     """
     scorers = scorers_by_id(reward)
     ids = {scorer: id_ for id_, scorer in scorers.items()}

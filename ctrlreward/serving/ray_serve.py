@@ -8,16 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ctrlreward.extras import import_extra
 from ctrlreward.ray_cluster import RayServeOptions, connect_ray
-from ctrlreward.serving.served_reward import ServedReward
 from ctrlreward.serving.server_connection import url_of
 
 if TYPE_CHECKING:
@@ -35,15 +33,15 @@ _NOT_LOADED = re.compile(r"not ready: failed: (.*)")
 class RewardReplica:
     """Replica of a served reward for Ray Serve, started when its models are loaded."""
 
-    def __init__(self, served: ServedReward, threads: int) -> None:
+    def __init__(self, build: Callable[[], FastAPI], threads: int) -> None:
         # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment sets it.
         torch.set_num_threads(threads)
-        self._served = served
+        self._build = build
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Ray Serve runs its lifespan."""
         try:
-            self._reward_app = self._served.app()
+            self._reward_app = self._build()
         except (ValueError, ImportError) as error:  # it could be built where it was sent from
             raise RuntimeError(
                 f"the reward can't be built on this node ({error}). Install the same version of "
@@ -58,9 +56,14 @@ class RewardReplica:
 
 
 def serve_on_ray(
-    served: ServedReward, host: str, port: int, replicas: int, grace: int, options: RayServeOptions
+    build: Callable[[], FastAPI],
+    host: str,
+    port: int,
+    replicas: int,
+    grace: int,
+    options: RayServeOptions,
 ) -> bool:
-    """Serve a reward by replicas until a SIGTERM; return False if the models can't be loaded.
+    """Serve an application by replicas until a SIGTERM; return False if the models can't be loaded.
 
     Prints the address when all replicas run, and a line for each replica that starts or ends.
     """
@@ -90,7 +93,7 @@ def serve_on_ray(
         serve.start(proxy_location="HeadOnly", http_options=http, logging_config=_LOGGING)
         if APP in serve.status().applications:
             raise ValueError("the cluster serves a reward already: end the command that serves it")
-        target = serve.RunTarget(_application(served, replicas, grace, options), APP, "/")
+        target = serve.RunTarget(_application(build, replicas, grace, options), APP, "/")
         serve.run_many([target], wait_for_applications_running=False)
         try:
             return _report_until(stop, _get_global_client(), options.num_gpus)
@@ -138,11 +141,11 @@ def _report_until(stop: threading.Event, client: Any, num_gpus: float) -> bool:
     return True
 
 
-def _application(served: ServedReward, replicas: int, grace: int, options: RayServeOptions) -> Any:
+def _application(
+    build: Callable[[], FastAPI], replicas: int, grace: int, options: RayServeOptions
+) -> Any:
     from ray import serve
 
-    if options.num_gpus and served.device is None:
-        served = replace(served, device="cuda")
     number: dict[str, Any] = {"num_replicas": replicas}
     if options.max_replicas is not None:
         scaling = {
@@ -164,7 +167,7 @@ def _application(served: ServedReward, replicas: int, grace: int, options: RaySe
         max_constructor_retry_count=1,
         **number,
     )
-    return deployment.bind(served, max(1, int(options.num_cpus)))
+    return deployment.bind(build, max(1, int(options.num_cpus)))
 
 
 def _check_resources(

@@ -21,21 +21,17 @@ from ctrlreward.serving.server_connection import ServerConnection
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
-    `remote["relevance"]` is a component for callbacks and adapters; the server scores it. Building
-    it does not open a connection: names and weights are fetched at their first use, or by `load`,
-    which waits until the server has loaded its models. Copies in other processes (DDP ranks,
-    workers) share the server.
-
+    Building it opens no connection: names and weights are fetched at their first use, or by `load`,
+    which waits until the server has loaded its models. Copies in other processes share the server.
     A request is repeated, with growing pauses, while the server can't be reached, is loading or is
-    full (429, 503). A lost server is an error; so is a server whose reward has changed since
-    the first request. No score is made up.
+    full (429, 503).
 
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
-        expect: Reward that the server must have: a `Reward` of this process, a description as
-            `GET /reward` returns it, or the JSON file of one. Of a description, only its
-            entries are compared: `{"weights": {"relevance": 1.0}}`. None accepts any.
+        expect: Reward that the server must have: a `Reward`, a description as `GET /reward` returns
+            it, or the JSON file of one. Of a description, only its entries are compared:
+            `{"weights": {"relevance": 1.0}}`. None accepts any.
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
             to repeat a request, and 3 to reach a server that never replied.
@@ -44,8 +40,7 @@ class RemoteReward(AnyReward):
         ValueError: The URL is not one of HTTP, a number is not positive, or the file is not JSON.
         TypeError: `expect` is of another type.
         ServerLost: At the first use or later: the server does not answer. A `ConnectionError`.
-        OtherReward: At the first use or later: the server has another reward; lists the
-            differences.
+        OtherReward: Likewise: the server has another reward, than expected or before.
 
     Examples:
         >>> remote = RemoteReward("http://127.0.0.1:8700", expect={"weights": {"relevance": 1.0}})
@@ -80,16 +75,10 @@ class RemoteReward(AnyReward):
         """The components by name, scored by the server."""
         scorers = self._scorers_by_id
         for scorer in self.description["scorers"]:
-            id_ = scorer["id"]
-            scorers.setdefault(id_, RemoteScorer(self._connection, id_))
+            scorers.setdefault(scorer["id"], RemoteScorer(self._connection, scorer["id"]))
         return {
-            name: Component(
-                scorers[described["scorer"]],
-                described["score"],
-                described.get("given"),
-                described.get("at_least"),
-            )
-            for name, described in self.description["components"].items()
+            name: Component(scorers[c["scorer"]], c["score"], c.get("given"), c.get("at_least"))
+            for name, c in self.description["components"].items()
         }
 
     @property

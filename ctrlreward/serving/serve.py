@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -105,9 +106,9 @@ def serve(
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         import_extra(module, "ctrlreward serve")
+    from ctrlreward.serving.application import served_app
     from ctrlreward.serving.limits import ServeOptions
     from ctrlreward.serving.ray_serve import serve_on_ray
-    from ctrlreward.serving.served_reward import ServedReward
 
     if replicas < 1 or (engine == "process" and replicas > 1):
         raise ValueError(f"replicas must be 1, or more with --engine ray, got {replicas}")
@@ -124,15 +125,16 @@ def serve(
             "or set CTRLREWARD_TOKEN."
         )
     block, file = read_reward(reward)
-    served = ServedReward(block, device, options, trainers)
-    app = served.app(file)
+    app = served_app(block, device, options, trainers, file)
     if engine == "process":
         loaded = _serve(app, listen(host, port), grace, body_seconds)
     else:
         if ray.address is None:  # Ray's proxy will listen on this machine
             with listen(host, port) as free:
                 port = free.getsockname()[1]
-        loaded = serve_on_ray(served, host, port, replicas, grace, ray)
+        on_node = device or ("cuda" if ray.num_gpus else None)
+        build = partial(served_app, block, on_node, options, trainers)
+        loaded = serve_on_ray(build, host, port, replicas, grace, ray)
     if not loaded:
         raise SystemExit(1)
 

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import tenacity
 
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
@@ -61,9 +60,8 @@ class _Transient(Exception):
 class ServerConnection:
     """Requests to one server, over persistent connections; arguments of `RemoteReward`.
 
-    Threads share it. A pickled or forked copy opens new connections, and expects the reward that
-    the original was connected to. A request is also repeated if a proxy has lost the
-    server that had it.
+    A pickled or forked copy opens new connections, and expects the reward that the original was
+    connected to.
     """
 
     def __init__(
@@ -148,35 +146,33 @@ class ServerConnection:
         self, method: str, path: str, content: bytes | None = None, expected: str | None = None
     ) -> httpx2.Response:
         """Send a request until a reply has the expected fingerprint, or patience ends."""
-        started = time.monotonic()
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Transient),
-            stop=lambda state: tenacity.stop_before_delay(self._patience(state))(state),
-            wait=_wait,
-            before_sleep=self._announce,
-            reraise=True,
-        )
-        try:
-            return retrying(self._attempt, method, path, content, expected)
-        except _Transient as error:
-            tried = f"tried for {time.monotonic() - started:.0f} s"
-            if not error.reached and self.patience is None and self._description is None:
-                raise ServerLost(
-                    f"there is no reward server at {self.url}: {error}; {tried}. Start one with "
-                    "`ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
-                ) from error
-            raise ServerLost(
-                f"the reward server {self.url} was lost: {error}; {tried} of patience = "
-                f"{self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the "
-                "URL, or increase patience."
-            ) from error
+        started, number = time.monotonic(), 0
+        while True:
+            try:
+                return self._attempt(method, path, content, expected)
+            except _Transient as error:
+                tried = time.monotonic() - started
+                unreached = not error.reached and self._description is None
+                patience = self.patience or (_UNREACHED if unreached else _PATIENCE)
+                pause = _backoff(number) if error.wait is None else error.wait
+                if tried + pause >= patience:
+                    raise self._lost(error, unreached, tried) from error
+                if number == 0:
+                    log.warning("waiting for %s: %s", self.url, error)
+            time.sleep(pause)
+            number += 1
 
-    def _patience(self, state: tenacity.RetryCallState) -> float:
-        """Return the seconds for which a request is repeated after this failure."""
-        if self.patience is not None:
-            return self.patience
-        unreached = not _error_of(state).reached and self._description is None
-        return _UNREACHED if unreached else _PATIENCE
+    def _lost(self, error: _Transient, unreached: bool, tried: float) -> ServerLost:
+        if unreached and self.patience is None:
+            return ServerLost(
+                f"there is no reward server at {self.url}: {error}; tried for {tried:.0f} s. Start "
+                "one with `ctrlreward serve reward.yaml`, or set patience=SECONDS to wait for it."
+            )
+        return ServerLost(
+            f"the reward server {self.url} was lost: {error}; tried for {tried:.0f} s of patience "
+            f"= {self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the URL, "
+            "or increase patience."
+        )
 
     def _attempt(
         self, method: str, path: str, content: bytes | None, expected: str | None
@@ -193,7 +189,10 @@ class ServerConnection:
                 f"the reward server {self.url} did not answer {path} in timeout = "
                 f"{self.timeout:g} s. Set a longer timeout or smaller batches."
             ) from error
-        self._check_fingerprint(response, expected)
+        found = response.headers.get(FINGERPRINT_HEADER)
+        if expected not in (None, found) and (found is not None or response.is_success):
+            self.connect()  # raises with the difference
+            raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
         if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
             raise _Transient(_message(response), _retry_after(response))
         if response.status_code == 422:
@@ -205,18 +204,6 @@ class ServerConnection:
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
         return response
 
-    def _check_fingerprint(self, response: httpx2.Response, expected: str | None) -> None:
-        """Raise if a reply, even an error, comes from another reward."""
-        found = response.headers.get(FINGERPRINT_HEADER)
-        if expected is None or found == expected or (found is None and not response.is_success):
-            return
-        self.connect()  # raises with the difference
-        raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
-
-    def _announce(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1:
-            log.warning("waiting for %s: %s", self.url, _error_of(state))
-
     def _json(self, response: httpx2.Response) -> Any:
         try:
             return json.loads(response.content)
@@ -227,34 +214,23 @@ class ServerConnection:
 
 
 def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
-    """Return True for the error of a proxy, such as Ray Serve's, whose server has ended or is
-    ending.
+    """Return True for the error of a proxy, such as Ray Serve's, whose server has ended.
 
     A reply of the server has a fingerprint; before it has one, an error has a `detail`. Once it
-    has replied, a 404 means that the proxy does not have the route now. Scoring is
-    repeatable, so a lost request may be sent again.
+    has replied, a 404 means that the proxy does not have the route now.
     """
     lost = (500, 502, 504) if expected is None else (404, 500, 502, 504)
     from_proxy = response.status_code in lost and FINGERPRINT_HEADER not in response.headers
     return from_proxy and _detail(response) is None
 
 
-_backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
 # Not training's random generator, whose next number would depend on the network.
 _random = random.SystemRandom()
 
 
-def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the seconds requested by the server, or exponential backoff with jitter."""
-    asked = _error_of(state).wait
-    return _backoff(state) * _random.uniform(0.5, 1.0) if asked is None else asked
-
-
-def _error_of(state: tenacity.RetryCallState) -> _Transient:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, _Transient)
-    return error
+def _backoff(number: int) -> float:
+    """Return the seconds after a failed attempt, 0.1 and twice as many each time, with jitter."""
+    return min(0.1 * 2.0 ** min(number, 7), 10.0) * _random.uniform(0.5, 1.0)
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

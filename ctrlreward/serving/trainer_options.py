@@ -32,12 +32,8 @@ class TemplateMarkers:
         response_end: Text that the template puts after the response.
         prompt_start: Text before the prompt; the text before its last occurrence (a system message)
             is left out. Empty: the prompt is all text before the response.
-        response_at: Occurrence of `response_start` after which the response begins. With `"last"`,
-            for prompts of several turns, a policy that writes the marker itself has only the rest
-            scored.
-
-    Raises:
-        ValueError: `response_start` is empty, or `response_at` is another word.
+        response_at: Occurrence of `response_start` after which the response begins; `"last"` for
+            prompts of several turns.
 
     Examples:
         >>> markers = TemplateMarkers("\nassistant: ", response_end="\n", prompt_start="user: ")
@@ -86,13 +82,12 @@ class TemplateMarkers:
 class TrainerRoutes:
     """Options of the routes of trainers: OpenRLHF, slime, NeMo Gym, and verl by `/classify`.
 
-    NeMo Gym masks a failed sample. The other trainers need a finite number for every sample: a
-    failed one has `failed_score` as its total and as each component. The rate of failures is sent
-    as well, so that the mean of a component over the other samples is
-    (mean - rate * failed_score) / (1 - rate).
+    The rate of failures is sent as well: the mean of a component over the samples that did not fail
+    is (mean - rate * failed_score) / (1 - rate).
 
     Args:
-        failed_score: Total and components of a failed sample, a finite number.
+        failed_score: Total and components of a failed sample, a finite number. NeMo Gym masks the
+            sample instead.
         columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
             `prefixes` is mapped, else the completion alone. `/classify` does not have labels.
         constants: Column of `Samples` → one text for all samples: `{"labels": "positive"}`.
@@ -103,11 +98,6 @@ class TrainerRoutes:
             otherwise it fails like any other.
         patience: Seconds to hold a request while the queue is full, before a reply of 503.
             OpenRLHF sends five requests, one per second, and then gives up.
-
-    Raises:
-        TypeError: `columns` or `constants` is not a mapping.
-        ValueError: `failed_score` or `patience` is not a finite number, or a column is unknown,
-            used twice, or mapped to something else.
 
     Examples:
         >>> TrainerRoutes(-1.0, columns={"labels": "tone"})
@@ -142,11 +132,7 @@ class TrainerRoutes:
         object.__setattr__(self, "constants", constants)
 
     def check(self, reward: Reward) -> None:
-        """Raise if the routes can't serve a reward; loads no model.
-
-        Scores have to be pointwise, and the columns that components need mapped or constant. No
-        component may have the name of a key of the replies.
-        """
+        """Raise if the routes can't serve a reward; loads no model."""
         check_pointwise(reward, "a route of a trainer")
         check_failed_score(reward, self.failed_score, ["failed", "total"])
         try:

@@ -30,11 +30,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ctrlreward.adapters._conversion import completions_of
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.serving.contract import QueueFull, RejectedSamples, dumps
+from ctrlreward.serving.contract import Refusal, dumps
 from ctrlreward.serving.trainer_options import TrainerRoutes
 from ctrlreward.text.chats import plain_text
-
-_MOST_HELD = 1024  # requests held while the queue is full
 
 
 class _OpenRLHFRequest(BaseModel):
@@ -72,47 +70,28 @@ class _TextsRequest(BaseModel):
 
 
 def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
-    """Return the routes of `/get_reward`, `/slime`, `/classify`, `/v1/embeddings` and `/verify`.
+    """Return the routes for `create_app(reward, routers=[trainer_routes(options, reward)])`.
 
-    They score with the queue of the application that includes them, `app.state.requests`. A
-    ValueError says why they can't serve the reward (`TrainerRoutes.check`).
-
-    Examples:
-        >>> from ctrlreward import Reward, Similarity, WordVectors
-        >>> from ctrlreward.serving.trainer_options import TrainerRoutes
-        >>> from ctrlreward.serving import create_app
-        >>> reward = Reward({"content": Similarity(WordVectors({"soup": [1, 0]}))})
-        >>> options = TrainerRoutes(failed_score=-1.0, columns={"sources": "label"})
-        >>> app = create_app(reward, routers=[trainer_routes(options, reward)])
+    Raises:
+        ValueError: The routes can't serve the reward.
     """
     options.check(reward)
     router = APIRouter(tags=["trainers"])
-    names = ("total", *reward.components, "failed")
-    held = 0
 
     async def score(request: Request, samples: Samples) -> RewardBatch:
         """Score samples in the queue of the application, and wait while it is full."""
-        nonlocal held
         queue, deadline = request.app.state.requests, time.monotonic() + options.patience
         while True:
             try:
-                scored = await queue.score(samples, strict=options.strict)
-            except QueueFull as full:
-                if time.monotonic() >= deadline or held >= _MOST_HELD:
-                    full.status, full.retry_after = 503, 1
+                return (await queue.score(samples, strict=options.strict)).batch
+            except Refusal as refused:
+                if refused.status != 429:
                     raise
-                held += 1
-                try:
-                    await asyncio.sleep(min(1.0, options.patience))
-                finally:
-                    held -= 1
-            else:
-                return scored.batch
+                if time.monotonic() >= deadline:
+                    raise Refusal(503, str(refused), retry_after=1) from None
+                await asyncio.sleep(min(1.0, options.patience))
 
     async def values_of(request: Request, samples: Samples) -> dict[str, list[float]]:
-        """Return total, components and `failed` of each sample: finite numbers."""
-        if not len(samples):
-            return {name: [] for name in names}
         return _finite_values(await score(request, samples), options.failed_score)
 
     @router.post("/get_reward")
@@ -141,9 +120,8 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
             labels = None if body.label is None else [body.label]
             samples = options.samples([body.response], [plain_text(body.prompt)], labels)
         values = await values_of(request, samples)
-        return (
-            {name: value for name, (value,) in values.items()} if components else values["total"][0]
-        )
+        row = {name: value for name, (value,) in values.items()}
+        return row if components else row["total"]
 
     @router.post("/seed_session")
     async def seed_session() -> dict[str, Any]:
@@ -154,12 +132,9 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     async def verify(request: Request, body: _VerifyRequest) -> Response:
         """Score a response as NeMo Gym asks; the reply repeats the request, as its schema wants.
 
-        `reward_components`, for GDPO, has weight × score of each component of a weighted sum: NeMo
-        RL wants their sum to be the reward. Other aggregates have none. The scores themselves are
-        fields of the reply, which NeMo Gym averages; a component without a score is left out.
-
-        A failed sample has the reward 0, as each part of it, `mask_sample`, so that nothing is
-        learned from it, and `failure_reason`.
+        Scores are fields of the reply, which NeMo Gym averages; one that failed is left out.
+        `reward_components`, for GDPO, are weight × score of each component of a weighted sum. A
+        failed sample has `mask_sample`, so that nothing is learned from it, and `failure_reason`.
         """
         with _rejections("response"):
             prompt = plain_text(body.responses_create_params.get("input", ""))
@@ -242,4 +217,4 @@ def _rejections(key: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise RejectedSamples(str(error), (key,)) from error
+        raise Refusal(422, str(error), place=(key,)) from error

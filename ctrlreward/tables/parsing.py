@@ -16,18 +16,12 @@ CsvRow: TypeAlias = tuple[int, dict[str, str]]
 
 _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter than some documents
 
-
 # What a spreadsheet runs: a text that begins so, after apostrophes of ours or of the text.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def formula_free(text: str) -> str:
-    """Return a cell that no spreadsheet runs: a formula gets an apostrophe, a number is kept.
-
-    Examples:
-        >>> formula_free("=1+1"), formula_free("-1.5"), cell_text("'=1+1")
-        ("'=1+1", '-1.5', '=1+1')
-    """
+    """Return a cell that no spreadsheet runs: a formula gets an apostrophe, a number is kept."""
     if not _FORMULA.match(text):
         return text
     try:
@@ -47,10 +41,6 @@ def csv_header(names: Sequence[str]) -> str:
 
     By that the file is known, and its apostrophes are removed. Other programs write names with
     quotes where they need them, or all names.
-
-    Examples:
-        >>> csv_header(["text", "a,b", "accuracy"])
-        'text,"a,b","accuracy"\n'
     """
     last = len(names) - 1
     cells = [

@@ -59,11 +59,9 @@ def to_samples(
 ) -> Samples:
     """Return the columns that scorers read, of rows whose places are used in errors.
 
-    A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
-    so do its scores. An object, or a column of each attribute, is a label of several attributes, of
-    where null or an empty cell is not controlled. `present` are the columns of the
-    table, None for the columns of the first row. `label_map` maps labels in the table to the
-    scorers'.
+    A text that is null is empty, and an empty text has an empty prefix. An object, or a column of
+    each attribute, is a label of several attributes. `present` are the columns of the table, None
+    for the columns of the first row. `label_map` maps the table's labels to the scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
@@ -87,12 +85,9 @@ def to_samples(
         )
     table: dict[str, list[Any]] = {
         column: [
-            cell
-            if isinstance(cell := row[name], str)
-            or (column in ("references", "prompts") and isinstance(cell, list))
-            else _label(cell, place, name)
-            if column == "labels" and isinstance(cell, dict)
-            else _as_string(cell, place, name, column)
+            _label(row[name], place, name)
+            if column == "labels" and isinstance(row[name], dict)
+            else _cell(row[name], place, name, column)
             for place, row in zip(places, rows, strict=True)
         ]
         for column, name in read.items()
@@ -151,7 +146,7 @@ def _attributes(columns: Columns, present: Sequence[str]) -> list[str]:
 def _label(targets: Mapping[str, Any], place: str, name: str | None) -> str:
     """Return the label of several attributes."""
     cells = {
-        attribute: cell if isinstance(cell, str) else _as_string(cell, place, attribute, "labels")
+        attribute: _cell(cell, place, attribute, "labels")
         for attribute, cell in targets.items()
         if cell not in ("", None)
     }
@@ -161,7 +156,10 @@ def _label(targets: Mapping[str, Any], place: str, name: str | None) -> str:
         raise ValueError(f"{place}: {name}: {error}") from None
 
 
-def _as_string(value: Any, place: str, name: str, column: str) -> str:
+def _cell(value: Any, place: str, name: str, column: str) -> Any:
+    """Return a cell of a column of `Samples`."""
+    if isinstance(value, str) or (column in ("references", "prompts") and isinstance(value, list)):
+        return value
     if value is None and column == "texts":
         return ""
     if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):

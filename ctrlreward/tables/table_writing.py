@@ -66,8 +66,7 @@ class TableWriter:
     r"""Table that is written in parts: all columns of the rows, then the scores.
 
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON in
-    the cells of a CSV file, and a text that a spreadsheet would run as a formula gets an apostrophe
-    there, which readers of this package remove from its own files (`csv_header`). An unpaired
+    the cells of a CSV file, and formulas get an apostrophe there (`formula_free`). An unpaired
     surrogate, which UTF-8 can't encode, becomes its escape: `\ud800`.
     """
 

@@ -143,7 +143,7 @@ def serve() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, int], list[Any]]:
     """Return a function whose server has a full queue at first; it returns the requests."""
-    from ctrlreward.serving.contract import QueueFull
+    from ctrlreward.serving.contract import Refusal
 
     def at_first(server: Any, refusals: int) -> list[Any]:
         queue = server.app.state.requests
@@ -152,7 +152,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, int], list[Any]]:
         async def full_at_first(*given: Any, **more: Any) -> Any:
             seen.append(given)
             if len(seen) <= refusals:
-                raise QueueFull(1000, 30)
+                raise Refusal(429, "full", 30)
             return await score(*given, **more)
 
         monkeypatch.setattr(queue, "score", full_at_first)

@@ -26,13 +26,13 @@ from shard_scorers import Length, Threads
 from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
-from ctrlreward.corpus.ray_workers import RayOptions, RayWorkers
+from ctrlreward.corpus.ray_workers import RayWorkers
 from ctrlreward.corpus.workers import ScoreShards, Shard, in_process
-from ctrlreward.ray_cluster import RayServeOptions
+from ctrlreward.ray_cluster import RayOptions, RayServeOptions
 from ctrlreward.scorers.base import Scores
+from ctrlreward.serving.application import served_app
 from ctrlreward.serving.limits import ServeOptions
 from ctrlreward.serving.ray_serve import RewardReplica, _check_resources
-from ctrlreward.serving.served_reward import ServedReward
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
 # loopback address only; the third one gives workers the priority of other tests, as they would wait
@@ -106,9 +106,10 @@ def processes(folder: Path) -> set[str]:
 
 def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
     """The file was read on another node, so the mistake is not in it."""
-    served = ServedReward({"components": {"a": {"scorer": "absent.Scorer"}}}, None, ServeOptions())
+    block = {"components": {"a": {"scorer": "absent.Scorer"}}}
+    build = partial(served_app, block, None, ServeOptions(), None)
     with pytest.raises(RuntimeError, match=r"can't be built on this node \(.*absent.*Install"):
-        RewardReplica(served, 1).__serve_build_asgi_app__()
+        RewardReplica(build, 1).__serve_build_asgi_app__()
 
 
 def test_actors_score_every_shard_once(two: ScoreShards, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_cluster_that_is_too_small(
     ray_cluster: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with RayWorkers(5) as workers:
+    with RayWorkers(5, RayOptions()) as workers:
         assert collect(workers, Length(), iter([])) == {}
     assert "the Ray cluster can hold 2 of 5 actors" in capsys.readouterr().err
     message = r"has 1 CPUs and 1 GPUs for an actor: they have 2 CPUs, 0"
@@ -395,7 +396,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     [
         (["--replicas=2"], "replicas must be 1, or more with --engine ray, got 2"),
         (["--engine=ray", "--replicas=0"], "replicas must be 1, or more with --engine ray, got 0"),
-        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be positive, got -1.0"),
+        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus must be 0 or more, got -1.0"),
         (
             ["--engine=ray", "--ray.max_queued_requests=0"],
             "max_queued_requests must be positive, or -1 for no limit, got 0",

@@ -6,7 +6,6 @@ import csv
 import fcntl
 import json
 import multiprocessing
-import os
 import re
 import resource
 import signal
@@ -19,68 +18,21 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import yaml
+from corpus.conftest import write_jsonl
+from shard_scorers import Interrupted, Letters, Rank
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.corpus import workers
 from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
+from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.tables.row_streams import read_rows
 
-NAN = float("nan")
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
+BY_LETTERS = "--scorers+=shard_scorers.Letters"
 
-
-class Letters(Scorer):
-    """Share of one letter; an empty text fails."""
-
-    calls: list[int]  # rows of each call, of all instances
-
-    def __init__(self, letter: str = "e", device: str = "cpu") -> None:
-        if len(letter) != 1:
-            raise ValueError(f"letter = {letter!r}: give one")
-        self.letter = letter
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        Letters.calls.append(len(samples))
-        counts = [text.count(self.letter) / 3 if text else NAN for text in samples.texts]
-        return {"letters": np.array(counts)}
-
-
-class Rank(Scorer):
-    """Share of samples that are shorter; a score that depends on all samples."""
-
-    pointwise = False
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"rank": ScoreSpec(higher_is_better=False, range=(0.0, 1.0))}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        lengths = np.array([len(text) for text in samples.texts])
-        return {"rank": (lengths[:, None] > lengths).mean(axis=1)}
-
-
-class Interrupted(Scorer):
-    """Text length; kills the process at one text, as a machine that is switched off."""
-
-    calls: list[int]
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        if "KILL_AT" in os.environ and os.environ["KILL_AT"] in samples.texts:
-            os.kill(os.getpid(), signal.SIGKILL)
-        Interrupted.calls.append(len(samples))
-        return {"length": np.array([len(text) for text in samples.texts], dtype=np.float64)}
-
+pytestmark = pytest.mark.usefixtures("at_home")
 
 TEXTS = [f"text number {i}, " + "e" * (i % 7) for i in range(10)]
 RECORDS: list[dict[str, Any]] = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
@@ -88,18 +40,9 @@ RECORDS[4]["text"] = ""
 
 
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, with this module importable as `stubs`."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "stubs", sys.modules[__name__])
-    for stub in (Letters, Rank, Interrupted):
-        monkeypatch.setattr(stub, "__module__", "stubs")
-    for stub in (Letters, Interrupted):
-        monkeypatch.setattr(stub, "calls", [], raising=False)
-
-
-def write_jsonl(name: str, records: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
+def no_calls() -> None:
+    Letters.calls.clear()
+    Interrupted.calls.clear()
 
 
 def write_csv(name: str, records: list[dict[str, Any]]) -> None:
@@ -113,12 +56,6 @@ def expected() -> list[float | None]:
     return [record["text"].count("e") / 3 if record["text"] else None for record in RECORDS]
 
 
-@pytest.fixture
-def fails(fails: Callable[..., str]) -> Callable[..., str]:
-    """Return a function that runs a command that fails, and returns its error as one line."""
-    return lambda *arguments: " ".join(fails("score", *arguments).split())
-
-
 # Input and output
 
 
@@ -126,7 +63,7 @@ def fails(fails: Callable[..., str]) -> Callable[..., str]:
 @pytest.mark.parametrize("target", ["out.jsonl", "out.csv", "out.parquet"])
 def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> None:
     (write_csv if source == "in.csv" else write_jsonl)(source, RECORDS)
-    main(["score", source, target, "--scorers+=stubs.Letters", "--chunk=3"])
+    main(["score", source, target, BY_LETTERS, "--chunk=3"])
     if target == "out.jsonl":
         rows = [json.loads(line) for line in Path(target).read_text().splitlines()]
     elif target == "out.csv":
@@ -171,7 +108,7 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     accuracy = {"class_path": "Accuracy", "init_args": {"model": evaluators}}
     config = {
         "scorers": [
-            {"class_path": "stubs.Letters", "init_args": {"letter": "o"}},
+            {"class_path": "shard_scorers.Letters", "init_args": {"letter": "o"}},
             {"class_path": "ctrlreward.scorers.Accuracy", "init_args": accuracy["init_args"]},
         ],
         "columns": {"text": "output", "label": "wanted"},
@@ -186,7 +123,7 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     assert Letters.calls == [1]  # equal texts are scored once
 
 
-def test_transfer_quality_is_read_from_yaml(fails: Callable[..., str]) -> None:
+def test_transfer_quality_is_read_from_yaml(refused: Callable[..., str]) -> None:
     parts = {
         "accuracy": {"class_path": "Accuracy", "init_args": {"model": "some/folder"}},
         "similarity": {"class_path": "Similarity"},
@@ -195,13 +132,13 @@ def test_transfer_quality_is_read_from_yaml(fails: Callable[..., str]) -> None:
     config = {"scorers": [{"class_path": "TransferQuality", "init_args": parts}]}
     Path("scorers.yaml").write_text(yaml.safe_dump(config))
     write_jsonl("in.jsonl", [{"text": "good", "label": "a", "source": "b", "gm": 1}])
-    error = fails("in.jsonl", "out.jsonl", "--config=scorers.yaml")
+    error = refused("in.jsonl", "out.jsonl", "--config=scorers.yaml")
     assert "in.jsonl already has columns with the names of scores (gm). Pass --names" in error
 
 
 def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
     write_jsonl("in.jsonl", RECORDS)
-    main(["score", "in.jsonl", "out.jsonl", "--scorers+=stubs.Rank", "--chunk=2"])
+    main(["score", "in.jsonl", "out.jsonl", "--scorers+=shard_scorers.Rank", "--chunk=2"])
     rows = [row["rank"] for row in read_rows(Path("out.jsonl"))]
     direct = Rank().score(Samples([record["text"] for record in RECORDS]))["rank"]
     assert rows == direct.tolist()
@@ -209,7 +146,7 @@ def test_scorers_that_are_not_pointwise_get_all_rows() -> None:
 
 def test_names_distinguish_scorers_with_the_same_scores() -> None:
     write_jsonl("in.jsonl", RECORDS)
-    options = ["--scorers+=stubs.Letters", "--scorers+=stubs.Letters", "--scorers.letter=t"]
+    options = [BY_LETTERS, BY_LETTERS, "--scorers.letter=t"]
     main(["score", "in.jsonl", "out.jsonl", *options, "--names=[e,t]"])
     rows = read_rows(Path("out.jsonl"))
     assert [row["e.letters"] for row in rows] == expected()
@@ -219,23 +156,23 @@ def test_names_distinguish_scorers_with_the_same_scores() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "in.jsonl out.jsonl --scorers stubs.Letters stubs.Rank",
-        "--scorers stubs.Letters stubs.Rank in.jsonl out.jsonl",
-        "in.jsonl --scorers stubs.Letters,stubs.Rank out.jsonl",
-        "in.jsonl out.jsonl --scorers stubs.Letters --scorers stubs.Rank",
-        "in.jsonl out.jsonl --scorers+=stubs.Letters --scorers+=stubs.Rank",
-        "in.jsonl out.jsonl --scorers=[stubs.Letters,stubs.Rank]",
+        "in.jsonl out.jsonl --scorers shard_scorers.Letters shard_scorers.Rank",
+        "--scorers shard_scorers.Letters shard_scorers.Rank in.jsonl out.jsonl",
+        "in.jsonl --scorers shard_scorers.Letters,shard_scorers.Rank out.jsonl",
+        "in.jsonl out.jsonl --scorers shard_scorers.Letters --scorers shard_scorers.Rank",
+        "in.jsonl out.jsonl --scorers+=shard_scorers.Letters --scorers+=shard_scorers.Rank",
+        "in.jsonl out.jsonl --scorers=[shard_scorers.Letters,shard_scorers.Rank]",
         "in.jsonl out.jsonl --config list.yaml",
-        "in.jsonl out.jsonl --config one.yaml --scorers+=stubs.Rank",
-        "in.jsonl out.jsonl --config other.yaml --scorers stubs.Letters stubs.Rank",
+        "in.jsonl out.jsonl --config one.yaml --scorers+=shard_scorers.Rank",
+        "in.jsonl out.jsonl --config other.yaml --scorers shard_scorers.Letters shard_scorers.Rank",
     ],
 )
 def test_scorers_can_be_given_in_many_ways(arguments: str) -> None:
     write_jsonl("in.jsonl", RECORDS)
     for name, scorers in (
-        ("list", ["stubs.Letters", "stubs.Rank"]),
-        ("one", ["stubs.Letters"]),
-        ("other", ["stubs.Interrupted"]),
+        ("list", ["shard_scorers.Letters", "shard_scorers.Rank"]),
+        ("one", ["shard_scorers.Letters"]),
+        ("other", ["shard_scorers.Interrupted"]),
     ):
         Path(f"{name}.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
     main(["score", *arguments.split()])
@@ -246,7 +183,7 @@ def test_scorers_can_be_given_in_many_ways(arguments: str) -> None:
 
 def test_the_summary_shows_mean_direction_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl("in.jsonl", RECORDS)
-    main(["score", "in.jsonl", "out.csv", "--scorers+=stubs.Letters", "--scorers+=stubs.Rank"])
+    main(["score", "in.jsonl", "out.csv", BY_LETTERS, "--scorers+=shard_scorers.Rank"])
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     mean = np.mean([value for value in expected() if value is not None])
     assert ["letters", "↑", f"{mean:.4f}", "10", "1"] in lines
@@ -255,7 +192,7 @@ def test_the_summary_shows_mean_direction_and_failures(capsys: pytest.CaptureFix
 
 # Interrupted runs
 
-STOPPED = ["--scorers+=stubs.Letters", "--scorers+=stubs.Interrupted", "--chunk=4"]
+STOPPED = [BY_LETTERS, "--scorers+=shard_scorers.Interrupted", "--chunk=4"]
 
 
 @pytest.fixture
@@ -273,16 +210,16 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("out.csv").exists()
 
 
-def test_a_killed_run_resumes(stopped: None, fails: Callable[..., str]) -> None:
+def test_a_killed_run_resumes(stopped: None, refused: Callable[..., str]) -> None:
     partial = Path("out.csv.partial")
     assert len(list(partial.iterdir())) == 1 + 3 + 1  # three shards, then one
-    options = ["--scorers+=stubs.Letters", "--scorers.letter=t", *STOPPED[1:]]
-    error = fails("in.jsonl", "out.csv", *options)
+    options = [BY_LETTERS, "--scorers.letter=t", *STOPPED[1:]]
+    error = refused("in.jsonl", "out.csv", *options)
     assert "out.csv.partial was started with a different scorers" in error
-    error = fails("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
+    error = refused("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
     assert "out.csv.partial was started with a different columns" in error
     (partial / ".00000001-1.json.unfinished").write_text('{"len')
-    options = ["--scorers+=stubs.Letters", "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
+    options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
     main(["score", "in.jsonl", "out.csv", *options])  # device and chunk may change
     assert Letters.calls == []
     assert Interrupted.calls == [4, 2]  # in the shards that the run began with
@@ -296,14 +233,14 @@ def test_a_killed_run_resumes(stopped: None, fails: Callable[..., str]) -> None:
 
 
 def test_a_full_disk_keeps_the_shards_and_is_named(
-    stopped: None, fails: Callable[..., str]
+    stopped: None, refused: Callable[..., str]
 ) -> None:
     partial = Path("out.csv.partial")
     before = {file.name: file.read_bytes() for file in partial.iterdir()}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
     try:
-        error = fails("in.jsonl", "out.csv", *STOPPED)
+        error = refused("in.jsonl", "out.csv", *STOPPED)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert re.search(r"File too large: '\S*out.csv.partial/\S+.json'", error), error
@@ -354,11 +291,11 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
 
 @pytest.mark.parametrize("content", ["", '{"letters": [1', "[1]"])
 def test_a_shard_that_was_cut_off_is_named_and_scored_again(
-    stopped: None, content: str, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    stopped: None, content: str, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard, *_ = sorted(Path("out.csv.partial").glob("0*.json"))
     shard.write_text(content)
-    error = fails("in.jsonl", "out.csv", *STOPPED)
+    error = refused("in.jsonl", "out.csv", *STOPPED)
     assert f"{shard} is damaged or was cut off (" in error
     assert "Delete it and repeat the command, which scores its rows again" in error
     shard.unlink()
@@ -368,26 +305,26 @@ def test_a_shard_that_was_cut_off_is_named_and_scored_again(
 
 
 def test_an_unfinished_run_of_another_version_is_refused(
-    stopped: None, fails: Callable[..., str]
+    stopped: None, refused: Callable[..., str]
 ) -> None:
     manifest = Path("out.csv.partial/manifest.json")
     content = json.loads(manifest.read_text())
     content["settings"]["version"] = "0.3.0"
     manifest.write_text(json.dumps(content))
-    error = fails("in.jsonl", "out.csv", *STOPPED)
+    error = refused("in.jsonl", "out.csv", *STOPPED)
     assert 'out.csv.partial was started with a different version: ["0.3.0"], not' in error
     assert "delete the folder to start over" in error
     manifest.write_text(manifest.read_text()[:-9])
-    error = fails("in.jsonl", "out.csv", *STOPPED)
+    error = refused("in.jsonl", "out.csv", *STOPPED)
     assert "manifest.json is not a manifest of shards" in error
     assert (Letters.calls, Interrupted.calls) == ([], [])
 
 
 def test_a_complete_output_is_not_scored_again(
-    fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_jsonl("in.jsonl", RECORDS)
-    command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
+    command = ["in.jsonl", "out.jsonl", BY_LETTERS]
     main(["score", *command])
     content = Path("out.jsonl").read_bytes()
     main(["score", *command])
@@ -395,18 +332,18 @@ def test_a_complete_output_is_not_scored_again(
     assert "out.jsonl is already complete. Delete it to score in.jsonl again" in printed
     assert Path("out.jsonl").read_bytes() == content
     assert Letters.calls == [10]
-    error = fails(*command[:2], "--scorers+=stubs.Rank")
+    error = refused(*command[:2], "--scorers+=shard_scorers.Rank")
     assert "out.jsonl exists but is not a complete output of this command: it has no rank" in error
     write_jsonl("in.jsonl", RECORDS[:-1])
-    error = fails(*command)
+    error = refused(*command)
     assert "it has 10 rows instead of 9. Use another output, or delete it" in error
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
 def test_a_complete_output_of_other_texts_is_refused(
-    output: str, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    output: str, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["in.jsonl", output, "--scorers+=stubs.Letters"]
+    command = ["in.jsonl", output, BY_LETTERS]
     write_jsonl("in.jsonl", [record | {"none": None} for record in RECORDS])
     main(["score", *command])
     main(["score", *command])
@@ -414,17 +351,17 @@ def test_a_complete_output_of_other_texts_is_refused(
     changed = [record | {"none": None} for record in RECORDS]
     changed[3]["text"] = "a new text"
     write_jsonl("in.jsonl", changed)
-    error = fails(*command)
+    error = refused(*command)
     assert f"{output} exists but was made from other rows: text[3] is 'text number 3, eee'" in error
     assert "not 'a new text'. Use another output" in error
 
 
-def test_a_second_process_is_refused(fails: Callable[..., str]) -> None:
+def test_a_second_process_is_refused(refused: Callable[..., str]) -> None:
     write_jsonl("in.jsonl", RECORDS)
-    command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
+    command = ["in.jsonl", "out.jsonl", BY_LETTERS]
     with open(".out.jsonl.lock", "w") as held:  # as another process would
         fcntl.flock(held, fcntl.LOCK_EX)
-        error = fails(*command)
+        error = refused(*command)
         assert "out.jsonl is in use by another process. Wait for it" in error
         assert Letters.calls == []
     main(["score", *command])
@@ -461,12 +398,15 @@ WITHOUT_SCORERS = [
     ),
     ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function"),
     ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
-    ("in.jsonl o.csv --scorer stubs.Letters", "--scorer (did you mean --scorers?)"),
+    ("in.jsonl o.csv --scorer shard_scorers.Letters", "--scorer (did you mean --scorers?)"),
 ]
 WITH_LETTERS = [
     ("in.jsonl o.csv --scorers.leter=e", "scorers.leter is not an option (did you mean 'letter'?)"),
     ("in.jsonl o.csv --scorers.letter=ab", "letter = 'ab': give one"),
-    ("in.jsonl o.csv --scorers+=stubs.Letters", "two scorers have a score 'letters'. Pass --names"),
+    (
+        "in.jsonl o.csv --scorers+=shard_scorers.Letters",
+        "two scorers have a score 'letters'. Pass --names",
+    ),
     ("in.jsonl o.csv --names=[a,b]", "must be one distinct name per scorer, got ['a', 'b'] for 1"),
     ("in.jsonl o.csv --chunk=0", "error: chunk must be positive, got 0"),
     ("in.jsonl o.csv --chunk=1e9", "error: chunk must be int, got '1000000000.0'"),
@@ -503,7 +443,7 @@ WITH_LETTERS = [
 def with_letters(given: str) -> str:
     """Return arguments with a scorer after the two files."""
     source, target, *options = given.split()
-    return " ".join([source, target, "--scorers stubs.Letters", *options])
+    return " ".join([source, target, "--scorers shard_scorers.Letters", *options])
 
 
 @pytest.mark.parametrize(
@@ -514,7 +454,7 @@ def with_letters(given: str) -> str:
     ],
 )
 def test_first_tries_say_what_to_type(
-    arguments: str, message: str, fails: Callable[..., str]
+    arguments: str, message: str, refused: Callable[..., str]
 ) -> None:
     write_jsonl("in.jsonl", RECORDS)
     write_csv("body.csv", [{"id": 1, "body": "a text"}])
@@ -522,7 +462,7 @@ def test_first_tries_say_what_to_type(
     Path("bad.yaml").write_text("scorers: [Similrity]")
     Path("key.yaml").write_text("columns: {txt: id}")
     before = sorted(Path().iterdir())
-    error = fails(*arguments.split())
+    error = refused(*arguments.split())
     assert message in error
     usage = "usage: ctrlreward score INPUT OUTPUT --scorers NAME [NAME ...]"
     assert error.startswith((usage, "error: "))
@@ -531,12 +471,12 @@ def test_first_tries_say_what_to_type(
 
 @pytest.mark.parametrize("names", [("in.parquet", "out.csv"), ("in.csv", "out.parquet")])
 def test_parquet_names_its_extra(
-    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     write_csv("in.csv", RECORDS)
     Path("in.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    error = fails(*names, "--scorers", "stubs.Letters")
+    error = refused(*names, "--scorers", "shard_scorers.Letters")
     assert "needs pyarrow: pip install 'ctrlreward[parquet]'" in error
     assert Letters.calls == []

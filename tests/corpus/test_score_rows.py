@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from corpus.conftest import write_jsonl
+from shard_scorers import Rank
 from warm_python import run_warm
 
-from ctrlreward import scorers
+from ctrlreward import Samples, scorers
 from ctrlreward.cli import main
 from ctrlreward.corpus import score as command
 from ctrlreward.corpus.scoring_job import score_file
@@ -21,14 +24,10 @@ from ctrlreward.corpus.shard_store import ShardStore
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.tables.row_streams import read_rows
 
-TESTS = Path(__file__).parents[1]
 LENGTH = ["--scorers", "shard_scorers.Length", "--chunk=4"]
 
 
-@pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(TESTS)
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
 def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
@@ -40,13 +39,7 @@ def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
 
 
 def write(records: list[dict[str, Any]], name: str = "in.jsonl") -> None:
-    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-@pytest.fixture
-def fails(fails: Callable[..., str]) -> Callable[..., str]:
-    """Return a function that runs a command that fails, and returns its error as one line."""
-    return lambda *arguments: " ".join(fails("score", *arguments).split())
+    write_jsonl(name, records)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +60,9 @@ def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
     for name in ("length", "letters", "rank"):
         failed = [i for i, row in enumerate(found) if row[name] in (None, "")]
         assert failed == [9]
+    in_process = Rank().score(Samples([row["text"] for row in rows(row_9={"text": bad})]))["rank"]
+    ranks = [np.nan if row["rank"] in (None, "") else float(row["rank"]) for row in found]
+    np.testing.assert_array_equal(ranks, in_process)
     main(["score", "in.jsonl", output, *scorers])  # it is complete, to the escape
 
 
@@ -123,7 +119,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_row_is_named_before_anything_is_scored(
-    case: str, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+    case: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     for folder, labels in (("cnn", ("negative", "positive")), ("cnn2", ("x", "z"))):
         save_text_cnn(TextCNN(TextCNNConfig(("good",), labels, 4)), Path(folder))
@@ -132,47 +128,13 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
     write(records)
     monkeypatch.setattr(ShardStore, "start", lambda *_: pytest.fail("scoring was started"))
     options = ["--scorers", *scorers.split(), "--chunk=4"]
-    assert f"error: {message}" in fails("in.jsonl", "out.jsonl", *options)
-
-
-TABLES = {
-    "bom.csv": ("\ufefftext,id\ngood,1\n", ""),
-    "end.jsonl": ('{"text": "a"}\n\n{"text": "b"}\n\n', ""),
-    "twice.csv": (
-        "id,text,text\n1,a,b\n",
-        "twice.csv:1 has several columns 'text'. Rename",
-    ),
-    "short.csv": ("text,id\na,1\nb\n", ""),
-    "long.csv": ("text,id\na,1\nb,c,2\n", "long.csv:3 has 3 cells, but the header has 2 columns"),
-    "semicolons.csv": (
-        '\ufefftext;id\n"good; bad";1\n',
-        "semicolons.csv:1 = text;id has columns separated by ';', must be separated by commas",
-    ),
-    "tabs.csv": ("text\tid\ngood\t1\n", "tabs.csv:1 = text id has columns separated by '\\t'"),
-    "array.jsonl": (
-        '[{"text": "a"},\n{"text": "b"}]\n',
-        "array.jsonl:1 is not JSON: Expecting value; a file has one object per line",
-    ),
-    "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_as_programs_write_them(name: str, fails: Callable[..., str]) -> None:
-    content, message = TABLES[name]
-    Path(name).write_text(content)
-    if message:
-        assert f"error: {message}" in fails(name, "out.jsonl", *LENGTH)
-    else:
-        main(["score", name, "out.jsonl", *LENGTH])
-        assert all(row["length"] for row in read_rows(Path("out.jsonl")))
+    assert f"error: {message}" in refused("in.jsonl", "out.jsonl", *options)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_a_scorer_says_names_the_row_of_the_user(
     workers: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Path("in").mkdir()
     write(rows(6), "in/a.jsonl")
     write([{"text": "x"}, *rows(6, row_3={"text": "odd"})], "in/b.jsonl")
     command = ["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers]
@@ -201,7 +163,7 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     killed: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
+    refused: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls = tmp_path / "calls"
@@ -209,7 +171,7 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     scorers = ["--scorers", "shard_scorers.Rank", "shard_scorers.Length"]
     command = ["in.jsonl", "out.jsonl", *scorers, f"--scorers.folder={calls}", "--chunk=4"]
     write(rows(22, row_17={"text": "bad"}))
-    assert "in.jsonl:18: text = 'bad'" in fails(*command)
+    assert "in.jsonl:18: text = 'bad'" in refused(*command)
     assert scored_texts(calls) == ["text 1", "text 12", "text 4", "text 8"]
     write(corrected := rows(23, row_5={"text": "a longer text"}, row_17={"text": "good"}))
     if killed:  # after the old scores are gone, before the manifest is new

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward import Samples
+from ctrlreward import Samples, progress
 from ctrlreward.corpus.corpus_scoring import (
     Corpus,
     check_corpus,
     models_of,
     score_corpus,
     score_in_memory,
-    scored_shards,
     scoring_units,
+    unchanged_shards,
     write_output,
 )
 from ctrlreward.corpus.shard_store import ShardStore
@@ -218,6 +218,19 @@ def test_the_models_of_a_unit_die_before_the_next_load() -> None:
     assert all(ref() is None for ref in Stub.built)
 
 
+def test_progress_shows_the_texts_of_each_unit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    score_here({"a": Stub("one", "a")["a"], "b": Stub("three", "b")["b"]})
+    printed = capsys.readouterr()
+    said = [line.split(" ", 1)[1] for line in printed.err.splitlines()]
+    expected = [f"Stub ({k} of 2): {n} of 4" for k in (1, 2) for n in (0, 4)]
+    assert [line.partition(" texts")[0] for line in said] == expected
+    assert said[0].endswith("4 texts, time left unknown")
+    assert printed.out == ""
+
+
 def test_a_shared_model_is_loaded_once_and_its_tasks_are_one_call(
     tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
@@ -265,6 +278,7 @@ def test_a_run_resumes_with_other_units(tmp_path: Path) -> None:
     assert repr(found[0]) == repr({"a": [0.0, 0.0], "b": [1.0, np.nan], "c": [3.0, 3.0]})
     assert found[1] == {"a": [0.0, 0.0], "b": [3.0, 3.0], "c": [3.0, 3.0]}
     output = Location(tmp_path / "out.jsonl")
-    shards = scored_shards(corpus, manifest, resumed)
+    read = enumerate(unchanged_shards(corpus, manifest))
+    shards = ((rows, resumed.read(i)) for i, rows in read)
     summary = write_output("abc", shards, [output], [shape])
     assert [summary[name] for name in "abc"] == [(0.0, 4, 0), (7 / 3, 4, 1), (3.0, 4, 0)]

@@ -14,33 +14,13 @@ from ctrlreward import Accuracy, LexiconSentiment, Reward, Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.serving.contract import (
     FINGERPRINT_HEADER,
-    FoldReply,
-    ScoreReply,
-    ScoresReply,
     records,
-    to_numbers,
 )
 from ctrlreward.serving.limits import ServeOptions
 
 Start = Callable[..., Any]
 
 SAMPLES = Samples(["soup", "", "noon", "a b"], labels=["o", "o", "n", "x"])
-
-
-def test_rewards_are_those_of_the_process(live_server: Start, reward: Reward) -> None:
-    client = live_server(reward).client
-    reply = client.post("/score", json={"samples": records(SAMPLES), "strict": True})
-    scored = ScoreReply.model_validate(reply.json()).to_batch(["letters", "length"], 4)
-    here = reward(SAMPLES)
-    np.testing.assert_array_equal(scored.total, here.total)
-    np.testing.assert_array_equal(scored.failed, here.failed)
-    for name, values in here.components.items():
-        np.testing.assert_array_equal(scored.components[name], values)
-    assert reply.json()["results"][1] == {
-        "total": None,
-        "components": {"letters": None, "length": None},
-        "failed": True,
-    }
 
 
 def test_labels_of_several_attributes(live_server: Start) -> None:
@@ -70,23 +50,6 @@ def test_labels_of_several_attributes(live_server: Start) -> None:
     del samples[1]["label"]["topic"]
     results = client.post("/score", json={"samples": samples}).json()["results"]
     assert "does not name the attribute 'topic'" in results[1]["error"]
-
-
-def test_an_empty_list_of_samples_has_no_results(live_server: Start, reward: Reward) -> None:
-    reply = live_server(reward).client.post("/score", json={"samples": []})
-    assert (reply.status_code, reply.json()["results"]) == (200, [])
-
-
-def test_scores_and_folds_of_one_scorer(live_server: Start, reward: Reward, letters: Any) -> None:
-    client = live_server(reward).client
-    names = ["length", "letters"]
-    body = {"samples": records(SAMPLES), "names": names}
-    reply = client.post("/scorers/0/score", json=body)
-    scores = ScoresReply.model_validate(reply.json()).to_scores(names, 4)
-    np.testing.assert_array_equal(scores["letters"], letters.score(SAMPLES)["letters"])
-    parts = [to_numbers(scores[name]) for name in ("letters", "length")]
-    folded = client.post("/scorers/0/fold", json={"name": "letters", "parts": parts})
-    assert FoldReply.model_validate(folded.json()).value == pytest.approx(3 / 11)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +151,6 @@ def test_a_token_is_needed_where_there_is_one(live_server: Start, reward: Reward
     assert client.post("/score", json={"samples": []}, headers=headers).status_code == 200
     assert client.get("/health").status_code == 200
     assert client.get("/reward").status_code == 401
-
-
-@pytest.mark.parametrize("token", ["", " ", "schlüssel"])
-def test_a_token_of_no_use_is_refused(token: str) -> None:
-    with pytest.raises(ValueError, match="the token must be ASCII"):
-        ServeOptions(token=token)
 
 
 def test_further_routes_score_with_the_queue(live_server: Start, reward: Reward) -> None:

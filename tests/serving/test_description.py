@@ -140,31 +140,52 @@ def test_loading_and_scoring_change_nothing(tiny_causal: Callable[..., str]) -> 
     assert describe(reward) == before
 
 
+def content(weight: float = 1.0, **options: Any) -> Reward:
+    scorer = Similarity(WordVectors(VECTORS))
+    return Reward({"content": scorer if options else (scorer, weight)}, **options)
+
+
+def relevance(reference: str = "minilm-l6", **options: Any) -> Reward:
+    models = {"relevance_reference": reference, "relevance_output": "minilm-l6"}
+    return Reward(Alignment(models, "relevance", **options)["relevance"])
+
+
+def tone(*labels: str) -> Reward:
+    return Reward({"tone": LexiconSentiment("accuracy", labels)})
+
+
+def double(scores: Any) -> Any:
+    return scores["content"] * 2
+
+
+def twice(scores: Any) -> Any:
+    return scores["content"] * 2
+
+
+S = "fingerprint.scorers.0"
+
+
 @pytest.mark.parametrize(
-    ("options", "changed"),
+    ("one", "other", "changed"),
     [
-        ({"max_tokens": 7}, ["fingerprint.scorers.0.max_tokens"]),
-        ({"score_end": True}, ["fingerprint.scorers.0.score_end"]),
-        ({"dtype": "bfloat16"}, ["fingerprint.scorers.0.dtype"]),
-        ({"dtype": "float32"}, []),  # the default on the CPU
-        ({"batch_tokens": 64}, []),
-        ({"model": "minilm-l6"}, ["fingerprint.scorers.0.model"]),
-        ({"model": "owner/name"}, ["fingerprint.scorers.0.model"]),
+        (fluent(), fluent(max_tokens=7), [f"{S}.max_tokens"]),
+        (fluent(), fluent(score_end=True), [f"{S}.score_end"]),
+        (fluent(), fluent(dtype="bfloat16"), [f"{S}.dtype"]),
+        (fluent(), fluent(dtype="float32"), []),  # the default on the CPU
+        (fluent(), fluent(batch_tokens=64), []),
+        (fluent(), fluent(model="minilm-l6"), [f"{S}.model"]),
+        (fluent(), fluent(model="owner/name"), [f"{S}.model"]),
+        (relevance(), relevance("owner/name"), [f"{S}.models.relevance_reference"]),
+        (relevance(), relevance(layer=5), [f"{S}.layer"]),
+        (content(), content(0.5), ["weights.content"]),
+        (tone("bad", "good"), tone("-", "+"), [f"{S}.labels"]),
+        # The versions stand for code; a function of another name is another one.
+        (content(aggregate=double), content(aggregate=double), []),
+        (content(aggregate=double), content(aggregate=twice), ["fingerprint.aggregate"]),
     ],
 )
-def test_a_setting_changes_its_own_key(options: dict[str, Any], changed: list[str]) -> None:
-    assert changes(fluent(), fluent(**options)) == changed
-
-
-def test_the_layer_and_the_model_of_each_direction_count() -> None:
-    def relevance(reference: str, **options: Any) -> Reward:
-        models = {"relevance_reference": reference, "relevance_output": "minilm-l6"}
-        return Reward(Alignment(models, "relevance", **options)["relevance"])
-
-    first, key = relevance("minilm-l6"), "fingerprint.scorers.0"
-    assert changes(first, relevance("owner/name")) == [f"{key}.models.relevance_reference"]
-    assert changes(first, relevance("minilm-l6", layer=5)) == [f"{key}.layer"]
-    assert "sha256" in json.dumps(describe(first)["fingerprint"])
+def test_a_setting_changes_its_own_key(one: Reward, other: Reward, changed: list[str]) -> None:
+    assert changes(one, other) == changed
 
 
 def test_an_aligner_of_ours_counts_by_its_weights(
@@ -183,16 +204,14 @@ def test_an_aligner_of_ours_counts_by_its_weights(
 
 
 def test_a_device_counts_by_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe(fluent(device="cuda:7"))["fingerprint"]["scorers.0.dtype"]  # absent
+
     def pick(dtype: str | None, device: str) -> torch.dtype:
         return torch.bfloat16 if device == "cuda" else torch.float32
 
     monkeypatch.setattr(fingerprint, "pick_dtype", pick)
     assert changes(fluent(), fluent(device="cuda")) == ["fingerprint.scorers.0.dtype"]
     assert changes(fluent(), fluent(device="cpu:0")) == []
-
-
-def test_an_absent_device_is_no_error() -> None:
-    assert describe(fluent(device="cuda:7"))["fingerprint"]["scorers.0.dtype"]
 
 
 def test_weights_count_and_their_folder_does_not(
@@ -240,17 +259,16 @@ def test_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line in differences(before, describe(fluent()))
 
 
-def test_weights_and_components_count() -> None:
-    content = Similarity(WordVectors(VECTORS))
-
-    def of(name: str, weight: float) -> Reward:
-        return Reward({name: (content, weight)})
-
-    assert changes(of("content", 1.0), of("content", 0.5)) == ["weights.content"]
-    assert "components.meaning.scorer" in changes(of("content", 1.0), of("meaning", 1.0))
+def test_the_name_of_a_component_counts() -> None:
+    meaning = Reward({"meaning": Similarity(WordVectors(VECTORS))})
+    assert "components.meaning.scorer" in changes(content(), meaning)
 
 
-def test_tables_words_labels_and_functions_count() -> None:
+def test_the_models_of_each_direction_are_identified_by_their_weights() -> None:
+    assert "sha256" in json.dumps(describe(relevance())["fingerprint"])
+
+
+def test_tables_words_and_closures_count() -> None:
     def vectors(width: float) -> Reward:
         return Reward({"content": Similarity(WordVectors({"soup": [1, 0], "broth": [width, 4]}))})
 
@@ -258,39 +276,16 @@ def test_tables_words_labels_and_functions_count() -> None:
         weights = np.append(np.zeros(50_000), last)
         return Reward({"c": CTRLEval(iwf=InverseFrequency(weights))["coherence"]})
 
-    def labels(*names: str) -> Reward:
-        return Reward({"tone": LexiconSentiment("accuracy", names)})
-
     def power(exponent: float) -> Reward:
-        return Reward(
-            {"content": Similarity(WordVectors(VECTORS))},
-            aggregate=lambda scores: scores["content"] ** exponent,
-        )
+        return content(aggregate=lambda scores: scores["content"] ** exponent)
 
     for build in (vectors, table, power):
         assert changes(build(1.0), build(1.0)) == []
         assert changes(build(1.0), build(2.0))
-    assert changes(labels("bad", "good"), labels("-", "+")) == ["fingerprint.scorers.0.labels"]
-
-
-def test_code_counts_by_its_name() -> None:
-    """The versions stand for code; a function of another name is another one."""
-
-    def of(aggregate: Callable[..., Any]) -> Reward:
-        return Reward({"content": Similarity(WordVectors(VECTORS))}, aggregate=aggregate)
-
-    def double(scores: Any) -> Any:
-        return scores["content"] * 2
-
-    def twice(scores: Any) -> Any:
-        return scores["content"] * 2
-
-    assert changes(of(double), of(double)) == []
-    assert changes(of(double), of(twice)) == ["fingerprint.aggregate"]
 
 
 def test_an_expectation_may_be_a_part() -> None:
-    found = describe(Reward({"content": (Similarity(WordVectors(VECTORS)), 0.5)}))
+    found = describe(content(0.5))
     assert differences({"weights": {"content": 0.5}}, found) == []
     assert differences({"weights": {"content": 1.0, "fluency": 0.1}}, found) == [
         "weights.content: expected 1.0, found 0.5",

@@ -48,50 +48,36 @@ def test_malformed_json(live_server: Start, reward: Reward, content: bytes) -> N
     assert "malformed JSON" in reply.json()["detail"]
 
 
-def test_ten_megabytes_are_refused_and_not_kept(live_server: Start, reward: Reward) -> None:
-    server = live_server(reward)
-    reply = server.client.post("/score", json=one("a" * 10_000_000))
-    assert reply.status_code == 413
-    assert "longer than 8388608 bytes" in reply.json()["detail"]
+def test_long_bodies_are_refused_and_not_kept(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward, ServeOptions(body_bytes=1000))
+    in_chunks = (b" " * 100 for _ in range(50))  # without a length
+    for content in (json.dumps(one("a" * 1000)).encode(), in_chunks):
+        reply = server.client.post("/score", content=content)
+        assert reply.status_code == 413
+        assert "longer than 1000 bytes" in reply.json()["detail"]
+    with send(server, b"{", length=10**12) as connection:  # before it is sent
+        assert b" 413 " in read_reply(connection)
     assert server.client.post("/score", json=one("soup")).status_code == 200
 
 
-def test_a_huge_body_is_refused_before_it_is_sent(live_server: Start, reward: Reward) -> None:
-    with send(live_server(reward), b"{", length=10**12) as connection:
-        assert b" 413 " in read_reply(connection)
+def test_an_absent_column_is_named(live_server: Start, reward: Reward) -> None:
+    reply = live_server(reward).client.post("/score", json={"samples": [{"text": "soup"}]})
+    assert reply.status_code == 422
+    assert reply.json()["detail"][0]["msg"].startswith("Letters needs the column 'labels'")
 
 
-def test_a_body_in_chunks_without_a_length_is_limited(live_server: Start, reward: Reward) -> None:
-    server = live_server(reward, ServeOptions(body_bytes=1000))
-    reply = server.client.post("/score", content=(b" " * 100 for _ in range(50)))
-    assert reply.status_code == 413
-
-
-def test_a_wrong_column_is_named(live_server: Start, reward: Reward) -> None:
+def test_an_unknown_label_fails_alone_or_a_strict_request(
+    live_server: Start, reward: Reward
+) -> None:
     client = live_server(reward).client
-    unknown = client.post("/score", json={"samples": [{"text": "soup", "lable": "o"}]})
-    assert unknown.json()["detail"][0]["loc"] == ["body", "samples", 0, "lable"]
-    absent = client.post("/score", json={"samples": [{"text": "soup"}]})
-    for reply in (unknown, absent):
-        assert reply.status_code == 422
-    assert absent.json()["detail"][0]["msg"].startswith("Letters needs the column 'labels'")
-
-
-def test_an_unknown_label_fails_alone(live_server: Start, reward: Reward) -> None:
     samples = [{"text": "soup", "label": label} for label in ("o", "p", "sour", "s")]
-    reply = live_server(reward).client.post("/score", json={"samples": samples})
+    reply = client.post("/score", json={"samples": samples})
     assert reply.status_code == 200
     results = reply.json()["results"]
     assert [result["failed"] for result in results] == [False, False, True, False]
     assert results[2]["error"] == "labels[2] = 'sour' is unknown: give one letter"
-    alone = reward([samples[3]])
-    assert results[3]["total"] == alone.total[0]
-
-
-def test_an_unknown_label_fails_a_strict_request(live_server: Start, reward: Reward) -> None:
-    samples = [{"text": "soup", "label": label} for label in ("o", "p", "sour", "s")]
-    body = {"samples": samples, "strict": True}
-    reply = live_server(reward).client.post("/score", json=body)
+    assert results[3]["total"] == reward([samples[3]]).total[0]
+    reply = client.post("/score", json={"samples": samples, "strict": True})
     assert reply.status_code == 422
     (error,) = reply.json()["detail"]
     assert error["loc"] == ["body", "samples", 2, "label"]

@@ -12,9 +12,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import httpx2
@@ -63,6 +64,7 @@ def test_rewards_are_those_of_this_process(served: RemoteReward, group_reward: R
     assert_equal(served(list(SAMPLES.texts), labels=SAMPLES.labels), here)
     assert here.failed.tolist() == [False, True, False, False, True]
     assert served(SAMPLES).seconds > 0
+    assert served(Samples([], labels=[])).total.shape == (0,)
 
 
 def test_names_directions_and_weights_are_the_servers(
@@ -77,10 +79,6 @@ def test_names_directions_and_weights_are_the_servers(
         assert served[name].scorer.devices == ()
     with pytest.raises(KeyError, match="no component 'tone'; the reward has letters, rank"):
         served["tone"]
-
-
-def test_no_samples_are_no_rewards(served: RemoteReward) -> None:
-    assert served(Samples([], labels=[])).total.shape == (0,)
 
 
 def test_building_one_opens_no_connection() -> None:
@@ -168,17 +166,9 @@ def test_a_copy_in_another_process_shares_the_server(served: RemoteReward) -> No
 
 def test_threads_share_one(served: RemoteReward, group_reward: Reward) -> None:
     texts = [["soup" * (i + 1)] for i in range(8)]
-    totals: dict[int, float] = {}
-
-    def ask(i: int) -> None:
-        totals[i] = served(texts[i], labels="o").total[0]
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert totals == {i: group_reward(texts[i], labels="o").total[0] for i in range(8)}
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda text: served(text, labels="o").total[0], texts))
+    assert found == [group_reward(text, labels="o").total[0] for text in texts]
 
 
 def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]) -> None:
@@ -285,13 +275,8 @@ def scripted() -> Iterator[Scripted]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of the pauses between attempts, which are not slept."""
     waited: list[float] = []
-    wait = server_connection._wait
-
-    def record(state: Any) -> float:
-        waited.append(wait(state))
-        return 0.0
-
-    monkeypatch.setattr(server_connection, "_wait", record)
+    clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=waited.append)
+    monkeypatch.setattr(server_connection, "time", clock)
     return waited
 
 
@@ -353,30 +338,26 @@ def test_a_proxy_that_never_finds_the_server_is_named(
         RemoteReward(scripted.url, patience=0.2)(["soup"], labels="o")
 
 
-def test_a_server_that_can_not_load_is_not_asked_again(
-    live_server: Callable[..., Any], reward: Reward, letters: Letters
+REJECTED = [{"loc": ["body", "samples", 0, "label"], "msg": "labels[0] = 'x'", "type": "v"}]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "message"),
+    [
+        *((status, {"detail": "no such thing"}, ServerError, f"http://127.*{status}.*no such thing")
+          for status in (400, 404, 413, 500, 502)),
+        (422, {"detail": REJECTED}, ValueError, r"^labels\[0\] = 'x'$"),
+        (200, b"<html>", ServerError, "is not a reward server: malformed JSON"),
+        (200, {"results": [], "seconds": 1.0}, ValueError, "0 results for 1 samples"),
+        (200, {"results": [{"total": 1.0, "failed": False}], "seconds": 1.0}, ValueError,
+         "components"),
+    ],
+)  # fmt: skip
+def test_a_wrong_reply_is_an_error_at_once_and_never_a_score(
+    scripted: Scripted, status: int, body: Any, error: type[Exception], message: str
 ) -> None:
-    def load() -> None:
-        raise OSError("No such folder: models/rater")
-
-    letters.load = load  # type: ignore[method-assign]
-    url = live_server(reward, wait=False).url
-    with pytest.raises(ServerError, match="No such folder: models/rater"):
-        RemoteReward(url).load()
-
-
-@pytest.mark.parametrize("status", [400, 404, 413, 500, 502])
-def test_what_is_permanent_is_not_repeated(scripted: Scripted, status: int) -> None:
-    scripted.script = [(status, {}, {"detail": "no such thing"})] * 2
-    with pytest.raises(ServerError, match=rf"{scripted.url}.*{status}.*no such thing"):
-        RemoteReward(scripted.url)(["soup"], labels="o")
-    assert len(scripted.asked) == 1
-
-
-def test_a_rejected_sample_is_a_value_error_at_once(scripted: Scripted) -> None:
-    detail = [{"loc": ["body", "samples", 0, "label"], "msg": "labels[0] = 'x'", "type": "v"}]
-    scripted.script = [(422, {}, {"detail": detail})] * 2
-    with pytest.raises(ValueError, match=r"^labels\[0\] = 'x'$"):
+    scripted.script = [(status, {}, body)] * 2
+    with pytest.raises(error, match=message):
         RemoteReward(scripted.url)(["soup"], labels="o")
     assert len(scripted.asked) == 1
 
@@ -392,20 +373,6 @@ def test_no_reply_in_time_is_an_error_and_not_repeated(
             remote(["hold"], labels="o")
     finally:
         letters.go.set()
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"<html>", "is not a reward server: malformed JSON"),
-        ({"results": [], "seconds": 1.0}, "0 results for 1 samples"),
-        ({"results": [{"total": 1.0, "failed": False}], "seconds": 1.0}, "components"),
-    ],
-)
-def test_a_wrong_reply_is_never_a_score(scripted: Scripted, body: Any, message: str) -> None:
-    scripted.script = [(200, {}, body)]
-    with pytest.raises((ServerError, ValueError), match=message):
-        RemoteReward(scripted.url)(["soup"], labels="o")
 
 
 def test_another_protocol(scripted: Scripted) -> None:

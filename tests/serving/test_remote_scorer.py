@@ -38,7 +38,7 @@ from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers import Accuracy, CTRLEval
-from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.serving.remote_reward import RemoteReward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,18 +114,13 @@ def test_scores_parts_and_folds_are_exact(
     for name, fold in quality.corpus_folds.items():
         theirs = far.corpus_folds[name]
         assert theirs.parts == fold.parts
-        scored = score({part: part_of(far, part) for part in fold.parts}, samples)
+        scored = score({part: Component(far, part) for part in fold.parts}, samples)
         parts = [scored[part] for part in fold.parts]
         assert theirs.fold(*parts) == fold.fold(*parts)
         assert np.isnan(theirs.fold(*(part[:0] for part in parts)))
         copied = pickle.loads(pickle.dumps(theirs.fold))
         assert copied(*parts) == fold.fold(*parts)
     remote.release()
-
-
-def part_of(scorer: Scorer, name: str) -> Component:
-    """A value that a scorer returns by name only."""
-    return Component(scorer, name)
 
 
 def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any]) -> None:
@@ -137,13 +132,8 @@ def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any
     np.testing.assert_array_equal(found["letters"], [1, 1, np.nan])
     np.testing.assert_array_equal(found["length"], [4, 4, np.nan])
     assert letters.calls == [("soup", "")]  # once, and the repeated text not again
-    remote.release()
-
-
-def test_a_remote_scorer_takes_no_training_device(live_server: Callable[..., Any]) -> None:
-    remote = RemoteReward(live_server(Reward({"letters": Letters()["letters"]})).url)
     devices = {name: component.scorer.devices for name, component in remote.components.items()}
-    assert shared_device(devices, "cuda", [0, 1], 2) is None
+    assert shared_device(devices, "cuda", [0, 1], 2) is None  # it takes none of the training
     remote.release()
 
 

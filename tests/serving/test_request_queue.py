@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from letter_scorers import Letters, Rank, letters_reward
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.batch_scoring import tolerant_scores
-from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScorerFailed
+from ctrlreward.serving.contract import Refusal
 from ctrlreward.serving.limits import QueueOptions
-from ctrlreward.serving.request_queue import RequestQueue
+from ctrlreward.serving.request_queue import RequestQueue, tolerant_scores
 
 
 def with_queue(
@@ -56,25 +55,29 @@ async def behind_a_held_one(
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def gathered(
+    reward: Reward,
+    letters: Letters,
+    *requests: Samples,
+    options: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
+) -> list[Any]:
+    """Results of requests that gather while another one is being scored."""
+
+    async def work(queue: RequestQueue) -> list[Any]:
+        return await behind_a_held_one(queue, letters, [queue.score(each) for each in requests])
+
+    return with_queue(reward, work, options)  # type: ignore[no-any-return]
+
+
 def test_a_lone_request_is_not_delayed(letters: Letters, reward: Reward) -> None:
     """With a window of an hour, only a request that doesn't wait for it is answered."""
-    options = QueueOptions(window=3600)
-
-    async def work(queue: RequestQueue) -> None:
-        await queue.score(labelled("soup"))
-
-    with_queue(reward, work, options)
+    with_queue(reward, lambda queue: queue.score(labelled("soup")), QueueOptions(window=3600))
     assert letters.calls == [("soup",)]
 
 
 def test_requests_gather_while_the_scorer_is_busy(letters: Letters, reward: Reward) -> None:
     texts = [f"soup {i}" for i in range(20)]
-
-    async def work(queue: RequestQueue) -> list[Any]:
-        calls = [queue.score(labelled(text)) for text in texts]
-        return await behind_a_held_one(queue, letters, calls)
-
-    results = with_queue(reward, work)
+    results = gathered(reward, letters, *map(labelled, texts))
     assert letters.calls == [tuple(texts)]
     totals = np.concatenate([result.batch.total for result in results])
     np.testing.assert_array_equal(totals, letters_reward()(labelled(*texts)).total)
@@ -83,33 +86,20 @@ def test_requests_gather_while_the_scorer_is_busy(letters: Letters, reward: Rewa
 def test_identical_samples_of_several_clients_are_scored_once(
     letters: Letters, reward: Reward
 ) -> None:
-    async def work(queue: RequestQueue) -> list[Any]:
-        calls = [queue.score(labelled("soup", "noon")), queue.score(labelled("noon", "soup"))]
-        return await behind_a_held_one(queue, letters, calls)
-
-    one, other = with_queue(reward, work)
+    one, other = gathered(reward, letters, labelled("soup", "noon"), labelled("noon", "soup"))
     assert letters.calls == [("soup", "noon")]
     np.testing.assert_array_equal(one.batch.total, other.batch.total[::-1])
 
 
 def test_a_batch_stays_in_its_budget(letters: Letters, reward: Reward) -> None:
-    async def work(queue: RequestQueue) -> list[Any]:
-        calls = [queue.score(labelled(c * 9)) for c in "abcdefg"]
-        calls.append(queue.score(labelled("z" * 99)))  # above the budget: a batch of its own
-        return await behind_a_held_one(queue, letters, calls)
-
-    with_queue(reward, work, QueueOptions(batch_characters=30))
+    requests = [*(labelled(c * 9) for c in "abcdefg"), labelled("z" * 99)]  # a batch of its own
+    gathered(reward, letters, *requests, options=QueueOptions(batch_characters=30))
     assert [len(call) for call in letters.calls] == [3, 3, 1, 1]
 
 
 def test_requests_with_other_columns_are_other_batches(letters: Letters, reward: Reward) -> None:
     with_source = labelled("noon").replace(sources=["night"])
-
-    async def work(queue: RequestQueue) -> list[Any]:
-        calls = [queue.score(s) for s in (labelled("soup"), with_source, labelled("moon"))]
-        return await behind_a_held_one(queue, letters, calls)
-
-    with_queue(reward, work)
+    gathered(reward, letters, labelled("soup"), with_source, labelled("moon"))
     assert letters.calls == [("soup", "moon"), ("noon",)]
 
 
@@ -126,11 +116,7 @@ def test_every_request_is_scored_as_if_it_were_alone(requests: list[Any]) -> Non
     reward = Reward({"letters": letters["letters"], "rank": Rank()})
     columns = [([t for t, _ in rows], [label for _, label in rows]) for rows in requests]
     asked = [Samples(texts, labels=labels) for texts, labels in columns]
-
-    async def work(queue: RequestQueue) -> list[Any]:
-        return await behind_a_held_one(queue, letters, [queue.score(s) for s in asked])
-
-    for samples, scored in zip(asked, with_queue(reward, work), strict=True):
+    for samples, scored in zip(asked, gathered(reward, letters, *asked), strict=True):
         assert samples.labels is not None
         good = [i for i, label in enumerate(samples.labels) if label != "unknown"]
         assert sorted(scored.errors) == [i for i in range(len(samples)) if i not in good]
@@ -143,11 +129,7 @@ def test_every_request_is_scored_as_if_it_were_alone(requests: list[Any]) -> Non
 
 def test_a_group_is_never_split_or_mixed(letters: Letters, group_reward: Reward) -> None:
     groups = [labelled("a", "bb", "ccc"), labelled("dddd", "e"), labelled("ff")]
-
-    async def work(queue: RequestQueue) -> list[Any]:
-        return await behind_a_held_one(queue, letters, [queue.score(g) for g in groups])
-
-    results = with_queue(group_reward, work, QueueOptions(batch_characters=100))
+    results = gathered(group_reward, letters, *groups)
     assert letters.calls == [("a", "bb", "ccc", "dddd", "e", "ff")]  # pointwise: merged
     ranks = [result.batch.components["rank"].tolist() for result in results]
     assert ranks == [[0.0, 1 / 3, 2 / 3], [0.5, 0.0], [0.0]]
@@ -157,12 +139,7 @@ def test_an_aggregate_sees_one_request_only(letters: Letters) -> None:
     reward = Reward(
         {"length": letters["length"]}, aggregate=lambda s: s["length"] - s["length"].mean()
     )
-
-    async def work(queue: RequestQueue) -> list[Any]:
-        calls = [queue.score(labelled("a", "bbb")), queue.score(labelled("c" * 9))]
-        return await behind_a_held_one(queue, letters, calls)
-
-    one, other = with_queue(reward, work)
+    one, other = gathered(reward, letters, labelled("a", "bbb"), labelled("c" * 9))
     assert one.batch.total.tolist() == [-1.0, 1.0]
     assert other.batch.total.tolist() == [0.0]
 
@@ -180,9 +157,8 @@ def test_a_bad_request_fails_alone(letters: Letters, reward: Reward) -> None:
     soup, sour, broken, noon = with_queue(reward, work)
     assert soup.batch.total == letters_reward()(labelled("soup")).total
     assert noon.batch.total == letters_reward()(labelled("noon")).total
-    assert isinstance(sour, RejectedSamples)
-    assert sour.place == ("samples", 1, "label")
-    assert isinstance(broken, ScorerFailed)
+    assert (sour.status, sour.place) == (422, ["samples", 1, "label"])
+    assert broken.status == 500
 
 
 def test_a_broken_scorer_is_found_out_after_a_few_samples(letters: Letters) -> None:
@@ -200,41 +176,20 @@ def test_every_sample_that_raises_is_found(labels: list[str]) -> None:
     assert sorted(errors) == [i for i, label in enumerate(labels) if label == "unknown"]
 
 
-def test_a_cancelled_request_is_not_scored(letters: Letters, reward: Reward) -> None:
-    async def work(queue: RequestQueue) -> None:
-        letters.go.clear()
-        first = asyncio.create_task(queue.score(labelled("hold")))
-        await asyncio.to_thread(letters.held.wait, 60)
-        second = asyncio.create_task(queue.score(labelled("soup")))
-        await asyncio.sleep(0)
-        second.cancel()
-        first.cancel()  # is being scored: its result is dropped
-        await asyncio.gather(first, second, return_exceptions=True)
-        letters.go.set()
-        await queue.score(labelled("noon"))
-
-    with_queue(reward, work)
-    assert letters.calls == [("hold",), ("noon",)]
-
-
 def test_a_full_queue_refuses(letters: Letters, reward: Reward) -> None:
-    async def work(queue: RequestQueue) -> list[Any]:
-        calls = [queue.score(labelled(c)) for c in "abc"]
-        return await behind_a_held_one(queue, letters, calls)
-
-    one, two, three = with_queue(reward, work, QueueOptions(waiting_requests=3))
-    assert isinstance(three, QueueFull)
-    assert 1 <= (three.retry_after or 0) <= 60
-    assert not isinstance(one, Exception)
-    assert not isinstance(two, Exception)
+    options = QueueOptions(waiting_requests=3)
+    *accepted, refused = gathered(reward, letters, *map(labelled, "abc"), options=options)
+    assert refused.status == 429
+    assert 1 <= (refused.retry_after or 0) <= 60
+    assert not any(isinstance(each, Exception) for each in accepted)
 
 
 def test_draining_finishes_what_is_held_and_refuses_the_rest(
     letters: Letters, reward: Reward
 ) -> None:
     async def main() -> tuple[list[Any], RequestQueue]:
-        queue = RequestQueue(reward)
-        with pytest.raises(NotReady, match="loading"):
+        queue = RequestQueue(reward, QueueOptions())
+        with pytest.raises(Refusal, match="loading"):
             await queue.score(labelled("early"))
         await queue.start()
         letters.go.clear()
@@ -242,7 +197,7 @@ def test_draining_finishes_what_is_held_and_refuses_the_rest(
         await asyncio.to_thread(letters.held.wait, 60)
         draining = asyncio.create_task(queue.drain())
         await asyncio.sleep(0)
-        with pytest.raises(NotReady, match="draining"):
+        with pytest.raises(Refusal, match="draining"):
             await queue.score(labelled("late"))
         letters.go.set()
         await draining
@@ -270,7 +225,7 @@ def test_scores_of_one_scorer(letters: Letters, group_reward: Reward) -> None:
     assert letters.calls == [("soup", "noon")]
     assert (soup["letters"].tolist(), noon["letters"].tolist()) == ([1.0], [2.0])
     assert (group["rank"].tolist(), alone["rank"].tolist()) == ([0.0, 0.5], [0.0])
-    assert isinstance(unknown, RejectedSamples)
+    assert unknown.status == 422
     assert "did you mean length" in str(unknown)
     assert empty["length"].shape == (0,)
 

@@ -22,7 +22,7 @@ from warm_python import WarmProcess
 from ctrlreward import CTRLEval, Distinct, Perplexity, RemoteReward, Reward
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
-from ctrlreward.serving.served_reward import ServedReward
+from ctrlreward.serving.limits import ServeOptions
 
 BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
 RECIPE = """
@@ -69,10 +69,20 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    path = tmp_path / "reward.yaml"
-    path.write_text(BARE % 0.02)
-    return path
+def written(tmp_path: Path) -> Callable[[str], Path]:
+    """Function that writes the file of a reward."""
+
+    def write(content: str) -> Path:
+        path = tmp_path / "reward.yaml"
+        path.write_text(content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def bare(written: Callable[[str], Path]) -> Path:
+    return written(BARE % 0.02)
 
 
 def ask(url: str, i: int) -> Any:
@@ -93,52 +103,19 @@ UNDER_A_KEY = "reward: {class_path: letter_scorers.letters_reward}\n"
 
 
 @pytest.mark.parametrize("content", [BARE % 0.0, UNDER_A_KEY, RECIPE])
-def test_the_reward_is_found_in_the_file(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text(content)
-    reward = build_reward(path)
+def test_the_reward_is_found_in_the_file(written: Callable[[str], Path], content: str) -> None:
+    reward = build_reward(written(content))
     assert list(reward.components) == ["letters", "length"]
     assert reward(["soup"], labels="o").total == letters_reward()(["soup"], labels="o").total
 
 
-def test_a_device_moves_all_scorers(tmp_path: Path) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text(
+def test_a_device_moves_all_scorers(written: Callable[[str], Path]) -> None:
+    path = written(
         "class_path: ctrlreward.Reward\n"
         "init_args: {components: {content: {class_path: ctrlreward.scorers.Similarity}}}\n"
     )
     reward = build_reward(path, "meta")
     assert reward["content"].scorer.device == reward.device == "meta"
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        ("soup: 3\n", [], "has no reward, must have components, or class_path and init_args"),
-        ("a: [\n", [], "reward.yaml:2: is not YAML"),
-        ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
-        ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
-        (BARE % "slow", [], "seconds"),
-        (BARE % 0, ["--grace", "0"], "grace must be at least 1 second, got 0"),
-        (BARE % 0, ["--queue.window", "-1"], "window must be 0 seconds or more, got -1.0"),
-        (BARE % 0, ["--body_bytes", "0"], "body_bytes must be positive, got 0"),
-        (BARE % 0, ["--token_file", "no_such_file"], "no_such_file"),
-        (BARE % 0, ["--prot", "8"], "did you mean --port"),
-    ],
-)
-def test_a_wrong_input_is_an_error_of_a_few_lines(
-    tmp_path: Path,
-    fails: Callable[..., str],
-    content: str,
-    options: list[str],
-    message: str,
-) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text(content)
-    printed = fails("serve", str(path), "--port", "0", *options)
-    assert printed.startswith("error: ")
-    assert message in printed
-    assert printed.count("\n") == 1
 
 
 SHORT = """
@@ -155,11 +132,10 @@ aggregate: weighted
 
 
 def test_components_as_a_reader_of_the_page_writes_them(
-    tmp_path: Path, tiny_llama: Callable[[str], str]
+    written: Callable[[str], Path], tiny_llama: Callable[[str], str]
 ) -> None:
     model = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    path = tmp_path / "reward.yaml"
-    path.write_text(SHORT % (model, model))
+    content = SHORT % (model, model)
     ctrleval, perplexity = CTRLEval(model, "sentiment"), Perplexity(model)
     expected = Reward(
         {
@@ -169,17 +145,14 @@ def test_components_as_a_reader_of_the_page_writes_them(
         }
     )
     texts = {"texts": ["good soup.", "a bad room"], "labels": ["positive", "negative"]}
-    reward = build_reward(path)
+    reward = build_reward(written(content))
     assert reward(texts).total.tolist() == expected(texts).total.tolist()
-    path.write_text(
-        "reward:\n" + "".join(f"  {line}\n" for line in (SHORT % (model, model)).split("\n"))
-    )
+    path = written("reward:\n" + "".join(f"  {line}\n" for line in content.split("\n")))
     assert build_reward(path).weights == expected.weights
 
 
-def test_conditions_and_scales_in_the_short_form(tmp_path: Path) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text(
+def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path]) -> None:
+    path = written(
         """
 components:
   letters: {scorer: letter_scorers.Letters, score: letters}
@@ -197,41 +170,60 @@ penalty: 0.5
     assert batch.components["disagreement"] == pytest.approx(members.std(axis=1))
 
 
+WRONG = [
+    ("soup: 3\n", [], "has no reward, must have components, or class_path and init_args"),
+    ("a: [\n", [], "reward.yaml:2: is not YAML"),
+    ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
+    ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
+    (BARE % "slow", [], "seconds"),
+    (BARE % 0, ["--grace", "0"], "grace must be at least 1 second, got 0"),
+    (BARE % 0, ["--queue.window", "-1"], "window must be 0 seconds or more, got -1.0"),
+    (BARE % 0, ["--body_bytes", "0"], "body_bytes must be positive, got 0"),
+    (BARE % 0, ["--token_file", "none.txt"], "No such file or folder: none.txt"),
+    (BARE % 0, ["--prot", "8"], "did you mean --port"),
+    (BARE % 0, ["--port", "80000"], "port must be 0 to 65535, got 80000"),
+]
+# What a component has, what is written instead, and the message.
+MISTAKES = [
+    ("aggregate:", "agregate:", "reward.yaml:10: agregate is not a key (did you mean 'aggregate'"),
+    ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.class_path = "
+     "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall "
+     "(did you mean 'CTRLEval'?)"),
+    ("scorer: CTRLEval", "scoer: CTRLEval",
+     "reward.yaml:3: components.relevance must have a scorer"),
+    ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
+    ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
+    ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
+    ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
+    ("weight: 2", "given: fluencyy", "reward.yaml:3: components.relevance.given is not a "
+     "component, got 'fluencyy' (did you mean 'fluency'?)"),
+    ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
+    ("weighted", "wieghted", "(did you mean 'weighted'?)"),
+    ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
+]  # fmt: skip
+GPT2 = SHORT % ("gpt2", "gpt2")
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("aggregate:", "agregate:",
-         "reward.yaml:10: agregate is not a key (did you mean 'aggregate'?)"),
-        ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.class_path = "
-         "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall "
-         "(did you mean 'CTRLEval'?)"),
-        ("scorer: CTRLEval", "scoer: CTRLEval",
-         "reward.yaml:3: components.relevance must have a scorer"),
-        ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
-        ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
-        ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
-        ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
-        ("weight: 2", "given: fluencyy", "reward.yaml:3: components.relevance.given is not a "
-         "component, got 'fluencyy' (did you mean 'fluency'?)"),
-        ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
-        ("weighted", "wieghted", "(did you mean 'weighted'?)"),
-        ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_component_is_one_line(
-    tmp_path: Path, fails: Callable[..., str], old: str, new: str, message: str
+    ("content", "options", "message"),
+    [*WRONG, *((GPT2.replace(old, new), [], message) for old, new, message in MISTAKES)],
+)
+def test_a_mistake_is_an_error_of_one_line(
+    written: Callable[[str], Path],
+    fails: Callable[..., str],
+    content: str,
+    options: list[str],
+    message: str,
 ) -> None:
-    path = tmp_path / "reward.yaml"
-    content = SHORT % ("gpt2", "gpt2")
-    assert old in content
-    path.write_text(content.replace(old, new))
-    printed = fails("serve", str(path), "--port", "0")
+    assert content != GPT2
+    printed = fails("serve", written(content), "--port", "0", *options)
     assert printed.startswith("error: ")
     assert message in printed
     assert printed.count("\n") == 1
 
 
-def test_a_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None:
+def test_a_wrong_or_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None:
+    assert "port must be int, got 'http'" in fails("serve", bare, "--port", "http")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -239,17 +231,10 @@ def test_a_taken_port_is_an_error(bare: Path, fails: Callable[..., str]) -> None
         assert f"can't listen at 127.0.0.1:{port}" in fails("serve", bare, "--port", port)
 
 
-def test_a_port_is_not_cut_to_16_bits(bare: Path, fails: Callable[..., str]) -> None:
-    assert "port must be 0 to 65535, got 80000" in fails("serve", bare, "--port", 80000)
-    assert "port must be int, got 'http'" in fails("serve", bare, "--port", "http")
-    assert "No such file or folder: none.txt" in fails("serve", bare, "--token_file", "none.txt")
-
-
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    written: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text("class_path: letter_scorers.unloadable_reward\n")
+    path = written("class_path: letter_scorers.unloadable_reward\n")
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(path), "--port", "0"])
     assert ended.value.code == 1
@@ -298,11 +283,9 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
 
 
 def test_sigterm_ends_a_server_whose_scorer_hangs(
-    tmp_path: Path, serve: Callable[..., Server]
+    written: Callable[[str], Path], serve: Callable[..., Server]
 ) -> None:
-    path = tmp_path / "reward.yaml"
-    path.write_text("class_path: letter_scorers.hanging_reward\n")
-    server = serve(path, "--grace", "1")
+    server = serve(written("class_path: letter_scorers.hanging_reward\n"), "--grace", "1")
     url = server.ready()
     content = json.dumps({"samples": [{"text": "hold", "label": "o"}]})
     with ThreadPoolExecutor(1) as threads:
@@ -343,8 +326,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
         apps.append(app)
         return True
 
-    def record_replicas(served: ServedReward, *_: object) -> bool:
-        apps.append(served.app())
+    def record_replicas(build: Callable[[], FastAPI], *_: object) -> bool:
+        apps.append(build())
         return True
 
     monkeypatch.setattr("ctrlreward.serving.serve._serve", record)
@@ -388,7 +371,10 @@ def test_a_token_that_no_header_can_carry_is_refused(
     (tmp_path / "token.txt").write_bytes(token.encode("latin-1"))
     assert message in fails("serve", str(bare), "--token_file", str(tmp_path / "token.txt"))
     with pytest.raises(ValueError, match=message):
-        RemoteReward("http://127.0.0.1:9", token=token).load()
+        ServeOptions(token="")
+    for build in (ServeOptions, lambda token: RemoteReward("http://127.0.0.1:9", token).load()):
+        with pytest.raises(ValueError, match=message):
+            build(token=token)
 
 
 def test_the_examples_of_the_help_run(

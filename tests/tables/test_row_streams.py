@@ -37,6 +37,8 @@ def test_json_lines_are_read_as_json_reads_each(
     text = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
     content = (("\ufeff" if bom else "") + text).encode()
     assert list(read_table(io.BytesIO(content), "f", ".jsonl")) == list(enumerate(rows, 1))
+    blank = content.replace(end.encode(), end.encode() * 2)
+    assert [row for _, row in read_table(io.BytesIO(blank), "f", ".jsonl")] == rows
 
 
 @pytest.mark.parametrize(
@@ -109,22 +111,21 @@ def test_rows_are_as_in_pandas(content: str) -> None:
     assert [cells for _, cells in rows] == frame.fillna("").to_dict("records")
 
 
-def test_a_blank_line_of_one_column_is_a_row() -> None:
+def test_blank_lines() -> None:
+    """A row of a file of one column, as in pandas; skipped in a file of numbers."""
     content = "text\na\n\nb\n"
     frame = pandas.read_csv(
         io.StringIO(content), dtype=str, keep_default_na=False, skip_blank_lines=False
     )
     _, rows = read_csv(io.StringIO(content), "in.csv")
     assert [cells["text"] for _, cells in rows] == frame["text"].tolist() == ["a", "", "b"]
-
-
-def test_blank_lines_of_a_file_of_numbers_are_skipped() -> None:
-    _, rows = parse_csv("loss\n1\n\n2\n\n", Path("run.csv"))
-    assert [cells["loss"] for _, cells in rows] == ["1", "2"]
+    _, numbers = parse_csv("loss\n1\n\n2\n\n", Path("run.csv"))
+    assert [cells["loss"] for _, cells in numbers] == ["1", "2"]
 
 
 def test_apostrophes_of_our_own_files_are_removed() -> None:
-    written = encode_rows(".csv", [{"text": "=1", "id": "'-x"}], {}).decode()
-    assert written == "text,\"id\"\n'=1,''-x\n"
+    row = {"text": "=1", "number": "-1.5", "id": "'-x"}
+    written = encode_rows(".csv", [row], {}).decode()
+    assert written == "text,number,\"id\"\n'=1,-1.5,''-x\n"
     _, rows = read_csv(io.StringIO(written), "in.csv")
-    assert [cells for _, cells in rows] == [{"text": "=1", "id": "'-x"}]
+    assert [cells for _, cells in rows] == [row]

@@ -25,12 +25,23 @@ NAN = float("nan")
         ("in.jsonl", '{"text": "a"}\n{"te', "in.jsonl:2 is not JSON: Untermin"),
         ("in.jsonl", '["a"]\n', 'in.jsonl:1 = \\["a"\\] is not a JSON object'),
         (
+            "in.jsonl",
+            '[{"text": "a"},\n{"text": "b"}]\n',
+            "in.jsonl:1 is .* one object per line",
+        ),
+        (
             "in.csv",
             "text,id\na,1\n\nb,2,c\n",
             r"in\.csv:4 has 3 cells, but the header has 2 columns \(text, id\): quote cells",
         ),
         ("in.csv", 'text,id\n"a,1\n', "in.csv:. is not valid CSV: unexpected end of data"),
         ("in.csv", "text,id,text\na,1,b\n", "in.csv:1 has several columns 'text'. Rename all"),
+        (
+            "in.csv",
+            '\ufefftext;id\n"a; b";1\n',
+            "in.csv:1 = text;id has columns separated by ';'",
+        ),
+        ("in.csv", "text\tid\ngood\t1\n", "in.csv:1 = text\tid has columns separated by '\\\\t'"),
         ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text. Convert the file"),
         ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text. Convert the file"),
         ("in.parquet", "text", "in.parquet can't be read as Parquet"),
@@ -46,20 +57,24 @@ def test_bad_files(
         read_rows(Path(name))
 
 
-def test_rows_without_a_column_are_named() -> None:
-    places = ["in.jsonl:1", "in.jsonl:3"]
-    with pytest.raises(
-        ValueError, match=r"^in\.jsonl:3 does not have 'label', but the first row has it"
-    ):
-        to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
-    with pytest.raises(
-        ValueError, match=r"^the first row does not have 'label', but in\.jsonl:3 has it"
-    ):
-        to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
-    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text must be a string, got 2, a int$"):
-        to_samples([{"text": "a"}, {"text": 2}], Columns(), places)
-    with pytest.raises(TypeError, match=r"ignore the column with --columns\.label=null"):
-        to_samples([{"text": "a", "label": True}], Columns())
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"text": "a", "label": "x"}, {"text": "b"}],
+            "^row 1 does not have 'label', but the",
+        ),
+        (
+            [{"text": "a"}, {"text": "b", "label": "x"}],
+            "^the first row does not have 'label'",
+        ),
+        ([{"text": "a"}, {"text": 2}], "^row 1: text must be a string, got 2, a int$"),
+        ([{"text": "a", "label": True}], "ignore the column with --columns.label=null"),
+    ],
+)
+def test_wrong_rows_are_named(rows: list[dict[str, object]], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        to_samples(rows, Columns())
 
 
 def test_an_empty_or_null_text_needs_no_prefix_and_integers_name_labels_and_groups() -> None:
@@ -129,13 +144,6 @@ def test_wrong_labels_of_attributes_are_named(
     first = {"text": "a", **{name: "x" if isinstance(v, str) else 1 for name, v in row.items()}}
     with pytest.raises((ValueError, TypeError), match=message):
         to_samples([first, {"text": "b", **row}], Columns(label=label))
-
-
-def test_the_error_names_a_column_that_parquet_cannot_hold() -> None:
-    with pytest.raises(
-        ValueError, match=r"the column 'a' can't be stored in Parquet .*Write .jsonl"
-    ):
-        encode_rows(".parquet", [{"a": 1}, {"a": "x"}], {})
 
 
 def test_parquet_keeps_columns_that_later_rows_add() -> None:
