@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Samples
 from ctrlreward.callbacks.report import scored_texts
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
@@ -239,18 +239,6 @@ def test_texts_are_kept_with_what_each_relevance_is_made_of(model: str, tmp_path
             assert mean == pytest.approx(found[name][i]) == row["scores"][name]
     assert Samples.from_jsonl(path) == MANY
     next(iter(scores.values())).scorer.release()
-
-
-def test_relevances_alone_are_a_reward(model: str) -> None:
-    """As a user writes it, without the recipe."""
-    parts = {
-        name: CTRLEval(model, task, "attribute_relevance", attribute=name)
-        for name, task in (("sentiment", after_text("sentiment")), ("topic", TOPICS))
-    }
-    total = Reward(parts, aggregate="geometric_mean")(MANY).total
-    np.testing.assert_allclose(
-        total, np.sqrt(np.prod([*relevances(model).values()], axis=0)), rtol=1e-5
-    )
 
 
 def test_the_held_out_scores_have_each_relevance(model: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,40 @@ def ablation_rows(found: dict[str, Any], table: str) -> dict[str, dict[str, Any]
     return {row["variant"]: row for row in found["ablations"] if row["table"] == table}
 
 
+def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def without(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != name} for row in rows]
+
+
 def ratings(rows: list[dict[str, Any]], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 
 
 def pearson(scores: Scores, values: list[float]) -> float:
     return float(stats.pearsonr(scores, values).statistic)
+
+
+def consistency(model: str, texts: Sequence[str], sources: Sequence[str]) -> Scores:
+    return Alignment(model, "consistency").score(texts, sources=sources)["consistency"]
+
+
+def assert_relevance(
+    found: dict[str, Any], reference: Scores, output: Scores
+) -> dict[str, dict[str, Any]]:
+    """Compare the ablations of relevance with those of its two directions; return their rows."""
+    rows = ablation_rows(found, "1")
+    for variant, scores in {
+        "r → y": reference,
+        "y → x": output,
+        "r → y + y → x": reference + output,
+        "r → y × y → x": reference * output,
+    }.items():
+        expected = pearson(scores, ratings(SUMMARIES, "relevance"))
+        assert rows[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    return rows
 
 
 def test_dialogs_have_six_ratings() -> None:
@@ -118,16 +147,18 @@ def test_dialogs_have_six_ratings() -> None:
 
 
 def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = evaluated("topical_chat.json", DIALOGS, encoder)
+    Path("words.txt").write_text("i\nsail\n")
+    found = evaluated("topical_chat.json", DIALOGS, encoder, "--stop-words=words.txt")
     printed = capsys.readouterr().out
     samples = Samples(
-        [row["response"] for row in DIALOGS],
-        histories=[row["dialog_history"] for row in DIALOGS],
-        contexts=[row["fact"] for row in DIALOGS],
+        column(DIALOGS, "response"),
+        histories=column(DIALOGS, "dialog_history"),
+        contexts=column(DIALOGS, "fact"),
     )
     aspects = ("engagingness", "groundedness")
-    scores = dict(Alignment(encoder, aspects).score(samples))
-    means = Alignment(encoder, aspects, aggregate="mean").score(samples)
+    options: dict[str, Any] = {"stop_words": "words.txt"}
+    scores = dict(Alignment(encoder, aspects, **options).score(samples))
+    means = Alignment(encoder, aspects, aggregate="mean", **options).score(samples)
     scores |= {f"{name}_mean": values for name, values in means.items()}
     scores["word_length"] = np.array([len(row["response"].split()) for row in DIALOGS], float)
     rows = {(row["rating"], row["score"]): row for row in found["ratings"]}
@@ -261,12 +292,8 @@ def test_transfers_in_one_direction_and_both(
 ) -> None:
     found = evaluated("yelp.json", TRANSFERS, encoder)
     assert "other Yelp sentences" not in capsys.readouterr().out
-    samples = Samples(
-        [row["output_sent"] for row in TRANSFERS], sources=[row["input_sent"] for row in TRANSFERS]
-    )
-    turned = Samples(samples.sources or (), sources=samples.texts)
-    consistency = Alignment(encoder, "consistency")
-    directions = [consistency.score(side)["consistency"] for side in (samples, turned)]
+    sides = column(TRANSFERS, "output_sent"), column(TRANSFERS, "input_sent")
+    directions = [consistency(encoder, *sides), consistency(encoder, *reversed(sides))]
     rows = ablation_rows(found, "2")
     for variant, scores in zip(
         ("y → x", "x → y", "both"), [*directions, preservation(*directions)], strict=True
@@ -287,25 +314,12 @@ def test_relevance_by_several_references_is_that_of_their_mean(
     options = [] if count is None else [f"--references={count}"]
     found = evaluated("summeval.json", SUMMARIES, encoder, *options, "--scores=rows.jsonl")
     printed = capsys.readouterr().out
-    texts = [row["summary"] for row in SUMMARIES]
-    documents = [row["document"] for row in SUMMARIES]
-    output = Alignment(encoder, "consistency").score(texts, sources=documents)["consistency"]
-    references = [
-        Alignment(encoder, "consistency").score(
-            [row["references"][k] for row in SUMMARIES], sources=texts
-        )["consistency"]
-        for k in range(count or 3)
-    ]
-    reference = np.mean(references, axis=0)
-    variants = ablation_rows(found, "1")
-    for variant, scores in {
-        "r → y": reference,
-        "y → x": output,
-        "r → y + y → x": reference + output,
-        "r → y × y → x": reference * output,
-    }.items():
-        expected = pearson(scores, ratings(SUMMARIES, "relevance"))
-        assert variants[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    texts = column(SUMMARIES, "summary")
+    output = consistency(encoder, texts, column(SUMMARIES, "document"))
+    references = zip(*column(SUMMARIES, "references"), strict=True)
+    each = [consistency(encoder, side, texts) for side in [*references][: count or 3]]
+    reference = np.mean(each, axis=0)
+    variants = assert_relevance(found, reference, output)
     rows = {(r["score"], r["rating"], r["level"]): r for r in found["correlations"]}
     expected = pearson(reference * output, ratings(SUMMARIES, "relevance"))
     assert rows["relevance", "relevance", "sample"]["pearson"]["value"] == pytest.approx(
@@ -323,33 +337,45 @@ def test_relevance_by_several_references_is_that_of_their_mean(
 
 
 def test_a_file_without_the_scores_of_a_table_has_none(encoder: str) -> None:
-    rows = [{k: v for k, v in row.items() if k != "relevance"} for row in SUMMARIES]
-    found = evaluated("qags_cnndm.json", rows, encoder)
+    found = evaluated("qags_cnndm.json", without(SUMMARIES, "relevance"), encoder)
     assert found["ablations"] == []
     assert {row["score"] for row in found["correlations"]} == {"consistency", "word_length"}
     found = evaluated("persona_chat.json", DIALOGS, encoder, "--aggregate=mean")
     assert found["ablations"] == []
+    scores = {row["score"] for row in found["correlations"]}
+    assert scores == {"engagingness", "groundedness", "word_length"}
+    assert {row["level"] for row in found["correlations"]} == {"sample", "system"}
+
+
+def third(**changes: Any) -> list[dict[str, Any]]:
+    """Return rows of which the third is changed."""
+    return [*SUMMARIES[:2], SUMMARIES[2] | changes, *SUMMARIES[3:]]
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "message"),
+    ("rows", "options", "message"),
     [
-        ({"references": []}, [], "summeval.json: references[2] must be a list of texts"),
-        ({"references": ["one"]}, [], "summeval.json: references[2] has 1 texts, must be 3"),
-        ({}, ["--references=4"], "references = 4 must be 1 to 3, the references of each text"),
-        ({}, ["--references=0"], "references = 0 must be 1 to 3"),
-        ({"summary": None}, [], "summeval.json: summary[2] is null"),
-        ({"relevance": "high"}, [], "relevance[2] must be a number"),
+        (third(references=[]), [], "summeval.json: references[2] must be a list of texts"),
+        (third(references=["one"]), [], "summeval.json: references[2] has 1 texts, must be 3"),
+        (third(summary=None), [], "summeval.json: summary[2] is null"),
+        (third(relevance="high"), [], "relevance[2] must be a number"),
+        (SUMMARIES, ["--references=4"], "references = 4 must be 1 to 3, the references of each te"),
+        (SUMMARIES, ["--references=0"], "references = 0 must be 1 to 3"),
+        (SUMMARIES, ['--model={"relevance_output": "a"}'], "must have one for each of"),
+        (
+            without(SUMMARIES, "references"),
+            [],
+            "summeval.json has the rating relevance, but no references",
+        ),
     ],
 )
 def test_bad_rows_are_named(
-    changes: dict[str, Any],
+    rows: list[dict[str, Any]],
     options: list[str],
     message: str,
     encoder: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = [*SUMMARIES[:2], SUMMARIES[2] | changes, *SUMMARIES[3:]]
     with pytest.raises(SystemExit):
         evaluated("summeval.json", rows, encoder, *options)
     assert message in " ".join(capsys.readouterr().err.split())
@@ -360,36 +386,12 @@ def test_relevance_by_an_aligner_a_direction(encoder: str, tmp_path: Path) -> No
     other = save_bert(tmp_path / "other", BertModel, initializer_range=0.6)
     models = json.dumps({"relevance_reference": other, "relevance_output": encoder})
     found = evaluated("summeval.json", SUMMARIES, models, "--references=1")
-    texts = [row["summary"] for row in SUMMARIES]
+    texts = column(SUMMARIES, "summary")
     references = [row["references"][0] for row in SUMMARIES]
-    documents = [row["document"] for row in SUMMARIES]
-    reference = Alignment(other, "consistency").score(references, sources=texts)["consistency"]
-    output = Alignment(encoder, "consistency").score(texts, sources=documents)["consistency"]
-    variants = ablation_rows(found, "1")
-    for variant, scores in {
-        "r → y": reference,
-        "y → x": output,
-        "r → y × y → x": reference * output,
-    }.items():
-        expected = pearson(scores, ratings(SUMMARIES, "relevance"))
-        assert variants[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    assert_relevance(
+        found,
+        reference=consistency(other, references, texts),
+        output=consistency(encoder, texts, column(SUMMARIES, "document")),
+    )
     assert {row["score"] for row in found["correlations"]} >= {"relevance"}
     assert "consistency" not in {row["score"] for row in found["correlations"]}
-
-
-def test_a_direction_without_an_aligner_is_named(
-    encoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        evaluated("summeval.json", SUMMARIES, json.dumps({"relevance_output": encoder}))
-    assert "must have one for each of" in capsys.readouterr().err
-
-
-def test_relevance_without_references_is_refused(
-    encoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{k: v for k, v in row.items() if k != "references"} for row in SUMMARIES]
-    with pytest.raises(SystemExit):
-        evaluated("summeval.json", rows, encoder)
-    message = " ".join(capsys.readouterr().err.split())
-    assert "summeval.json has the rating relevance, but no references" in message

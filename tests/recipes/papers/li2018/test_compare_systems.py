@@ -208,22 +208,6 @@ def test_figures_are_those_of_the_judges_one_text_at_a_time(setting: Setting) ->
     quality.release()
 
 
-def test_the_interval_is_that_of_drawn_sentences(setting: Setting) -> None:
-    found = setting.compare(setting.write("mine", changed(setting.test)))
-    test = setting.test
-    samples = Samples(
-        [separate_words(text) for text in changed(test)], sources=test.sources, labels=test.labels
-    )
-    cosines = Similarity(setting.vectors[0]).score(samples)["similarity"]
-    random = np.random.default_rng(5)
-    means = cosines[random.integers(12, size=(20_000, 12))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    interval = found["systems"]["mine"]["similarity"]
-    spread = high - low
-    assert interval["low"] == pytest.approx(low, abs=0.15 * spread)
-    assert interval["high"] == pytest.approx(high, abs=0.15 * spread)
-
-
 def test_the_order_of_rows_does_not_matter(setting: Setting) -> None:
     texts = changed(setting.test)
     order = list(range(len(texts)))

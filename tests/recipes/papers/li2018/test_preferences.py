@@ -205,12 +205,6 @@ def test_a_threshold_at_its_bound_is_a_problem() -> None:
 gains = st.lists(st.floats(-100, 100).map(lambda gain: round(gain, 3)), min_size=1, max_size=8)
 
 
-@given(gains, st.floats(0, 10))
-def test_hinge_loss_equals_the_formula_by_hand(gains: list[float], scale: float) -> None:
-    expected = sum(max(0.0, 1 - scale * gain) for gain in gains)
-    assert hinge_loss(np.array(gains), scale) == pytest.approx(expected)
-
-
 @given(gains)
 def test_no_scale_beats_the_best_scale(gains: list[float]) -> None:
     best = best_scale(np.array(gains))

@@ -19,8 +19,6 @@ from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
 
-LETTERS = " abcdefghijklmnopqrstuvwxyzT."
-
 
 class Length(Scorer):
     """Length of a text instead of any score; an empty text fails."""
@@ -39,17 +37,13 @@ class Length(Scorer):
 
 
 class Stub(Length):
-    """Replaces a scorer with aspects, and records its arguments."""
+    """Replaces CTRLEval or Alignment, and records its arguments."""
 
     built: list[tuple[Any, ...]]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         Stub.built.append((*arguments, options))
-        _, chosen, *_ = arguments  # a task or aspects
-        names = chosen if isinstance(chosen, tuple) else (chosen,)
-        names = CTRLEVAL if chosen in ("sentiment", "topic") else names
-        both = {"preservation": ("preservation", "preservation_output", "preservation_source")}
-        super().__init__(sum((both.get(name, (name,)) for name in names), ()))
+        super().__init__(CTRLEVAL)
 
 
 CTRLEVAL = ("coherence", "consistency", "attribute_relevance")
@@ -264,47 +258,6 @@ def test_published_values_are_shown(
     assert "bootstrap over the 15 clusters of rows" in printed
 
 
-DIALOG = [
-    {"response": "z" * i + "\n", "dialog_history": "hi\n", "fact": f"f{i % 2}\n", "model": m,
-     "engaging": i % 4, "uses_knowledge": i % 3}
-    for i, m in enumerate("abcabcabc", 1)
-]  # fmt: skip
-
-
-def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_scorers(monkeypatch)
-    Path("chat.json").write_text(json.dumps(DIALOG))
-    Path("words.txt").write_text("the\n")
-    options = ["--stop-words=words.txt", "--output=found.json"]
-    main(["meta-eval", "ctc", "--data=chat.json", *options])
-    aspects = ("engagingness", "groundedness")
-    assert [built[:5] for built in Stub.built] == [
-        ("minilm-l6", aspects, "embedding", "words.txt", how) for how in (None, "mean")
-    ]
-    scores = {*aspects, *(f"{aspect}_mean" for aspect in aspects), "word_length"}
-    assert set(rows_of("found.json")) == {
-        (score, rating, level)
-        for score in scores
-        for rating in ("engaging", "uses_knowledge")
-        for level in ("sample", "system")
-    }
-    main(["meta-eval", "ctc", "--data=chat.json", "--aggregate=mean", "--output=found.json"])
-    assert {score for score, *_ in rows_of("found.json")} == {*aspects, "word_length"}
-
-
-def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: None) -> None:
-    rows = [
-        ("positive", "The", f"The {'sea ' * i}is so. It is a {'b' * i}.", 1, i, 2)
-        for i in (1, 2, 3)
-    ]
-    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    options = [f"--model={tiny_llama(LETTERS)}", "--scores=rows.jsonl", "--resamples=20"]
-    main(["meta-eval", "ctrleval", "--data=rated.txt", *options])
-    scored = read_rows(Path("rows.jsonl"))
-    assert all(0 < row["score/attribute_relevance"] < 1 for row in scored)
-    assert number_column(scored, "rating/consistency").tolist() == [1, 2, 3]
-
-
 # The user's typing
 
 
@@ -437,16 +390,3 @@ def test_scores_without_their_column_are_left_out_as_by_score(
     assert "leaves out accuracy, because the samples lack the columns labels" in caplog.text
     assert "polarity" in Path("out.json").read_text()
     assert "accuracy" not in Path("out.json").read_text()
-
-
-def test_ctrleval_of_rated_texts_without_prefixes(
-    tiny_llama: Callable[[str], str], one_thread: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = [{"text": f"It is {'b' * i}. So is the sea.", "fluency": i} for i in (1, 2, 3)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rated = ["meta-eval", "rated", "--data=rows.jsonl", "--ratings=[fluency]", "--resamples=20"]
-    main(
-        [*rated, "--scorers=CTRLEval", f"--scorers.model={tiny_llama(LETTERS)}", "--output=o.json"]
-    )
-    assert "leaves out consistency, attribute_relevance, because the samples" in caplog.text
-    assert {score for score, *_ in rows_of("o.json")} == {"coherence"}

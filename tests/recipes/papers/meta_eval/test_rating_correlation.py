@@ -103,37 +103,6 @@ def test_intervals_of_systems_equal_those_of_all_possible_draws(
     assert exact(0.885) - 1e-9 <= estimate.high <= exact(0.915) + 1e-9
 
 
-def test_intervals_cover_the_truth_at_the_nominal_rate() -> None:
-    random = np.random.default_rng(2)
-    rho = 0.5
-    truth = {
-        "pearson": rho,  # of the bivariate normal distribution
-        "spearman": 6 / np.pi * np.arcsin(rho / 2),
-        "kendall": 2 / np.pi * np.arcsin(rho),
-    }
-    hits = dict.fromkeys(truth, 0)
-    for seed in range(100):
-        x, y = random.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=60).T
-        result = sample_correlations(x, y, confidence=0.8, resamples=100, seed=seed)
-        for name, value in truth.items():
-            hits[name] += getattr(result, name).low <= value <= getattr(result, name).high
-    # 80 plus or minus three standard deviations of a binomial count of 100.
-    assert all(68 <= count <= 92 for count in hits.values()), hits
-
-
-def test_copies_within_a_cluster_count_once() -> None:
-    random = np.random.default_rng(3)
-    x, y = random.normal(size=(2, 40))
-    alone = sample_correlations(x, y)
-    copied = sample_correlations(x.repeat(9), y.repeat(9), np.arange(40).repeat(9).tolist())
-    unaware = sample_correlations(x.repeat(9), y.repeat(9))
-    assert copied.pearson == pytest.approx(alone.pearson)
-    assert copied.kendall == pytest.approx(alone.kendall)
-    assert unaware.pearson.high - unaware.pearson.low < 0.5 * (
-        alone.pearson.high - alone.pearson.low
-    )
-
-
 def test_pieces_give_the_result_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(4)
     x, y = random.normal(size=(2, 50)).round(1)

@@ -10,15 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.autograd import gradcheck
 
 from ctrlreward.recipes.papers.textual_transfer.losses import (
     critic_loss,
     discriminator_loss,
     generator_loss,
     gradient_penalty,
-    language_loss,
-    reconstruction_loss,
     wasserstein_gap,
 )
 from ctrlreward.recipes.papers.textual_transfer.networks import StateDiscriminator
@@ -32,19 +29,8 @@ def draw(seed: int, *shapes: tuple[int, ...], scale: float = 1.0) -> list[Tensor
     return [scale * torch.randn(shape, generator=generator).double() for shape in shapes]
 
 
-def log_softmax(logits: list[float]) -> list[float]:
-    most = max(logits)
-    total = most + math.log(sum(math.exp(x - most) for x in logits))
-    return [x - total for x in logits]
-
-
 def log_sigmoid(x: float) -> float:
     return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
-
-
-def mask_of(seed: int, n: int, steps: int) -> Tensor:
-    lengths = torch.randint(1, steps + 1, (n,), generator=torch.Generator().manual_seed(seed))
-    return (torch.arange(steps) < lengths[:, None]).double()
 
 
 def differences(loss: Callable[[], Tensor], values: Tensor, step: float = 1e-6) -> Tensor:
@@ -79,20 +65,6 @@ def smooth(seed: int, width: int) -> nn.Module:
 # Values
 
 
-@given(SEEDS, SIZES, SIZES, st.integers(2, 5), st.sampled_from([1.0, 30.0]))
-def test_reconstruction_is_the_sum_over_words(
-    seed: int, n: int, steps: int, words: int, scale: float
-) -> None:
-    (logits,) = draw(seed, (n, steps, words), scale=scale)
-    targets = torch.randint(words, (n, steps), generator=torch.Generator().manual_seed(seed))
-    mask = mask_of(seed, n, steps)
-    expected = 0.0
-    for i in range(n):
-        for t in range(int(mask[i].sum())):
-            expected -= log_softmax(logits[i, t].tolist())[targets[i, t]] / n
-    assert reconstruction_loss(logits, targets, mask).item() == pytest.approx(expected, abs=1e-6)
-
-
 @given(SEEDS, SIZES, SIZES, st.sampled_from([1.0, 50.0]))
 def test_adversarial_losses_are_mean_logarithms(seed: int, n: int, m: int, scale: float) -> None:
     real, fake = draw(seed, (n,), (m,), scale=scale)
@@ -103,20 +75,6 @@ def test_adversarial_losses_are_mean_logarithms(seed: int, n: int, m: int, scale
     assert loss == pytest.approx(-says_real - says_fake, abs=1e-6)
     assert generator_loss(real, fake, "minimax").item() == pytest.approx(-loss, abs=1e-6)
     assert generator_loss(real, fake, "non_saturating").item() == pytest.approx(-fooled, abs=1e-6)
-
-
-@given(SEEDS, SIZES, SIZES, st.integers(2, 5), st.sampled_from([1.0, 30.0]))
-def test_language_loss_is_a_cross_entropy_per_position(
-    seed: int, n: int, steps: int, words: int, scale: float
-) -> None:
-    target, logits = draw(seed, (n, steps, words), (n, steps, words), scale=scale)
-    mask, expected = mask_of(seed, n, steps), 0.0
-    for i in range(n):
-        for t in range(int(mask[i].sum())):
-            model, own = (log_softmax(x[i, t].tolist()) for x in (target, logits))
-            expected -= sum(math.exp(a) * b for a, b in zip(model, own, strict=True)) / n
-    loss = language_loss(target.log_softmax(-1), logits, mask).item()
-    assert loss == pytest.approx(expected, abs=1e-6)
 
 
 @given(SEEDS, SIZES, SIZES, SIZES, st.sampled_from([0.0, 1.0, 10.0]))
@@ -163,19 +121,6 @@ def test_a_flat_critic_has_a_penalty_of_one_and_finite_gradients() -> None:
 # Gradients
 
 
-def test_gradients_are_numerical_derivatives() -> None:
-    logits, other, real, fake = draw(1, (3, 4, 5), (3, 4, 5), (4,), (3,))
-    targets, mask = torch.randint(5, (3, 4)), mask_of(1, 3, 4)
-    for values in (logits, real, fake):
-        values.requires_grad_()
-    assert gradcheck(lambda x: reconstruction_loss(x, targets, mask), logits)
-    assert gradcheck(lambda x: language_loss(other.log_softmax(-1), x, mask), logits)
-    assert gradcheck(discriminator_loss, (real, fake))
-    assert gradcheck(lambda a, b: generator_loss(a, b, "minimax"), (real, fake))
-    assert gradcheck(lambda b: generator_loss(real.detach(), b, "non_saturating"), fake)
-    assert gradcheck(wasserstein_gap, (real, fake))
-
-
 @pytest.mark.parametrize("kind", ["smooth", "states"])
 def test_gradients_of_the_critics_loss_are_central_differences(kind: str) -> None:
     """Through the penalty, the gradient of a gradient."""
@@ -192,16 +137,3 @@ def test_gradients_of_the_critics_loss_are_central_differences(kind: str) -> Non
     for parameter in critic.parameters():
         (slope,) = torch.autograd.grad(loss(), parameter, materialize_grads=True)
         assert torch.allclose(slope, differences(loss, parameter), atol=1e-6, rtol=1e-6)
-
-
-@given(SEEDS)
-def test_minimax_learns_little_from_a_sure_discriminator(seed: int) -> None:
-    (fake,) = draw(seed, (4,))
-    sure = (fake.abs() + 5).neg().requires_grad_()
-    slopes = [
-        torch.autograd.grad(generator_loss(sure.detach(), sure, form), sure)[0] * len(sure)
-        for form in ("minimax", "non_saturating")
-    ]
-    # Both raise D(h̃); by D(h̃) itself, below 0.7 %, and by 1 - D(h̃).
-    assert torch.allclose(slopes[0], -sure.sigmoid(), atol=1e-12)
-    assert torch.allclose(slopes[1], -(-sure).sigmoid(), atol=1e-12)

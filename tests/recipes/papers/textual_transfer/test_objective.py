@@ -260,6 +260,7 @@ def test_a_sentence_is_read_and_written_the_same_alone_and_in_a_batch(
         assert torch.allclose(own[0], content[i], atol=1e-12)
         assert torch.allclose(encode(networks, alone[0].tolist(), style), content[i], atol=1e-12)
         assert row(ids, counts, i) == transfer(networks, 1 - style, content[i], 6)
+        assert set(ids[i, counts[i] :].tolist()) <= {EOS}
 
 
 def test_only_dropout_and_gumbel_noise_are_random() -> None:
