@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_choice import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from scoring_recipes import overrides, written
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.jobs.training_job import build
@@ -37,11 +38,6 @@ RARE = ["we saw otters .", "we saw geese ."]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def written(file: Path, lines: list[str]) -> str:
-    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return str(file)
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, list[str]]:
     """Files of training, test and further held-out sentences."""
@@ -53,9 +49,6 @@ def files(tmp_path: Path) -> dict[str, list[str]]:
         "test": [written(tmp_path / "test", ["the room was odd .", ""])],
         "exclude": [written(tmp_path / "left_out", [f"{LINES[2]}\t{LINES[3]}"])],
     }
-
-
-# The corpus
 
 
 def test_held_out_sentences_are_not_trained_on(files: dict[str, list[str]]) -> None:
@@ -85,25 +78,6 @@ def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) ->
     assert epochs(1) == [first, second]
     assert first != second
     assert epochs(2)[0] != first
-
-
-@pytest.mark.usefixtures("in_an_empty_folder")
-def test_no_sentence_of_the_yelp_test_set_is_trained_on(data_dir: Path) -> None:
-    """Nor a reference."""
-    data = build(["--config", str(CONFIG)]).datamodule
-    data.setup("fit")
-    held_out = set()
-    for file in (data_dir / "li2018").glob("*.[01]"):
-        for line in file.read_text("utf-8").splitlines():
-            held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
-    trained_on = {*data.sentences["train"], *data.sentences["validation"]}
-    assert len(held_out) > 1900
-    assert len(trained_on) > 110_000
-    assert trained_on.isdisjoint(held_out)
-    assert len(data.sentences["test"]) == 1000
-
-
-# The words
 
 
 def words_of(text: str) -> list[str]:
@@ -143,26 +117,14 @@ def test_words_of_yelp_stay_as_they_are(data_dir: Path) -> None:
 # The training
 
 
-def overrides(files: dict[str, list[str]], folder: Path) -> list[str]:
-    """The real configuration with small files and a small network."""
-    given = {
-        "model.init_args.folder": str(folder / "model"),
-        "model.init_args.min_count": "2",
-        "model.init_args.width": "16",
-        "model.init_args.heads": "2",
-        "data.init_args.train": json.dumps(files["train"]),
-        "data.init_args.test": json.dumps(files["test"]),
-        "data.init_args.exclude": json.dumps(files["exclude"]),
-        "data.init_args.validation_share": "0.2",
-        "data.init_args.batch_size": "4",
-        "trainer.default_root_dir": str(folder),
-        "trainer.logger.init_args.folder": str(folder),
-        "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
-        "trainer.enable_progress_bar": "false",
-        "trainer.precision": "32-true",
-        "trainer.max_epochs": "3",
-    }
-    return [f"--{name}={value}" for name, value in given.items()]
+SMALL: dict[str, object] = {
+    "model.init_args.min_count": 2,
+    "model.init_args.width": 16,
+    "model.init_args.heads": 2,
+    "data.init_args.batch_size": 4,
+    "trainer.precision": "32-true",
+    "trainer.max_epochs": 3,
+}
 
 
 def log_probs(folder: Path, texts: list[str]) -> list[np.ndarray]:
@@ -181,7 +143,7 @@ def test_training_writes_the_best_epochs_model(
     files: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    cli = build(["--config", str(CONFIG), *overrides(files, tmp_path)])
+    cli = build(["--config", str(CONFIG), *overrides(tmp_path, **files, **SMALL)])
     cli.trainer.fit(cli.model, cli.datamodule)
     folder, data = tmp_path / "model", cli.datamodule.sentences
 
@@ -275,39 +237,9 @@ def test_nonsense_is_less_likely_than_any_sentence(
     np.testing.assert_allclose(values[False][:-1], values[True][:-1], rtol=0.5)
 
 
-def test_a_folder_that_holds_something_else_is_refused(
-    files: dict[str, list[str]], tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(
-        ValueError, match=r"model' contains thesis\.txt, which does not belong to a"
-    ):
-        trained(files, folder)
-    assert (folder / "thesis.txt").is_file()
-
-
 def test_a_width_that_does_not_fit_the_heads(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"width must be a multiple of 4 \* heads = 16, got 20"):
         LanguageModelTrainer(str(tmp_path), width=20, heads=4)
-
-
-@pytest.mark.soak
-def test_a_thousand_sentences_teach_the_order_of_words(data_dir: Path, tmp_path: Path) -> None:
-    """Perplexity is below that of the best model without order, fitted to the test text itself."""
-    source = data_dir / "yelp_shen" / "sentiment.test.1"
-    lines = source.read_text("utf-8").splitlines()[:1250]
-    test = data_dir / "li2018" / "sentiment.test.1"
-    files = {"train": [written(tmp_path / "lines", lines)], "test": [str(test)]}
-    options = {"width": 32, "min_count": 5, "dropout": 0.0, "share_unknown": False}
-    model = trained(files | {"exclude": []}, tmp_path / "model", options, max_epochs=2)
-    report = json.loads((tmp_path / "model" / "evaluation.json").read_text("utf-8"))["test"]
-    assert report["texts"] == 500
-    ids = model.tokenizer(test.read_text("utf-8").splitlines()).input_ids
-    counts = np.array(list(Counter(i for row in ids for i in row).values()))
-    shares = counts / counts.sum()
-    assert report["perplexity"] < 0.7 * np.exp(-(shares * np.log(shares)).sum())
 
 
 def test_names_of_the_special_tokens(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_choice import quiet_trainer
+from scoring_recipes import overrides, written
 from tiny_models import save_bert
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, BertModel
 
@@ -29,11 +30,6 @@ TEST_BAD = [f"our {thing} was {word} ." for thing in THINGS for word in ("awful"
 Files = tuple[dict[str, str], dict[str, str], list[str]]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def written(file: Path, lines: list[str]) -> str:
-    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return str(file)
 
 
 @pytest.fixture
@@ -88,25 +84,11 @@ def fitted(
     return model
 
 
-def overrides(files: Files, folder: Path, encoder: str) -> list[str]:
-    """The real configuration with small files and a small encoder."""
-    train, test, exclude = files
-    given = {
-        "model.init_args.folder": str(folder / "model"),
-        "model.init_args.model": encoder,
-        "model.init_args.learning_rate": "0.01",
-        "data.init_args.train": json.dumps(train),
-        "data.init_args.test": json.dumps(test),
-        "data.init_args.exclude": json.dumps(exclude),
-        "data.init_args.validation_share": "0.2",
-        "data.init_args.batch_size": "20",
-        "trainer.max_epochs": "9",
-        "trainer.default_root_dir": str(folder),
-        "trainer.logger.init_args.folder": str(folder),
-        "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
-        "trainer.enable_progress_bar": "false",
-    }
-    return [f"--{name}={value}" for name, value in given.items()]
+SMALL: dict[str, object] = {
+    "model.init_args.learning_rate": 0.01,
+    "data.init_args.batch_size": 20,
+    "trainer.max_epochs": 9,
+}
 
 
 def test_training_writes_the_best_epochs_folder(
@@ -114,7 +96,8 @@ def test_training_writes_the_best_epochs_folder(
 ) -> None:
     """It learns, and `Accuracy` decides as the module does on each sentence."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    cli = build(["--config", str(CONFIG), *overrides(files, tmp_path, encoder)])
+    options = overrides(tmp_path, *files, **{**SMALL, "model.init_args.model": encoder})
+    cli = build(["--config", str(CONFIG), *options])
     cli.trainer.fit(cli.model, cli.datamodule)
 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -205,11 +188,8 @@ def test_a_single_label_is_refused(tmp_path: Path, encoder: str) -> None:
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["thesis.txt"], r"contains thesis\.txt, which does not belong to a trained"),
-        (
-            ["config.json", "evaluation.json", "thesis.txt"],
-            r"contains thesis\.txt, which does not belong to a trained",
-        ),
+        (["thesis.txt"], r"contains thesis\.txt, which does not belong to"),
+        (["config.json", "evaluation.json", "x.txt"], r"contains x\.txt, which does not belong to"),
         (["config.json", "model.safetensors"], r"contains files, but no evaluation\.json"),
     ],
 )
@@ -237,22 +217,26 @@ def test_a_file_in_place_of_the_folder_is_refused(
 # The configuration for Yelp
 
 
-@pytest.mark.usefixtures("in_an_empty_folder")
-def test_the_judge_and_the_rewards_classifier_share_no_sentence(data_dir: Path) -> None:
-    """Nor is a test sentence of Li et al. (2018) or a reference trained on."""
+def test_the_judge_and_the_rewards_classifier_share_no_sentence(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a test sentence of Li et al. (2018) or a reference trained on, by any model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     sides = []
-    for config in (CONFIG, CONFIG.with_name("text_cnn_yelp.yaml")):
-        data = build(["--config", str(config)]).datamodule
+    for name in ("classifier", "text_cnn", "language_model"):
+        data = build(["--config", str(CONFIG.with_name(f"{name}_yelp.yaml"))]).datamodule
         data.setup("fit")
-        sides.append({s.text for split in ("train", "validation") for s in data.sentences[split]})
+        rows = data.sentences["train"] + data.sentences["validation"]
+        sides.append({row if isinstance(row, str) else row.text for row in rows})
         assert len(data.sentences["test"]) == 1000
     held_out = set()
     for file in (data_dir / "li2018").glob("*.[01]"):
         for line in file.read_text("utf-8").splitlines():
             held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
-    judge, reward = sides
+    judge, reward, language_model = sides
     assert len(judge) > 50_000
-    assert len(reward) > 110_000
+    assert min(len(reward), len(language_model)) > 110_000
     assert judge.isdisjoint(reward)
     assert len(held_out) > 1900
-    assert (judge | reward).isdisjoint(held_out)
+    assert (judge | reward | language_model).isdisjoint(held_out)

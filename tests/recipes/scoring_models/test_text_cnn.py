@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_choice import quiet_trainer
+from scoring_recipes import overrides, written
 
 from ctrlreward.jobs.training_job import build
 from ctrlreward.models.text_cnn import TextCNNClassifier
@@ -19,11 +20,6 @@ BAD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for wo
        ("bad", "awful", "cold", "rude")]  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def written(file: Path, lines: list[str]) -> str:
-    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return str(file)
 
 
 @pytest.fixture
@@ -138,32 +134,19 @@ def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
 # The training
 
 
-def overrides(files: tuple, folder: Path) -> list[str]:
-    """The real configuration with small files and a small network."""
-    train, test, exclude = files
-    given = {
-        "model.init_args.folder": str(folder / "model"),
-        "model.init_args.min_count": "1",
-        "model.init_args.filters": "8",
-        "model.init_args.learning_rate": "0.05",
-        "data.init_args.train": json.dumps(train),
-        "data.init_args.test": json.dumps(test),
-        "data.init_args.exclude": json.dumps(exclude),
-        "data.init_args.validation_share": "0.2",
-        "data.init_args.batch_size": "6",
-        "trainer.default_root_dir": str(folder),
-        "trainer.logger.init_args.folder": str(folder),
-        "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
-        "trainer.enable_progress_bar": "false",
-    }
-    return [f"--{name}={value}" for name, value in given.items()]
+SMALL: dict[str, object] = {
+    "model.init_args.min_count": 1,
+    "model.init_args.filters": 8,
+    "model.init_args.learning_rate": 0.05,
+    "data.init_args.batch_size": 6,
+}
 
 
 def test_training_writes_the_best_epochs_folder(
     files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    cli = build(["--config", str(CONFIG), *overrides(files, tmp_path)])
+    cli = build(["--config", str(CONFIG), *overrides(tmp_path, *files, **SMALL)])
     cli.trainer.fit(cli.model, cli.datamodule)
 
     folder = tmp_path / "model"

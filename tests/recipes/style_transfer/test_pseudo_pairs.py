@@ -42,19 +42,12 @@ class Style(Scorer):
         return {"label_probability": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
 
     def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
-        own = {"sour": SOUR, "sweet": SWEET}
-        other = {"sour": SWEET, "sweet": SOUR}
-        return {
-            "label_probability": np.array(
-                [
-                    0.9
-                    if sum(word in own[label] for word in text.split())
-                    > sum(word in other[label] for word in text.split())
-                    else 0.2
-                    for text, label in zip(samples.texts, samples.labels, strict=True)
-                ]
-            )
-        }
+        values = []
+        for text, label in zip(samples.texts, samples.labels, strict=True):
+            sour, sweet = (sum(w in words for w in text.split()) for words in (SOUR, SWEET))
+            more = sour > sweet if label == "sour" else sweet > sour
+            values.append(0.9 if more else 0.2)
+        return {"label_probability": np.array(values)}
 
 
 class Length(Scorer):
@@ -133,16 +126,13 @@ def test_the_best_rewriting_is_that_of_a_search_over_all() -> None:
     draws = np.random.default_rng(0)
     quality = RuleJudges().quality()
     sources = [f"the {thing} was {word} ." for thing in THINGS for word in SOUR]
-    candidates = [
-        {
-            " ".join(draws.choice(WORDS, size=draws.integers(1, 6))): int(draws.integers(1, 9))
-            for _ in range(draws.integers(0, 8))
-        }
-        for _ in sources
-    ]
-    expected = {}
-    for source, row in zip(sources, candidates, strict=True):
-        values = {}
+    candidates, expected = [], {}
+    for source in sources:
+        row, values = {}, {}
+        for _ in range(draws.integers(0, 8)):
+            text = " ".join(draws.choice(WORDS, size=draws.integers(1, 6)))
+            row[text] = int(draws.integers(1, 9))
+        candidates.append(row)
         for text, count in row.items():
             one = Samples([text], sources=[source], labels=["sweet"])
             style = Style().score(one)["label_probability"][0]

@@ -65,9 +65,7 @@ def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) 
 def test_bad_arguments_are_named(files: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="files must have two styles, got sour"):
         Sentences({"sour": files["sour"]}, TEMPLATE, 2)
-    with pytest.raises(
-        ValueError, match=r"must contain \{source\} and \{style\}, got '\{style\}:'"
-    ):
+    with pytest.raises(ValueError, match=r"contain \{source\} and \{style\}, got '\{style\}:'"):
         Sentences(files, "{style}:", 2)
     with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, fewer than 5"):
         Sentences(files, TEMPLATE, 5).prompts()
@@ -89,12 +87,16 @@ def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: P
 # The scores
 
 
+def save_judge(folder: Path, *labels: str) -> None:
+    config = TextCNNConfig(frequent_words(SOUR + SWEET, 1), labels, 8, (2,), 4, 0.0)
+    save_text_cnn(TextCNN(config), folder)
+
+
 @pytest.fixture
 def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringModels:
-    words = frequent_words(SOUR + SWEET, 1)
     folder = tmp_path / "judge"
     folder.mkdir()
-    save_text_cnn(TextCNN(TextCNNConfig(words, ("sour", "sweet"), 8, (2,), 4, 0.0)), folder)
+    save_judge(folder, "sour", "sweet")
     letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
     return ScoringModels(str(folder), "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
@@ -127,9 +129,8 @@ def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
     ],
 )
 def test_an_old_keyword_names_the_new_one(build, old: str, new: str) -> None:
-    with pytest.raises(
-        TypeError, match=rf"{build.__name__}\(\) has no argument '{old}'\. Use {new}"
-    ):
+    message = rf"{build.__name__}\(\) has no argument '{old}'\. Use {new}"
+    with pytest.raises(TypeError, match=message):
         build(**{old: None})
 
 
@@ -149,19 +150,11 @@ def test_callbacks_share_their_models_and_copying_is_compared(files, scoring_mod
 
 
 def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
-    rows = [
-        {"step": 1, "reward/total": 0.3},
-        *(
-            {
-                "step": step,
-                "score/corpus/accuracy": 0.1 * step,
-                "score/corpus/similarity": 1 - 0.1 * step,
-                "score/corpus/perplexity": 40.0,
-            }
-            for step in (2, 4, 6)
-        ),
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = JsonLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "reward/total": 0.3})
+    for step in (2, 4, 6):
+        row = {"accuracy": 0.1 * step, "similarity": 1 - 0.1 * step, "perplexity": 40.0}
+        log.append({"step": step, **{f"score/corpus/{name}": row[name] for name in row}})
     trainer, module = pl.Trainer(logger=False, accelerator="cpu"), pl.LightningModule()
     Trajectories(str(tmp_path), name="other").on_fit_end(trainer, module)
     assert not (tmp_path / "trajectories.png").exists()
@@ -214,9 +207,8 @@ def test_training_selection_and_report_have_sentences_of_their_own(
     for samples in sets:
         assert samples.labels.count("negative") * 2 == len(samples)
     assert len(report.samples) == 1000
-    rated = [data_dir / "li2018" / f"{kind}.{n}" for kind in ("sentiment.test", "reference")
-             for n in (0, 1)]  # fmt: skip
-    assert sources[0].isdisjoint(read_held_out(map(str, rated)))
+    rated = map(str, (data_dir / "li2018").glob("*.[01]"))
+    assert sources[0].isdisjoint(read_held_out(rated))
 
 
 # As in a YAML file: a mean, and a ranking.
@@ -237,9 +229,8 @@ def test_a_small_run_writes_all_results(
 ) -> None:
     monkeypatch.setenv("CTRLREWARD_DATA", str(write_data(tmp_path / "data")))
     config = settings(tmp_path)
-    words = frequent_words(SOUR + SWEET, 1)
     judge = Path(scoring_models.classifier)
-    save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)
+    save_judge(judge, "negative", "positive")
     small = tiny_llama(LETTERS)
     model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
     model["init_args"]["model"] = small
@@ -283,11 +274,9 @@ def test_a_small_run_writes_all_results(
         scores = LexiconSentiment().score(texts)
         wanted = [label == "positive" for label in texts.labels]
         expected = scores["accuracy"].mean(), functional.auc(scores["polarity"], wanted)
-        values = [
-            judge[name] if name in judge else judge["others"][name]["value"]
-            for judge in (accuracy, auc)
-        ]
-        assert values == pytest.approx(expected)
+        for judge, value in zip((accuracy, auc), expected, strict=True):
+            found = judge[name] if name in judge else judge["others"][name]["value"]
+            assert found == pytest.approx(value)
     assert (folder / "samples" / "rollout" / "step=000001.jsonl").exists()
     assert "gm, after - copying" in capsys.readouterr().out
     rows = JsonLog(folder / "metrics.jsonl").read()
@@ -326,13 +315,8 @@ def test_a_resumed_run_goes_on_with_the_next_sentences(
     def run(batches: int, ckpt_path: str | None = None) -> tuple[Recorder, str]:
         module = Recorder(updates)
         saver = ModelCheckpoint(tmp_path / "saved", save_last=True)
-        trainer = quiet_trainer(
-            enable_checkpointing=True,
-            max_epochs=1,
-            max_steps=batches * updates,
-            val_check_interval=2,
-            callbacks=[saver],
-        )
+        limits = {"max_epochs": 1, "max_steps": batches * updates, "val_check_interval": 2}
+        trainer = quiet_trainer(enable_checkpointing=True, callbacks=[saver], **limits)
         data = TransferData(Sentences(files, TEMPLATE, 4), batch_size=3, steps=8)
         trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
         return module, saver.last_model_path

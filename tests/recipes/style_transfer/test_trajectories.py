@@ -42,7 +42,9 @@ def shown(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
 
 def test_rows_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [write_run(tmp_path / "a", FIRST), write_run(tmp_path / "b", SECOND)]
-    result = shown(runs, tmp_path)
+    result = shown([*runs, "--plot", str(tmp_path / "t.png")], tmp_path)
+    width, height = struct.unpack(">II", (tmp_path / "t.png").read_bytes()[16:24])
+    assert (width, height) == (round(2 * 4.8 * 130), round(3.8 * 130))
     assert result["accuracy"] == 0.8
     first, second = result["runs"]
     assert [row["step"] for row in first["validations"]] == [5, 10, 15, 20]
@@ -119,13 +121,6 @@ def test_incomplete_validations_are_left_out(tmp_path: Path) -> None:
     assert [row["step"] for row in found["validations"]] == [5, 10, 15, 20, 30]
     assert found["validations"][-1]["gm"] is None
     assert (found["nearest"]["step"], found["best"]["step"]) == (30, 15)
-
-
-def test_the_figure(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / "a", FIRST), write_run(tmp_path / "b", SECOND)]
-    main(["trajectories", *runs, "--plot", str(tmp_path / "t.png")])
-    width, height = struct.unpack(">II", (tmp_path / "t.png").read_bytes()[16:24])
-    assert (width, height) == (round(2 * 4.8 * 130), round(3.8 * 130))
 
 
 @pytest.mark.parametrize(

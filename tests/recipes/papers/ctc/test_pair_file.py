@@ -56,13 +56,6 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return build
 
 
-def test_the_file_holds_the_pairs_of_every_text(build: Build, tmp_path: Path) -> None:
-    file = tmp_path / "pairs.jsonl"
-    assert build(file).calls == 4
-    assert build(file).calls == 0
-    assert {pair.source for pair in read_pair_file(str(file))} == set(range(len(TEXTS)))
-
-
 @pytest.mark.parametrize("calls", range(4))
 def test_an_interrupted_build_is_resumed(build: Build, tmp_path: Path, calls: int) -> None:
     whole, interrupted = tmp_path / "whole.jsonl", tmp_path / "interrupted.jsonl"
@@ -150,7 +143,8 @@ def test_a_file_of_other_content_is_kept(build: Build, tmp_path: Path) -> None:
 def test_a_complete_file_is_only_read(build: Build, tmp_path: Path) -> None:
     (tmp_path / "read_only").mkdir()
     file = tmp_path / "read_only" / "pairs.jsonl"
-    build(file)
+    assert build(file).calls == 4
+    assert {pair.source for pair in read_pair_file(str(file))} == set(range(len(TEXTS)))
     (tmp_path / "read_only" / "pairs.jsonl.lock").unlink()
     before = {path: path.stat().st_mtime_ns for path in file.parent.iterdir()}
     assert build(file).calls == 0
@@ -164,10 +158,7 @@ def test_a_complete_file_is_only_read(build: Build, tmp_path: Path) -> None:
         ({"max_spans": 0}, "max_spans must be 1 or more, got 0"),
         ({"chunk_size": 0}, "chunk_size must be 1 or more, got 0"),
         ({"paraphrases": 0}, "paraphrases must be 1 or more, got 0"),
-        (
-            {"mask_share": (0.5, 0.2)},
-            r"mask_share must be two shares of 0 to 1 in order, got \(0.5, 0.2\)",
-        ),
+        ({"mask_share": (0.5, 0.2)}, r"mask_share must be two shares .* in order, got \(0.5, 0.2"),
     ],
 )
 def test_settings_out_of_range(setting: dict[str, Any], message: str) -> None:
@@ -192,7 +183,7 @@ def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> No
 
 def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
     rows = [{"text": text, "context": f"fact {i}", "history": "hm"} for i, text in enumerate(TEXTS)]
-    lines = [json.dumps(row) for row in rows]
+    lines = list(map(json.dumps, rows))
     settings = {"kind": "dialog", "labels": "fillings", "extra_pairs": False}
     build(tmp_path / "pairs.jsonl", lines, **settings)
     pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))

@@ -29,29 +29,24 @@ from ctrlreward.runs import plot_run
 from ctrlreward.scorers.alignment import Alignment
 
 THINGS = ("soup", "boat", "lake", "mill", "bread", "guide", "pool", "view")
-PAIRS = [
-    AlignmentPair(i, f"the {thing} was {word} .", f"the {thing} was cold .", wrong)
-    for i, thing in enumerate(THINGS)
-    for word, wrong in (
-        ("cold", ()),
-        ("small", ((len(f"the {thing} was "), len(f"the {thing} was small")),)),
-    )
-]
+PAIRS = []
+for i, thing in enumerate(THINGS):
+    cold, start = f"the {thing} was cold .", len(f"the {thing} was ")
+    PAIRS.append(AlignmentPair(i, cold, cold, ()))
+    PAIRS.append(AlignmentPair(i, cold.replace("cold", "small"), cold, ((start, start + 5),)))
 SUMMARIES = [
     {"system": "M", "document": f"The {a} was cold.", "summary": f"A cold {b}.", "consistency": r}
     for a, b, r in zip(THINGS, (*THINGS[:4], *"dust"), (5, 4, 5, 4.5, 1, 2, 1.5, 1), strict=True)
 ]
+SAW = {"model": "M", "dialog_history": "what did you see ?"}
 DIALOGS = [
-    {
-        "model": "M",
-        "response": f"i saw the {thing} {'twice ' * i}",
-        "dialog_history": "what did you see ?",
-        "fact": f"your persona: i like the {thing} .",
-        "engaging": i % 3,
-        "uses_knowledge": i,
-    }
+    {**SAW, "response": f"i saw the {thing} {'twice ' * i}", "engaging": i % 3,
+     "uses_knowledge": i, "fact": f"your persona: i like the {thing} ."}
     for i, thing in enumerate(THINGS)
-]
+]  # fmt: skip
+# Key of a published file → column of samples.
+NAMES = {"summary": "texts", "response": "texts", "document": "sources", "fact": "contexts",
+         "dialog_history": "histories"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -98,23 +93,14 @@ def test_the_last_value_is_that_of_the_trained_model(
     ):
         values = [row[f"agreement/{file}_{aspect}"] for row in rows]
         assert len(values) == 3  # not in the sanity check
-        scores = Alignment("last", aspect, method).score(
-            [row.get("summary", row.get("response")) for row in rated],
-            **{
-                column: [row[key] for row in rated]
-                for column, key in {
-                    "sources": "document",
-                    "contexts": "fact",
-                    "histories": "dialog_history",
-                }.items()
-                if key in rated[0]
-            },
-        )[aspect]
+        columns = {
+            NAMES[key]: [row[key] for row in rated] for key in NAMES.keys() & rated[0].keys()
+        }
+        scores = Alignment("last", aspect, method).score(columns)[aspect]
         expected = stats.spearmanr(scores, [row[rating] for row in rated]).statistic
         assert values[-1] == pytest.approx(expected, abs=1e-6)
-    assert trainer.callback_metrics["agreement/news_consistency"].item() == pytest.approx(
-        rows[-1]["agreement/news_consistency"]
-    )
+    last = trainer.callback_metrics["agreement/news_consistency"].item()
+    assert last == pytest.approx(rows[-1]["agreement/news_consistency"])
     assert plot_run("run").read_bytes().startswith(b"\x89PNG")
 
 
@@ -137,6 +123,14 @@ def test_a_constant_rating_has_no_correlation_and_a_trial_reads_two_rows(encoder
         assert trainer.callback_metrics[f"agreement/{file}_consistency"].isnan()
 
 
+class Boring(BoringModel):
+    """A module of another kind."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any: ...
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
 def test_bad_arguments(encoder: str) -> None:
     with pytest.raises(ValueError, match="must have different names"):
         RatedAgreement(["news.json", "./news.json"])
@@ -144,13 +138,3 @@ def test_bad_arguments(encoder: str) -> None:
         RatedAgreement(["news.json"], "r")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="RatedAgreement needs an AlignerTrainer, not"):
         fitted(Boring(), RatedAgreement(["news.json"]))
-
-
-class Boring(BoringModel):
-    """A module of another kind."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        pass

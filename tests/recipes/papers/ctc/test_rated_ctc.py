@@ -27,12 +27,14 @@ from ctrlreward.recipes.papers.meta_eval.rated_files import read_ctc
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.base import Scores
 
+HISTORIES = ["do you have a boat ?", "hi . what do you bake ?"]
+RESPONSES = ["i sail every day", "yes", "bread , and my boat smells of it", "no idea , you ?"]
 DIALOGS = [
     {
         "model": "abc"[i % 3],
         "response": f"{response}\n",
         "dialog_history": history,
-        "fact": fact,
+        "fact": "your persona: i sail.\nyour persona: i bake bread.",
         "overall": str(1 + i % 5),
         "understandable": str(i % 2) + ".0",
         "natural": "2.3333333333",
@@ -40,13 +42,7 @@ DIALOGS = [
         "engaging": 3 - i % 3,
         "uses_knowledge": i % 4 // 2,
     }
-    for i, (history, fact, response) in enumerate(
-        product(
-            ["do you have a boat ?", "hi . what do you bake ?"],
-            ["your persona: i sail.\nyour persona: i bake bread."],
-            ["i sail every day", "yes", "bread , and my boat smells of it", "no idea , you ?"],
-        )
-    )
+    for i, (history, response) in enumerate(product(HISTORIES, RESPONSES))
 ]
 TRANSFERS = [
     {"model": model, "input_sent": source, "output_sent": text, "preservation": rating}
@@ -137,12 +133,11 @@ def assert_relevance(
 def test_dialogs_have_six_ratings() -> None:
     Path("topical_chat.json").write_text(json.dumps(DIALOGS))
     rated = read_ctc(Path("topical_chat.json"))
-    assert {name: values.tolist() for name, values in rated.ratings.items()} == {
-        name: ratings(DIALOGS, name) for name in [*DIALOGS[0]][4:]
-    }
-    assert rated.systems == tuple(row["model"] for row in DIALOGS)
+    expected = {name: ratings(DIALOGS, name) for name in [*DIALOGS[0]][4:]}
+    assert {name: values.tolist() for name, values in rated.ratings.items()} == expected
+    assert rated.systems == tuple(column(DIALOGS, "model"))
     assert len(set(rated.clusters or ())) == 2
-    assert rated.samples.contexts == tuple(row["fact"] for row in DIALOGS)
+    assert rated.samples.contexts == tuple(column(DIALOGS, "fact"))
     assert rated.samples.texts[0] == "i sail every day\n"
 
 
@@ -171,17 +166,17 @@ def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFi
             assert rows[rating, name]["pearson"] == pytest.approx(expected, abs=1e-5)
             assert f"{expected:.4f}" in printed
     ablated = {(r["table"], r["rating"], r["variant"]): r["pearson"] for r in found["ablations"]}
-    expected_by = {
-        ("3", "engaging", "sum"): scores[aspects[0]],
-        ("3", "engaging", "mean"): scores[f"{aspects[0]}_mean"],
-        ("F.5", "engaging", "eq. 5"): scores[aspects[0]],
-        ("F.5", "engaging", "eq. 6"): scores[aspects[1]],
-        ("F.5", "uses_knowledge", "eq. 6"): scores[aspects[1]],
-        ("F.5", "uses_knowledge", "eq. 5"): scores[aspects[0]],
+    names = {
+        ("3", "engaging", "sum"): "engagingness",
+        ("3", "engaging", "mean"): "engagingness_mean",
+        ("F.5", "engaging", "eq. 5"): "engagingness",
+        ("F.5", "engaging", "eq. 6"): "groundedness",
+        ("F.5", "uses_knowledge", "eq. 6"): "groundedness",
+        ("F.5", "uses_knowledge", "eq. 5"): "engagingness",
     }
-    assert ablated.keys() == expected_by.keys()
-    for (table, rating, variant), values in expected_by.items():
-        expected = pearson(values, ratings(DIALOGS, rating))
+    assert ablated.keys() == names.keys()
+    for (table, rating, variant), name in names.items():
+        expected = pearson(scores[name], ratings(DIALOGS, rating))
         assert ablated[table, rating, variant] == pytest.approx(expected, abs=1e-5)
         assert f"CTC Table {table}: Pearson r, {rating}" in printed
     # CTC's Table 3 for TopicalChat, and its best model of each kind in Table F.3.
@@ -195,33 +190,29 @@ def test_the_papers_ablations_of_dialog_are_of_models_of_the_files_task(encoder:
     """Tables 3 and F.5 have D and R that PersonaChat trained, F.5 the formulas exchanged."""
     found = evaluated("persona_chat.json", DIALOGS, encoder)
     published = {(r["rating"], r["variant"]): r["published"] for r in found["ablations"]}
-    own = {"CTC E": 0.5003, "CTC D": 0.5265, "CTC R": 0.532}
-    facts = {"CTC E": 0.5761, "CTC D": 0.5683, "CTC R": 0.6597}
-    assert published == {
-        ("engaging", "sum"): own,
-        ("engaging", "mean"): {"CTC E": 0.1502, "CTC D": 0.1821, "CTC R": -0.049},
-        ("engaging", "eq. 5"): own,
-        ("engaging", "eq. 6"): {"CTC E": 0.5082, "CTC D": None, "CTC R": None},
-        ("uses_knowledge", "eq. 6"): facts,
-        ("uses_knowledge", "eq. 5"): {"CTC E": 0.5323, "CTC D": None, "CTC R": None},
+    expected = {
+        ("engaging", "sum"): (0.5003, 0.5265, 0.532),
+        ("engaging", "mean"): (0.1502, 0.1821, -0.049),
+        ("engaging", "eq. 5"): (0.5003, 0.5265, 0.532),
+        ("engaging", "eq. 6"): (0.5082, None, None),
+        ("uses_knowledge", "eq. 6"): (0.5761, 0.5683, 0.6597),
+        ("uses_knowledge", "eq. 5"): (0.5323, None, None),
     }
+    kinds = ("CTC E", "CTC D", "CTC R")
+    assert published == {k: dict(zip(kinds, v, strict=True)) for k, v in expected.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("persona_chat.json", DIALOGS),
-        ("topical_chat.json", DIALOGS),
-        ("yelp.json", TRANSFERS),
-        ("summeval.json", SUMMARIES),
-    ],
-)
+PUBLISHED = {"persona_chat": DIALOGS, "topical_chat": DIALOGS, "yelp": TRANSFERS,
+             "summeval": SUMMARIES}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_all_published_figures_of_a_file_are_printed(
-    name: str, rows: list[dict[str, Any]], encoder: str, capsys: pytest.CaptureFixture[str]
+    name: str, encoder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluated(name, rows, encoder, "--published=all")
+    evaluated(f"{name}.json", PUBLISHED[name], encoder, "--published=all")
     printed = Counter(re.findall(r"-?\d\.\d{4}", capsys.readouterr().out))
-    figures = Counter(f"{figure.value:.4f}" for figure in published(name))
+    figures = Counter(f"{figure.value:.4f}" for figure in published(f"{name}.json"))
     assert figures
     assert not figures - printed
 
@@ -234,11 +225,8 @@ def test_word_length_has_the_papers_figures(data_dir: Path) -> None:
     assert lengths.tolist() == [len(row["response"].split()) for row in rows]
     measures = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
     figures = published("persona_chat.json", "word_length", level="sample")
-    assert Counter(figure.source for figure in figures) == {
-        "CTC Table F.1": 3,
-        "CTC Table F.2": 3,
-        "CTC Table F.6": 4,
-    }
+    counts = Counter(figure.source for figure in figures)
+    assert counts == {"CTC Table F.1": 3, "CTC Table F.2": 3, "CTC Table F.6": 4}
     for figure in figures:
         measured = measures[figure.statistic](lengths, ratings(rows, figure.rating)).statistic
         assert f"{measured:.4f}" == f"{figure.value:.4f}", figure
@@ -271,10 +259,8 @@ def test_overlaps_are_with_the_source_or_the_facts(encoder: str) -> None:
 
 
 def test_bertscore_equals_the_one_of_torchmetrics(encoder: str) -> None:
-    model, tokenizer = (
-        AutoModel.from_pretrained(encoder).eval(),
-        AutoTokenizer.from_pretrained(encoder),
-    )
+    model = AutoModel.from_pretrained(encoder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
 
     def embedded(model: Any, batch: dict[str, Any]) -> Any:
         return model(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
@@ -322,13 +308,11 @@ def test_relevance_by_several_references_is_that_of_their_mean(
     variants = assert_relevance(found, reference, output)
     rows = {(r["score"], r["rating"], r["level"]): r for r in found["correlations"]}
     expected = pearson(reference * output, ratings(SUMMARIES, "relevance"))
-    assert rows["relevance", "relevance", "sample"]["pearson"]["value"] == pytest.approx(
-        expected, abs=1e-5
-    )
+    value = rows["relevance", "relevance", "sample"]["pearson"]["value"]
+    assert value == pytest.approx(expected, abs=1e-5)
     written = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
-    assert [r["score/relevance"] for r in written] == pytest.approx(
-        (reference * output).tolist(), abs=1e-6
-    )
+    scored = [row["score/relevance"] for row in written]
+    assert scored == pytest.approx((reference * output).tolist(), abs=1e-6)
     # CTC's Table D.2 with one reference; the paper has none for two or three.
     best = {"CTC E": 0.4985, "CTC D": 0.3824, "CTC R": 0.3733}
     assert variants["r → y × y → x"]["published"] == (best if count == 1 else dict.fromkeys(best))

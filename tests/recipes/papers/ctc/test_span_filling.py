@@ -13,8 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
     PreTrainedTokenizerFast,
 )
 
@@ -48,21 +46,30 @@ def test_a_decoder_only_model_fills_every_blank(tiny_llama: Callable[[str], str]
             assert "\n" not in filling
 
 
-def test_fillings_are_extracted_from_a_whole_text() -> None:
-    template = Template(("The ", " was (too) ", " ."), (1, 2))
-    fitting = " the old soup was (too)  cold to eat."
-    assert whole_text_fillings(template, fitting.replace("eat.", "eat .")) == (
-        "old soup",
-        "cold to eat",
-    )
-    assert whole_text_fillings(template, "A soup was (too) cold .") is None
+WHOLE = Template(("The ", " was (too) ", " ."), (1, 2))
+KEPT = Template(("we loved the ", " view ."), (1,))
+MASKED = Template(("", " was ", " ."), (1, 2))
 
 
-def test_a_filling_that_extends_a_kept_word_is_none() -> None:
-    template = Template(("we loved the ", " view ."), (1,))
-    assert whole_text_fillings(template, "we loved theatre view .") is None
-    assert whole_text_fillings(template, "we loved the overview .") is None
-    assert whole_text_fillings(template, "we loved the old view .") == ("old",)
+@pytest.mark.parametrize(
+    ("extract", "template", "text", "expected"),
+    [
+        (whole_text_fillings, WHOLE, " the old soup was (too)  cold to eat .",
+         ("old soup", "cold to eat")),
+        (whole_text_fillings, WHOLE, "A soup was (too) cold .", None),
+        (whole_text_fillings, KEPT, "we loved the old view .", ("old",)),
+        # It would extend a kept word.
+        (whole_text_fillings, KEPT, "we loved theatre view .", None),
+        (whole_text_fillings, KEPT, "we loved the overview .", None),
+        (sentinel_fillings, MASKED, "<extra_id_0> it <extra_id_1> my own <extra_id_2>",
+         ("it", "my own")),
+        (sentinel_fillings, MASKED, "<extra_id_0> it <extra_id_2> more", None),
+    ],
+)  # fmt: skip
+def test_fillings_are_extracted_from_a_text(
+    extract: Any, template: Template, text: str, expected: tuple[str, ...] | None
+) -> None:
+    assert extract(template, text) == expected
 
 
 def test_a_decoder_only_model_may_not_extend_a_kept_word(
@@ -90,11 +97,9 @@ def test_prompts_start_a_document_not_a_chat_turn(
     filler: Any = load_span_filler(str(folder))
     prompts: list[tuple[int, ...]] = []
 
-    def record(
-        _model: object, _tokenizer: object, rows: list[tuple[int, ...]], *_: Any
-    ) -> list[str]:
-        prompts.extend(rows)
-        return [" fine"] * len(rows)
+    def record(*arguments: Any) -> list[str]:
+        prompts.extend(arguments[2])
+        return [" fine"] * len(arguments[2])
 
     monkeypatch.setattr(generators, "generate_batch", record)
     assert filler.fill([Template(("The food was ", "."), (1,))], seed=0) == [("fine",)]
@@ -105,32 +110,19 @@ def test_prompts_start_a_document_not_a_chat_turn(
 def test_templates_that_are_too_long_are_skipped_and_named(
     family: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fixture = request.getfixturevalue(family)
-    folder, long, limit = (
-        (fixture, "soup " * 90, 64)
-        if family == "tiny_bart"
-        else (fixture("abcdefghijklmnopqrstuvwxyz ."), "soup " * 110, 512 - 3)
-    )
+    folder, long, limit = request.getfixturevalue(family), "soup " * 90, 64
+    if family == "tiny_llama":
+        folder, long, limit = folder("abcdefghijklmnopqrstuvwxyz ."), "soup " * 110, 512 - 3
     filler = load_span_filler(folder)
     templates = [Template((long, " was ", " ."), (1, 1)), Template(("", " ."), (1,))] * 2
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         fillings = filler.fill(templates, seed=2)
     assert [row is None for row in fillings[::2]] == [True, True]
-    assert len(caplog.messages) == 1
-    message = caplog.messages[0]
+    (message,) = caplog.messages
     assert message.endswith(
         f"more than the {limit} that the model can take: it is skipped (and 1 more)"
     )
     assert "soup soup soup" in message
-
-
-def test_fillings_are_extracted_after_sentinels() -> None:
-    template = Template(("", " was ", " ."), (1, 2))
-    assert sentinel_fillings(template, "<extra_id_0> it <extra_id_1> my own <extra_id_2>") == (
-        "it",
-        "my own",
-    )
-    assert sentinel_fillings(template, "<extra_id_0> it <extra_id_2> more") is None
 
 
 @pytest.mark.parametrize("family", ["tiny_bart", "tiny_t5"])
@@ -158,14 +150,20 @@ def test_an_encoder_decoder_fills_its_masks(
 
     inputs = []
 
-    def respond(model: object, tokenizer: object, rows: list[list[int]], *_: object) -> list[str]:
-        inputs.extend(filler.generator.tokenizer.decode(row) for row in rows)
-        return [outputs[family]] * len(rows)
+    def respond(*arguments: Any) -> list[str]:
+        inputs.extend(filler.generator.tokenizer.decode(row) for row in arguments[2])
+        return [outputs[family]] * len(arguments[2])
 
     monkeypatch.setattr(generators, "generate_batch", respond)
     assert filler.fill([template], seed=1) == [("All of it", "nobody")]
     assert [mask in inputs[0] for mask in masks] == [True, True]
     assert inputs[0].count("<mask>") + inputs[0].count("<extra_id_") == 2
+
+
+def stub(encoder_decoder: bool, generate: Callable[..., torch.Tensor]) -> Any:
+    """A model that generates by a function."""
+    config = SimpleNamespace(is_encoder_decoder=encoder_decoder)
+    return SimpleNamespace(device=torch.device("cpu"), config=config, generate=generate)
 
 
 def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
@@ -179,12 +177,11 @@ def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
         calls.append((generation_config.max_new_tokens, generation_config.pad_token_id))
         return torch.tensor(rows)
 
-    model: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        config=SimpleNamespace(is_encoder_decoder=True),
-        generate=generate,
-    )
-    assert generate_batch(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
+    assert generate_batch(stub(True, generate), tokenizer, [(5,)] * 3, config, 7) == [
+        "fine food",
+        "",
+        "",
+    ]
     assert calls == [(7, 1)]
     assert config.max_new_tokens is None
 
@@ -196,32 +193,14 @@ def test_the_leading_space_of_a_completion_is_kept() -> None:
     pieces.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="<pad>")
     assert tokenizer.decode([2]) == "soup"
-    model: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        config=SimpleNamespace(is_encoder_decoder=False),
-        generate=lambda input_ids, **_: torch.cat(
-            [input_ids, torch.tensor([[2, 0], [3, 2]])], dim=1
-        ),
-    )
-    assert generate_batch(model, tokenizer, [(1,), (1, 2)], GenerationConfig(), 2) == [
-        " soup",
-        "s soup",
-    ]
+
+    def generate(input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.cat([input_ids, torch.tensor([[2, 0], [3, 2]])], dim=1)
+
+    found = generate_batch(stub(False, generate), tokenizer, [(1,), (1, 2)], GenerationConfig(), 2)
+    assert found == [" soup", "s soup"]
 
 
-def test_another_family_is_refused(tmp_path: Path, tiny_bart: str) -> None:
-    config = PegasusConfig(
-        vocab_size=20,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-    )
-    PegasusForConditionalGeneration(config).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((Path(tiny_bart) / name).read_bytes())
+def test_another_family_is_refused(pegasus: str) -> None:
     with pytest.raises(ValueError, match="is a pegasus, for which filling blanks is not supported"):
-        load_span_filler(str(tmp_path))
+        load_span_filler(pegasus)

@@ -9,19 +9,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tiny_aligners import SENTENCES
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    BertConfig,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
+from tiny_aligners import SENTENCES as TEXTS
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
+from word_models import word_tokenizer
 
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import TrainCLI, build
@@ -40,7 +30,6 @@ from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.weights.sources import TRAINED_NAMES
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"
-TEXTS = SENTENCES
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,!"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,23 +39,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny random BERT without a head, whose vocabulary is the words of the texts."""
     folder = tmp_path_factory.mktemp("encoder")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    known = [*special, *sorted(set(" ".join(TEXTS).split()))]
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    words.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True)),
-    ).save_pretrained(folder)
+    words = word_tokenizer(sorted(set(" ".join(TEXTS).split())))
+    words.model_max_length = 64
+    words.save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(known),
+        vocab_size=len(words),
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -128,9 +106,7 @@ def test_d_learns_the_labels_of_its_pairs(
     assert len(losses) == 12  # twice an epoch
     assert min(losses) < losses[0]
     for name in ("val_f1_hallucinated", "val_auc"):
-        values = [row[name] for row in rows if name in row]
-        assert len(values) == 12
-        assert all(0 <= value <= 1 for value in values)
+        assert all(0 <= row[name] <= 1 for row in validations)
     pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
     splits = cli.datamodule.splits
     validation = splits["validation"]
@@ -139,19 +115,15 @@ def test_d_learns_the_labels_of_its_pairs(
 
     # The folder holds the model of the first validation with the best F1, which has its loss again.
     _, best = max((row["val_f1_hallucinated"], -i) for i, row in enumerate(validations))
-    aligner = TokenAligner(str(tmp_path / "d" / "model"))
-    aligned = list(aligner.align([(pair.a, pair.b) for pair in validation]))
-    per_batch = []
-    for start in range(0, len(aligned), 4):
-        right = []
-        for pair, alignment in zip(validation, aligned, strict=True):
+    aligner, loss = TokenAligner(str(tmp_path / "d" / "model")), 0.0
+    for start in range(0, len(validation), 4):
+        batch, right = validation[start : start + 4], []
+        aligned = aligner.align([(pair.a, pair.b) for pair in batch])
+        for pair, alignment in zip(batch, aligned, strict=True):
             wrong = {i for s, e in pair.hallucinated for i in range(s, e)}
             for (s, e), value in zip(alignment.spans, alignment.values, strict=True):
-                right.append((pair, value if not wrong & set(range(s, e)) else 1 - value))
-        chosen = validation[start : start + 4]
-        values = [value for pair, value in right if any(pair is one for one in chosen)]
-        per_batch.append((len(chosen), -np.mean(np.log(values))))
-    loss = sum(n * value for n, value in per_batch) / len(aligned)
+                right.append(1 - value if wrong & set(range(s, e)) else value)
+        loss -= len(batch) / len(validation) * np.mean(np.log(right))
     assert loss == pytest.approx(losses[-best], rel=1e-4)
 
     # `validate` uses the trained model and writes nothing.
@@ -168,11 +140,8 @@ def test_r_learns_the_mean_or_the_sum(
 ) -> None:
     cli = configured("r", "RegressionAlignerTrainer", 3, **{"model.init_args.target": target})
     cli.trainer.fit(cli.model, cli.datamodule)
-    losses = [
-        row["val_mse"]
-        for row in JsonLog(tmp_path / "r" / "metrics.jsonl").read()
-        if "val_mse" in row
-    ]
+    rows = JsonLog(tmp_path / "r" / "metrics.jsonl").read()
+    losses = [row["val_mse"] for row in rows if "val_mse" in row]
     pairs = cli.datamodule.splits["validation"]
     aligned = RegressionAligner(str(tmp_path / "r" / "model")).align([(p.a, p.b) for p in pairs])
     labels = []
@@ -241,9 +210,8 @@ def test_a_folder_of_other_files_is_refused(
     configured: Callable[..., TrainCLI], tmp_path: Path
 ) -> None:
     cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
-    with pytest.raises(
-        ValueError, match=rf"folder = '{tmp_path}' exists and does not contain a model"
-    ):
+    message = rf"folder = '{tmp_path}' exists and does not contain a model"
+    with pytest.raises(ValueError, match=message):
         cli.trainer.fit(cli.model, cli.datamodule)
     assert {"texts", "pairs.jsonl"} <= {file.name for file in tmp_path.iterdir()}
     assert cli.trainer.global_step == 0
@@ -252,17 +220,14 @@ def test_a_folder_of_other_files_is_refused(
 @pytest.mark.parametrize("share", [0, 1.0])
 def test_both_splits_need_texts(share: float) -> None:
     pairs = PairFile("pairs.jsonl", ["texts"], 2)
-    with pytest.raises(
-        ValueError, match=rf"validation_share must be between 0 and 1, exclusive, got {share}"
-    ):
+    with pytest.raises(ValueError, match=rf"validation_share must be between 0 and 1, .* {share}"):
         AlignmentData(pairs, validation_share=share)
 
 
 def test_pairs_are_not_built_twice(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
     configured("d", "TokenAlignerTrainer", 1).datamodule.prepare_data()
-    again = configured(
-        "r", "RegressionAlignerTrainer", 1, **{"data.init_args.pairs.device": "nowhere"}
-    )
+    nowhere = {"data.init_args.pairs.device": "nowhere"}
+    again = configured("r", "RegressionAlignerTrainer", 1, **nowhere)
     again.datamodule.prepare_data()  # would fail if it loaded a model
     for name, value in {"temperature": 0.5, "dtype": "bfloat16"}.items():
         setting = {f"data.init_args.pairs.{name}": value}
@@ -283,11 +248,11 @@ def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:
 def test_the_papers_config_is_built_without_loading_anything() -> None:
     config = CONFIGS / "paper_roberta_large.yaml"
     assert yaml.safe_load(config.read_text())["trainer"]["accelerator"] == "gpu"
-    cli = build([f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"])
+    arguments = [f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
+    cli = build(arguments)
     assert cli.model.encoder == "FacebookAI/roberta-large"
     assert cli.datamodule.pair_file.infiller == "facebook/bart-large"
     regression = "ctrlreward.recipes.papers.ctc.trainers.RegressionAlignerTrainer"
-    arguments = [f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
     cli = build([*arguments, f"--model.class_path={regression}", "--model.init_args.target=sum"])
     assert cli.model.target == "sum"
 
@@ -324,16 +289,11 @@ def test_upper_layers_are_dropped_and_lower_ones_frozen(
     base = tiny_causal("llama") if decoder else encoder
     total = AutoConfig.from_pretrained(base).num_hidden_layers
     assert total == 2
-    cli = configured(
-        "d",
-        "TokenAlignerTrainer",
-        2,
-        **{
-            "model.init_args.encoder": base,
-            "model.init_args.layers": 1 if decoder else 2,
-            "model.init_args.frozen_layers": 0 if decoder else 1,
-        },
-    )
+    options = {"encoder": base, "layers": 1, "frozen_layers": 0}
+    if not decoder:
+        options |= {"layers": 2, "frozen_layers": 1}
+    given = {f"model.init_args.{name}": value for name, value in options.items()}
+    cli = configured("d", "TokenAlignerTrainer", 2, **given)
     cli.trainer.fit(cli.model, cli.datamodule)
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
     assert aligner.model.config.aligner_b_first == decoder
@@ -380,12 +340,9 @@ def test_a_built_in_aligner_trains_as_configured(
     """Its configuration, with tiny models and texts of ours in place of WikiText and novels."""
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
     texts = tmp_path / "texts"
-    texts.write_text(
-        "\n\n".join(
-            " ".join(f"{text[:-2].capitalize()} {i} times, said Arlen." for text in TEXTS)
-            for i in range(6)
-        )
-    )
+    sentences = [text[:-2].capitalize() for text in TEXTS]
+    paragraphs = [" ".join(f"{s} {i} times, said Arlen." for s in sentences) for i in range(6)]
+    texts.write_text("\n\n".join(paragraphs))
     config = CONFIGS.parents[1] / TRAINED_NAMES[name]
     settings = yaml.safe_load(config.read_text())["data"]["init_args"]
     small: dict[str, object] = {

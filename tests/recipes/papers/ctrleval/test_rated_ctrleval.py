@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,29 @@ TASK = {
 }
 
 
+def write(rows: Iterable[tuple[object, ...]]) -> None:
+    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+
+
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = zip(LABELS, PREFIXES, TEXTS, *RATINGS.tolist(), strict=True)
-    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    write(zip(LABELS, PREFIXES, TEXTS, *RATINGS.tolist(), strict=True))
     Path("task.yaml").write_text(json.dumps(TASK))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures that are saved."""
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        drawn.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return drawn
 
 
 def report(model: str, *options: str) -> dict[str, Any]:
@@ -92,16 +109,13 @@ def test_counts_are_ctrleval_with_fewer_evaluators(pegasus: str) -> None:
     evaluators = len(Task.load("task.yaml").evaluators)
     assert [row["evaluators"] for row in found["rows"]] == [*range(1, evaluators + 1)]
     for row in found["rows"][::3]:
-        drawn = [
-            CTRLEval(
-                *(pegasus, "task.yaml", "attribute_relevance"),
-                evaluators=row["evaluators"],
-                seed=seed,
-            ).score(SAMPLES)["attribute_relevance"]
-            for seed in (5, 6)
-        ]
+        scores = []
+        for seed in (5, 6):
+            options = {"evaluators": row["evaluators"], "seed": seed}
+            scorer = CTRLEval(pegasus, "task.yaml", "attribute_relevance", **options)
+            scores.append(scorer.score(SAMPLES)["attribute_relevance"])
         for name, measure in MEASURES.items():
-            values = [measure(scores, RATINGS[2]).statistic for scores in drawn]
+            values = [measure(each, RATINGS[2]).statistic for each in scores]
             assert row[name]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
             assert row[name]["deviation"] == pytest.approx(np.std(values), abs=1e-6)
     assert found["rows"][0]["pearson"]["deviation"] > 1e-3
@@ -152,7 +166,7 @@ COMPARED += ["--baselines.aspects=polarity"]
 
 
 def compare(pegasus: str, *options: str) -> dict[str, Any]:
-    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in TURNS))
+    write(TURNS)
     return report(pegasus, *COMPARED, *options)
 
 
@@ -170,9 +184,8 @@ def test_systems_are_inferred_from_the_position_of_rows(
     scores["polarity"] = LexiconSentiment("polarity").score(texts)["polarity"]
     by_system = {(r["score"], r["rating"], r["system"]): r for r in found["by_system"]}
     assert len(by_system) == 3 * 2 * 3
-    between = {
-        (r["score"], r["rating"]): r for r in found["correlations"] if r["level"] == "system"
-    }
+    systems = [r for r in found["correlations"] if r["level"] == "system"]
+    between = {(r["score"], r["rating"]): r for r in systems}
     for k, rating in enumerate(ASPECTS, 3):
         ratings = np.array([row[k] for row in TURNS], dtype=float)
         for score in (rating, "polarity"):
@@ -185,11 +198,8 @@ def test_systems_are_inferred_from_the_position_of_rows(
                     else:
                         expected = measure(scores[score][chosen], ratings[chosen]).statistic
                         assert one[name] == pytest.approx(expected, abs=1e-5)
-            sides = (
-                [side[chosen].mean() for chosen in rows.values()]
-                for side in (scores[score], ratings)
-            )
-            means, rated = map(np.array, sides)
+            means = [scores[score][chosen].mean() for chosen in rows.values()]
+            rated = [ratings[chosen].mean() for chosen in rows.values()]
             value = between[score, rating]["pearson"]["value"]
             if np.ptp(rated) > 0:
                 assert value == pytest.approx(stats.pearsonr(means, rated).statistic, abs=1e-5)
@@ -199,19 +209,16 @@ def test_baselines_are_in_the_figures(pegasus: str, capsys: pytest.CaptureFixtur
     found = compare(pegasus, "--quality-levels=q.png", "--evaluator-counts=e.png", "--draws=3")
     printed = capsys.readouterr().out
     levels = found["quality_levels"]["rows"]
-    assert [(row["rating"], row["score"], row["level"]) for row in levels] == [
-        (aspect, score, level)
-        for aspect in ASPECTS
-        for score in (aspect, "polarity")
-        for level in (1, 2, 3, 4)
-    ]
+    scored = [(aspect, score) for aspect in ASPECTS for score in (aspect, "polarity")]
+    expected = [(*pair, level) for pair in scored for level in (1, 2, 3, 4)]
+    assert [(row["rating"], row["score"], row["level"]) for row in levels] == expected
     for first, second in zip(levels[:4], levels[4:8], strict=True):  # on the same draws
         assert first["texts"] == second["texts"]
     polarity = LexiconSentiment("polarity").score([row[2] for row in TURNS])["polarity"]
     line = found["evaluator_counts"]["baselines"]["polarity"]
-    expected = stats.pearsonr(polarity, [row[5] for row in TURNS]).statistic
-    assert line["pearson"] == pytest.approx(expected)
-    assert f"{expected:.4f}" in printed
+    value = stats.pearsonr(polarity, [row[5] for row in TURNS]).statistic
+    assert line["pearson"] == pytest.approx(value)
+    assert f"{value:.4f}" in printed
 
 
 @pytest.mark.parametrize(
@@ -219,23 +226,16 @@ def test_baselines_are_in_the_figures(pegasus: str, capsys: pytest.CaptureFixtur
     [
         (["--systems", "a", "b"], "('negative', 'The soup') has 1 rows, must be a multiple of 2"),
         (["--by-system=s.png"], "--by-system needs --systems: the file names none"),
-        (
-            ["--systems", "a", "--by-system=s.svg"],
-            "plot must be a file that ends in .png, got s.svg",
-        ),
+        (["--systems", "a", "--by-system=s.svg"], "plot must be a file that ends in .png, got s."),
     ],
 )
 def test_systems_must_take_turns(
     options: list[str], message: str, pegasus: str, fails: Callable[..., str]
 ) -> None:
-    rows = [("positive", "The soup", TEXTS[0], 1, 2, i) for i in range(4)]
-    rows.append(("negative", "The soup", TEXTS[0], 1, 2, 3))
-    if "b" not in options:
-        rows.pop()
-    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    assert message in " ".join(
-        fails(*COMMAND, f"--model={pegasus}", "--task=task.yaml", *options).split()
-    )
+    labels = ["positive"] * 4 + ["negative"] * ("b" in options)
+    write((label, "The soup", TEXTS[0], 1, 2, i) for i, label in enumerate(labels))
+    said = fails(*COMMAND, f"--model={pegasus}", "--task=task.yaml", *options)
+    assert message in " ".join(said.split())
 
 
 @pytest.mark.soak
@@ -264,7 +264,7 @@ def test_levels_are_biased_samples_of_the_rows(pegasus: str) -> None:
 
 
 def test_studies_change_no_score_and_run_no_model_again(
-    pegasus: str, monkeypatch: pytest.MonkeyPatch
+    pegasus: str, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
 ) -> None:
     calls: list[int] = []
     plain = Seq2SeqInfiller._score
@@ -276,14 +276,6 @@ def test_studies_change_no_score_and_run_no_model_again(
     monkeypatch.setattr(Seq2SeqInfiller, "_score", counted)
     without = report(pegasus)
     alone, calls[:] = sum(calls), []
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
-        drawn.append(figure)
-        save(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
     with_all = report(pegasus, *OPTIONS, "--scores=rows.jsonl")
     assert sum(calls) == alone
     assert with_all["correlations"] == without["correlations"]
@@ -293,9 +285,8 @@ def test_studies_change_no_score_and_run_no_model_again(
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
     levels, counts = drawn
     above, below = levels.axes[:3], levels.axes[3:]
-    assert [panel.get_title(loc="left") for panel in below] == [
-        aspect.replace("_", " ") for aspect in ASPECTS
-    ]
+    titles = [panel.get_title(loc="left") for panel in below]
+    assert titles == ["coherence", "consistency", "attribute relevance"]
     for panel, row in zip(above, with_all["quality_levels"]["rows"][::4], strict=True):
         bars = [bar.get_height() for bar in panel.patches[::4]]  # of level 1
         assert bars == pytest.approx(row["counts"])

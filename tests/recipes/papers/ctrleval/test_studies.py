@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,13 +58,6 @@ def test_the_papers_levels_have_90_texts_each(rating: str, data_dir: Path) -> No
     for level in (1, 2, 3, 4):
         rows = sorted(range(360), key=ratings.__getitem__)[90 * (level - 1) : 90 * level]
         assert np.flatnonzero(found == level).tolist() == sorted(rows)
-
-
-@given(st.integers(1, 30), st.integers(1, 6), st.randoms())
-def test_levels_of_distinct_ratings_are_equally_large(size: int, levels: int, random: Any) -> None:
-    ratings = np.arange(size * levels, dtype=float)
-    random.shuffle(ratings)
-    assert np.bincount(quality_levels(ratings, levels)).tolist() == [0, *[size] * levels]
 
 
 @pytest.mark.parametrize("favoured", [1, 2, 3, 4])

@@ -64,8 +64,8 @@ class Setting:
     folder: Path
     references: dict[str, str]
     constant_files: dict[str, str]
-    classifiers: tuple[str, str]
-    vectors: tuple[WordVectors, WordVectors]
+    classifiers: list[str]
+    vectors: list[WordVectors]
     language_model: str
 
     @property
@@ -78,14 +78,10 @@ class Setting:
     def test(self) -> Samples:
         return read_references(self.references)
 
-    def write(self, name: str, texts: Sequence[str], order: Sequence[int] | None = None) -> str:
+    def write(self, name: str, texts: Sequence[str], order: Sequence[int] = range(12)) -> str:
         """Write outputs for the test sentences, and return NAME=FILE."""
-        test = self.test
-        sources, labels = test.sources or (), test.labels or ()
-        rows = [
-            {"text": texts[i], "source": sources[i].upper(), "label": labels[i]}
-            for i in order or range(len(test))
-        ]
+        sources, labels = self.test.sources or (), self.test.labels or ()
+        rows = [{"text": texts[i], "source": sources[i].upper(), "label": labels[i]} for i in order]
         file = self.folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return f"{name}={file}"
@@ -121,14 +117,10 @@ def setting(tmp_path: Path, tiny_llama: Callable[[str], str]) -> Setting:
     for style in PAIRS:
         (tmp_path / f"{style}.pairs").write_text("\n".join(map("\t".join, PAIRS[style])))
         (tmp_path / style).write_text("\n".join(TRAINING[style]))
-    return Setting(
-        tmp_path,
-        {style: str(tmp_path / f"{style}.pairs") for style in PAIRS},
-        {style: str(tmp_path / style) for style in PAIRS},
-        (classifiers[0], classifiers[1]),
-        (vectors[0], vectors[1]),
-        tiny_llama(" abcdefghijklmnopqrstuvwxyz.'!"),
-    )
+    references = {style: str(tmp_path / f"{style}.pairs") for style in PAIRS}
+    constants = {style: str(tmp_path / style) for style in PAIRS}
+    letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.'!")
+    return Setting(tmp_path, references, constants, classifiers, vectors, letters)
 
 
 def changed(test: Samples) -> list[str]:
@@ -167,36 +159,27 @@ def test_figures_are_those_of_the_judges_one_text_at_a_time(setting: Setting) ->
         rows = []
         for text, source, label in zip(outputs, test.sources or (), test.labels or (), strict=True):
             one = Samples([separate_words(text)], labels=[label], sources=[source])
-            scores = {key: float(values[0]) for key, values in quality.score(one).items()}
-            letters = len(separate_words(text))  # tokens of this language model
-            rows.append(
-                (
-                    scores["accuracy"],
-                    float(second.score(one)["accuracy"][0]),
-                    scores["similarity"],
-                    float(raw.score(one)["similarity"][0]),
-                    scores["log_likelihood"],
-                    letters,
-                )
-            )
-        table = np.array(rows)
-        accuracy, independent, similarity, uncentred = table[:, :4].mean(axis=0)
-        likelihood, letters = table[:, 4], table[:, 5]
-        perplexity = np.exp(-(likelihood * letters).sum() / letters.sum())
+            scores = {key: values[0] for key, values in quality.score(one).items()}
+            scores["independent"] = second.score(one)["accuracy"][0]
+            scores["uncentred"] = raw.score(one)["similarity"][0]
+            scores["letters"] = len(one.texts[0])  # tokens of this language model
+            rows.append(scores)
+        table = {key: np.array([row[key] for row in rows]) for key in rows[0]}
         figures = found["systems"][name]
         value = {key: each["value"] for key, each in figures.items() if isinstance(each, dict)}
         assert figures["n"] == len(test) == 12
         assert figures["failed"] == 0
-        assert value["accuracy"] == pytest.approx(accuracy)
-        assert value["independent"] == pytest.approx(independent)
-        assert value["similarity"] == pytest.approx(similarity)
-        assert value["uncentred"] == pytest.approx(uncentred)
-        assert value["perplexity"] == pytest.approx(perplexity, rel=1e-5)
-        gm = adjusted_gm(accuracy, similarity, value["perplexity"], THRESHOLDS)
-        assert value["gm"] == pytest.approx(float(gm))
-        assert figures["distinct_2"] == pytest.approx(
-            pairs_per_word([separate_words(text) for text in outputs])
+        means = ("accuracy", "independent", "similarity", "uncentred")
+        expected = {key: table[key].mean() for key in means}
+        total = (table["log_likelihood"] * table["letters"]).sum()
+        expected["perplexity"] = np.exp(-total / table["letters"].sum())
+        expected["gm"] = adjusted_gm(
+            *(expected["accuracy"], expected["similarity"], value["perplexity"]), THRESHOLDS
         )
+        for key, each in expected.items():
+            assert value[key] == pytest.approx(float(each), rel=1e-5), key
+        separated = [separate_words(text) for text in outputs]
+        assert figures["distinct_2"] == pytest.approx(pairs_per_word(separated))
         for key in ("independent", "similarity", "perplexity", "gm"):
             assert figures[key]["low"] <= value[key] <= figures[key]["high"]
     systems = found["systems"]
@@ -236,21 +219,15 @@ def test_rated_systems_have_the_sentences_that_they_have(setting: Setting) -> No
     ratings = setting.folder / "ratings.csv"
     ratings.write_text("\n".join(lines))
     found = setting.compare(ratings=str(ratings))["systems"]
-    assert {name: each["n"] for name, each in found.items()} == {
-        "references": 12,
-        "copying": 12,
-        "constant": 12,
+    counts = {
+        **dict.fromkeys(("references", "copying", "constant"), 12),
         "retrieval": 3,
         "rules": 3,
     }
+    assert {name: each["n"] for name, each in found.items()} == counts
     quality = setting.scoring_models.quality()
-    expected = quality.corpus(
-        Samples(
-            ["the tea was so cold ."] * 3,
-            sources=[sources[i] for i in (2, 4, 7)],
-            labels=[labels[i] for i in (2, 4, 7)],
-        )
-    )
+    rated = test[[2, 4, 7]].replace(texts=["the tea was so cold ."] * 3)
+    expected = quality.corpus(rated)
     assert found["rules"]["similarity"]["value"] == pytest.approx(expected["similarity"])
     assert found["rules"]["accuracy"]["value"] == expected["accuracy"]
     quality.release()
@@ -306,14 +283,9 @@ def system(
     name: str, independent: float, similarity: float, perplexity: float, distinct: float, gm: float
 ) -> SystemFigures:
     """Return a system of given figures; its scores have this Sim, and Acc 1."""
-    values = {
-        "accuracy": 1.0,
-        "independent": independent,
-        "similarity": similarity,
-        "perplexity": perplexity,
-        "gm": gm,
-    }
-    estimates = {key: Estimate(value, value - 0.01, value + 0.01) for key, value in values.items()}
+    names = ("accuracy", "independent", "similarity", "perplexity", "gm")
+    values = zip(names, (1.0, independent, similarity, perplexity, gm), strict=True)
+    estimates = {name: Estimate(value, value - 0.01, value + 0.01) for name, value in values}
     n = np.ones(20)
     noise = np.linspace(-0.1, 0.1, 20)
     scores = SentenceScores(n, similarity + noise, -np.log(perplexity) * n, 5 * n)
@@ -386,25 +358,16 @@ def test_a_command_line_writes_four_files(
     for step in (5, 10):
         run.append({"step": step, "score/independent": step / 20, "score/corpus/similarity": 0.5})
     assert validation_trail(setting.folder / "run") == [(0.25, 0.5), (0.5, 0.5)]
-    config = setting.folder / "systems.json"
-    config.write_text(
-        json.dumps(
-            {
-                "scoring_models": {
-                    "classifier": setting.classifiers[0],
-                    "encoder": setting.classifiers[0] + ".vectors",
-                    "language_model": setting.language_model,
-                    "thresholds": THRESHOLDS,
-                },
-                "independent": {
-                    "class_path": "ctrlreward.scorers.Accuracy",
-                    "init_args": {"model": setting.classifiers[1]},
-                },
-                "references": setting.references,
-            }
-        )
-    )
-    setting.vectors[0].save(setting.classifiers[0] + ".vectors")
+    config, vectors = setting.folder / "systems.json", str(setting.folder / "vectors")
+    setting.vectors[0].save(vectors)
+    models = {"classifier": setting.classifiers[0], "language_model": setting.language_model}
+    accuracy = {"model": setting.classifiers[1]}
+    options = {
+        "scoring_models": {**models, "encoder": vectors, "thresholds": THRESHOLDS},
+        "independent": {"class_path": "ctrlreward.scorers.Accuracy", "init_args": accuracy},
+        "references": setting.references,
+    }
+    config.write_text(json.dumps(options))
     texts = changed(setting.test)
     folder = setting.folder / "out"
     arguments = ["--config", str(config), "--output", str(folder), "--run", str(run.path.parent)]
@@ -433,30 +396,21 @@ def test_a_command_line_writes_four_files(
 
 def test_forty_rewritings_are_evenly_spaced() -> None:
     n = 118
-    test = Samples(
-        [""] * n,
-        sources=[f"source {i}" for i in range(n)],
-        references=[f"human {i}" for i in range(n)],
-        labels=["sweet"] * n,
-    )
+    columns = {name: [f"{name} {i}" for i in range(n)] for name in ("sources", "references")}
+    test = Samples([""] * n, labels=["sweet"] * n, **columns)
     texts = [f" a | b\n{i}" for i in range(n)]
-    lines = rewritings(
-        test, [SystemOutputs("mine", tuple(range(n)), test.replace(texts=texts))]
-    ).splitlines()
+    mine = SystemOutputs("mine", tuple(range(n)), test.replace(texts=texts))
+    lines = rewritings(test, [mine]).splitlines()
     assert len(lines) == 42
-    assert lines[2] == r"| 1 | sweet | source 0 | human 0 | a \| b 0 |"
-    assert lines[3] == r"| 4 | sweet | source 3 | human 3 | a \| b 3 |"
+    assert lines[2] == r"| 1 | sweet | sources 0 | references 0 | a \| b 0 |"
+    assert lines[3] == r"| 4 | sweet | sources 3 | references 3 | a \| b 3 |"
     assert lines[-1].startswith("| 118 |")
 
 
 def test_the_front_leaves_out_what_another_system_dominates() -> None:
+    best = {"copying": (0.05, 1.0), "good": (0.8, 0.7), "constant": (1.0, 0.1)}
     figures = {
-        name: system(name, accuracy, similarity, 50.0, 0.5, 1.0)
-        for name, accuracy, similarity in (
-            ("copying", 0.05, 1.0),
-            ("constant", 1.0, 0.1),
-            ("good", 0.8, 0.7),
-            ("bad", 0.7, 0.6),
-        )
+        name: system(name, *sides, 50.0, 0.5, 1.0)
+        for name, sides in {**best, "bad": (0.7, 0.6)}.items()
     }
-    assert front(figures) == {"copying": (0.05, 1.0), "good": (0.8, 0.7), "constant": (1.0, 0.1)}
+    assert front(figures) == best

@@ -42,8 +42,13 @@ def judged(text: str) -> tuple[float, float, float]:
     return probability, similarity, perplexity
 
 
+Rows = list[dict[str, Any]]
+
+
 class RatedJudge(Scorer):
     """A scorer of one component."""
+
+    unit = 1  # of the perplexity
 
     def __init__(self, kind: str, score_end: bool = False) -> None:
         self.kind = kind
@@ -61,7 +66,7 @@ class RatedJudge(Scorer):
             "accuracy": (probability > 0.5).astype(float),
             "label_probability": probability,
             "similarity": similarity,
-            "perplexity": perplexity,
+            "perplexity": self.unit * perplexity,
             "log_likelihood": -np.log(perplexity),
             "preservation": similarity,
             "tokens": np.ones(len(samples)),
@@ -69,7 +74,7 @@ class RatedJudge(Scorer):
         return {name: values[name] for name in SCORES[self.kind]} | {"tokens": values["tokens"]}
 
 
-def transfers() -> list[dict[str, Any]]:
+def transfers() -> Rows:
     """Return 24 items by four systems, rated by a noisy GM."""
     random = np.random.default_rng(3)
     rows = []
@@ -78,22 +83,15 @@ def transfers() -> list[dict[str, Any]]:
         perplexity = random.integers(20, 120)
         gm = adjusted_gm(probability, similarity, perplexity, (20, 10, 200, -40))
         rating = float(gm + 8 * random.normal())
-        rows.append(
-            {
-                "item": i // 4,
-                "target": ("negative", "positive")[i // 4 % 2],
-                "system": "abcd"[i % 4],
-                "source": f"0.1 1.0 {40 + i // 4}",
-                "output": f"{probability} {similarity} {perplexity}",
-                "grammaticality": rating,
-                "sentiment": 1 + i % 5,
-                "topic": rating,
-            }
-        )
+        target = ("negative", "positive")[i // 4 % 2]
+        row = {"item": i // 4, "target": target, "system": "abcd"[i % 4]}
+        row["source"] = f"0.1 1.0 {40 + i // 4}"
+        row["output"] = f"{probability} {similarity} {perplexity}"
+        rows.append({**row, "grammaticality": rating, "sentiment": 1 + i % 5, "topic": rating})
     return rows
 
 
-def place(folder: Path, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def place(folder: Path, patch: pytest.MonkeyPatch) -> Rows:
     """Write a file in the format of Li et al. to an empty folder, and replace the scorers."""
     patch.chdir(folder)
     for name in ("Accuracy", "Similarity", "Perplexity"):
@@ -104,7 +102,7 @@ def place(folder: Path, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return rows
 
 
-def write(rows: list[dict[str, Any]]) -> None:
+def write(rows: Rows) -> None:
     with open("rated.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -112,14 +110,14 @@ def write(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture
-def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
     return place(tmp_path, monkeypatch)
 
 
 class Fitted(NamedTuple):
     """A run that fits thresholds and learns aggregates."""
 
-    rows: list[dict[str, Any]]
+    rows: Rows
     file: Rated
     record: dict[str, Any]
     printed: str
@@ -146,9 +144,8 @@ def run(*options: str) -> dict[str, Any]:
 @pytest.fixture
 def fails(fails: Callable[..., str]) -> Callable[..., str]:
     """Return a function that runs a command that fails, and returns its error as one line."""
-    return lambda *arguments: " ".join(
-        fails("meta-eval", "li2018", "rated.csv", *arguments).split()
-    )
+    command = ("meta-eval", "li2018", "rated.csv")
+    return lambda *arguments: " ".join(fails(*command, *arguments).split())
 
 
 def correlation(record: dict[str, Any], score: str, rating: str, level: str = "sample") -> Any:
@@ -160,7 +157,7 @@ def correlation(record: dict[str, Any], score: str, rating: str, level: str = "s
     return row
 
 
-def test_without_a_classifier_only_preservation_is_evaluated(rated: list[dict[str, Any]]) -> None:
+def test_without_a_classifier_only_preservation_is_evaluated(rated: Rows) -> None:
     main(["meta-eval", "li2018", "rated.csv", "--output=found.json", "--resamples=20"])
     record = json.loads(Path("found.json").read_text())
     assert {row["score"] for row in record["correlations"]} == {"preservation"}
@@ -174,7 +171,7 @@ def test_without_a_classifier_only_preservation_is_evaluated(rated: list[dict[st
 @pytest.mark.parametrize("kind", ["decision", "probability"])
 @pytest.mark.parametrize("thresholds", [GM_THRESHOLDS, (20.0, 10.0, 200.0, -40.0)])
 def test_gm_of_sentences_takes_the_decision_or_the_probability(
-    rated: list[dict[str, Any]], kind: str, thresholds: tuple[float, float, float, float]
+    rated: Rows, kind: str, thresholds: tuple[float, float, float, float]
 ) -> None:
     run(f"--accuracy={kind}", f"--thresholds={[*thresholds]}", "--scores=rows.jsonl")
     probability, similarity, perplexity = np.array([judged(row["output"]) for row in rated]).T
@@ -185,7 +182,7 @@ def test_gm_of_sentences_takes_the_decision_or_the_probability(
     assert (expected > 0).mean() > 0
 
 
-def test_the_end_of_a_sentence_can_count(rated: list[dict[str, Any]]) -> None:
+def test_the_end_of_a_sentence_can_count(rated: Rows) -> None:
     run("--score-end", "--scores=rows.jsonl")
     stated = [judged(row["output"])[2] for row in rated]
     scored = number_column(read_rows(Path("rows.jsonl")), "score/perplexity")
@@ -195,9 +192,7 @@ def test_the_end_of_a_sentence_can_count(rated: list[dict[str, Any]]) -> None:
 # Reading
 
 
-def test_judges_can_read_separated_words(
-    rated: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judges_can_read_separated_words(rated: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     read: set[str] = set()
     score_samples = RatedJudge.score_samples
 
@@ -220,14 +215,11 @@ def test_judges_can_read_separated_words(
 
 
 def test_table_5_equals_a_plain_computation(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    rated: Rows, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = run()["table_5"]
-    judgements = [
-        (judged(row["output"])[0] > 0.5) == (row["sentiment"] > 3)
-        for row in rated
-        if row["sentiment"] != 3
-    ]
+    clear = [row for row in rated if row["sentiment"] != 3]
+    judgements = [(judged(row["output"])[0] > 0.5) == (row["sentiment"] > 3) for row in clear]
     _, similarity, perplexity = np.array([judged(row["output"]) for row in rated]).T
     topic = [row["topic"] for row in rated]
     share = sum(judgements) / len(judgements)
@@ -250,11 +242,8 @@ likert = st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0, float("nan")])
 
 @given(st.lists(st.tuples(decisions, likert), min_size=1, max_size=12))
 def test_style_match_equals_counting(rows: list[tuple[float, float]]) -> None:
-    counted = [
-        bool(decision) == (rating in (4, 5))
-        for decision, rating in rows
-        if decision == decision and rating in (1, 2, 4, 5)
-    ]
+    judgeable = [row for row in rows if row[0] == row[0] and row[1] in (1, 2, 4, 5)]
+    counted = [bool(decision) == (rating in (4, 5)) for decision, rating in judgeable]
     share, judged = style_match(*(np.array(column) for column in zip(*rows, strict=True)))
     assert judged == len(counted)
     assert np.isnan(share) if not counted else share == sum(counted) / len(counted)
@@ -263,9 +252,7 @@ def test_style_match_equals_counting(rows: list[tuple[float, float]]) -> None:
 # Systems
 
 
-def test_systems_are_scored_as_corpora(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_systems_are_scored_as_corpora(rated: Rows, capsys: pytest.CaptureFixture[str]) -> None:
     thresholds = (30.0, 10.0, 200.0, -40.0)
     found = run(f"--thresholds={[*thresholds]}")["systems"]
     rows = {row["system"]: row for row in found["rows"]}
@@ -281,9 +268,8 @@ def test_systems_are_scored_as_corpora(
         assert row["perplexity"] == pytest.approx(pooled)
         gm.append(float(adjusted_gm(accuracy, similarity.mean(), pooled, thresholds)))
         assert row["gm"] == {"given": pytest.approx(gm[-1])}
-        ratings.append(
-            np.mean([[r[k] for k in ("topic", "sentiment", "grammaticality")] for r in own])
-        )
+        names = ("topic", "sentiment", "grammaticality")
+        ratings.append(np.mean([[r[name] for name in names] for r in own]))
         assert row["rating"] == pytest.approx(ratings[-1])
     assert found["pearson"]["given"] == pytest.approx(stats.pearsonr(gm, ratings)[0])
     # Copies have none of the style, constant sentences none of the content.
@@ -299,21 +285,25 @@ def test_systems_are_scored_as_corpora(
 
 
 def test_thresholds_that_reward_a_baseline_are_reported(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    rated: Rows, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("--thresholds=[63,-100,200,-40]")  # content is not needed
     printed = " ".join(capsys.readouterr().out.split())
     assert "a constant sentence is not behind" in printed
 
 
-def test_every_style_needs_a_constant_sentence(
-    rated: list[dict[str, Any]], fails: Callable[..., str]
-) -> None:
+def test_every_style_needs_a_constant_sentence(rated: Rows, fails: Callable[..., str]) -> None:
     error = fails('--constants={"positive": "0.9 0.1 20"}')
     assert "constants has no sentence for negative, must have one per target style" in error
 
 
 # Fitted thresholds
+
+
+def pairs_of(rows: Rows) -> list[tuple[int, int]]:
+    """Return the places of all pairs of the same item."""
+    places = range(len(rows))
+    return [(i, j) for i in places for j in places if rows[i]["item"] == rows[j]["item"]]
 
 
 def test_thresholds_are_fitted_to_half_of_the_items(fitted: Fitted) -> None:
@@ -322,12 +312,9 @@ def test_thresholds_are_fitted_to_half_of_the_items(fitted: Fitted) -> None:
     assert (gm["accuracy"], gm["published_agreement"]) == ("probability", 0.86)
     inputs = np.array([judged(text) for text in file.samples.texts])
     pairs: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # by the parity of the item
-    for i, mine in enumerate(rated):
-        for j, other in enumerate(rated):
-            if mine["item"] == other["item"] and (
-                file.ratings["mean"][i] > file.ratings["mean"][j]
-            ):
-                pairs[mine["item"] % 2].append((i, j))
+    for i, j in pairs_of(rated):
+        if file.ratings["mean"][i] > file.ratings["mean"][j]:
+            pairs[rated[i]["item"] % 2].append((i, j))
     assert (gm["fitted_pairs"], gm["judged_pairs"]) == (len(pairs[0]), len(pairs[1]))
     names = ["paper", "given", "t2 refitted", "all, c = 1", "all, c fitted"]
     assert list(gm["judged"]) == names
@@ -378,7 +365,7 @@ def test_learned_aggregates_are_judged_on_the_same_preferences(fitted: Fitted) -
     assert re.search(rf"learned of .* {value:.1%} \(", fitted.printed)
 
 
-def test_nothing_of_a_held_out_item_is_learned(rated: list[dict[str, Any]], fitted: Fitted) -> None:
+def test_nothing_of_a_held_out_item_is_learned(rated: Rows, fitted: Fitted) -> None:
     for row in rated:
         if row["item"] % 2:  # the judged half
             row["grammaticality"] = row["topic"] = 0.0
@@ -389,10 +376,10 @@ def test_nothing_of_a_held_out_item_is_learned(rated: list[dict[str, Any]], fitt
 
 @pytest.mark.soak
 def test_degenerate_fits_are_named_and_a_margin_leaves_out_small_differences(
-    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    rated: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where perplexities are far above the paper's t3, no t2 makes GM prefer anything.
-    monkeypatch.setattr(RatedJudge, "score_samples", far(RatedJudge.score_samples))
+    monkeypatch.setattr(RatedJudge, "unit", 1000)
     gm = run("--fit-gm", "--margin=1")["gm"]
     problems = {name: fit["problems"] for name, fit in gm["judged"].items()}
     assert problems["paper"] == []
@@ -400,36 +387,19 @@ def test_degenerate_fits_are_named_and_a_margin_leaves_out_small_differences(
     problem = problems["t2 refitted"][0]
     assert f"Degenerate (t2 refitted): {problem}" in capsys.readouterr().out
     mean = read_li2018(Path("rated.csv")).ratings["mean"]
-    clear = sum(
-        mean[i] - mean[j] > 1
-        for i, mine in enumerate(rated)
-        for j, other in enumerate(rated)
-        if mine["item"] == other["item"] and mine["item"] % 2
-    )
+    clear = sum(mean[i] - mean[j] > 1 for i, j in pairs_of(rated) if rated[i]["item"] % 2)
     assert 0 < clear < 72
     assert gm["judged_pairs"] == clear
 
 
-def far(score_samples: Any) -> Any:
-    def scores(judge: RatedJudge, samples: Samples) -> dict[str, Scores]:
-        values: dict[str, Scores] = score_samples(judge, samples)
-        return {name: v * (1000 if name == "perplexity" else 1) for name, v in values.items()}
-
-    return scores
-
-
 @pytest.mark.parametrize("option", ["--fit-gm", "--thresholds=[63,71,97,-37]"])
-def test_gm_needs_a_classifier(
-    rated: list[dict[str, Any]], option: str, fails: Callable[..., str]
-) -> None:
+def test_gm_needs_a_classifier(rated: Rows, option: str, fails: Callable[..., str]) -> None:
     name = option.partition("=")[0]
     assert f"{name} needs GM. Pass a --classifier" in fails(option)
 
 
 def test_correlations_are_kept_when_the_fit_fails(
-    rated: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    fails: Callable[..., str],
+    rated: Rows, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     seeds: list[int] = []
 

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -79,15 +78,6 @@ def test_alpha_is_nan_for_fewer_than_two_different_ratings(
 ) -> None:
     assert math.isnan(krippendorff_alpha(ratings))
     assert not recwarn.list
-
-
-@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval", "ratio"])
-def test_items_with_a_single_rating_do_not_count(level: Any) -> None:
-    pairs = [[1, 2], [2, 2], [3, 3], [4, 3], [1, 1]]
-    alone = [[5, None], [None, 2]]
-    assert krippendorff_alpha(pairs + alone, level) == pytest.approx(
-        krippendorff_alpha(pairs, level)
-    )
 
 
 @pytest.mark.parametrize("measure", [fleiss_kappa, krippendorff_alpha])

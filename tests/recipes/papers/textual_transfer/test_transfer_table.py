@@ -22,6 +22,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import (
     trend,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
+    TransferRun,
     common_accuracy,
     read_transfer_run,
 )
@@ -68,7 +69,11 @@ FALLING = [(0.96, 0.3, -3.0), (0.8, 0.5, -3.2), (0.7, 0.6, -3.4), (0.6, 0.7, -3.
 BETTER = [(0.9, 0.5, -3.0), (0.82, 0.6, -3.0), (0.8, 0.7, -3.0), (0.8, 0.65, -3.1)]
 
 
-def write_report(folder: Path) -> dict[str, Any]:
+def runs_of(folder: Path) -> list[TransferRun]:
+    return [read_transfer_run(folder / name) for name in ("m0", "m2")]
+
+
+def write_report(folder: Path) -> None:
     figures = {"accuracy": 0.8, "similarity": 0.7, "perplexity": 20.0, "gm": 21.5, "failed": 0}
     change = {"value": 1.25, "low": -0.5, "high": None}
     report = {
@@ -81,7 +86,6 @@ def write_report(folder: Path) -> dict[str, Any]:
         "early_stopping": {"patience": 4, "stopped_step": 300, "share_saved": 0.25, "lost": 0.5},
     }
     (folder / "test.json").write_text(json.dumps(report))
-    return report
 
 
 def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) -> None:
@@ -105,18 +109,8 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
         assert [run["run"], str(nearest["step"]), *shown, *paper] in lines
     assert [run["nearest"]["step"] for run in table["runs"]] == [200, 300]
     assert table["runs"][1]["best_gm"]["step"] == 300
-    assert [
-        "m2",
-        "copying",
-        "",
-        "0.800",
-        "0.700",
-        "20.0",
-        "",
-        "31.3",
-        "54.3",
-        "31.4 (0.024)",
-    ] in lines
+    copying = "m2, copying, , 0.800, 0.700, 20.0, , 31.3, 54.3, 31.4 (0.024)"
+    assert copying.split(", ") in lines
     assert "Test GM, best_gm - last: +1.25 (-0.50 to undefined)." in text
     assert "stopped at step 300, saved 25% of the steps and lost 0.50" in text
     assert "m0: Spearman of Acc and step -1.00, of Sim and step +1.00, over 4" in text
@@ -167,7 +161,7 @@ def test_runs_are_compared_at_an_equal_accuracy_on_the_same_sentences(tmp_path: 
 def test_tokens_are_words_and_an_end_where_a_file_has_none(tmp_path: Path) -> None:
     write_run(tmp_path / "m0", FALLING, tokens=False)  # texts of three words: 4 tokens
     write_run(tmp_path / "m2", FALLING)
-    m0, m2 = (read_transfer_run(tmp_path / name) for name in ("m0", "m2"))
+    m0, m2 = runs_of(tmp_path)
     same = compare_at_equal_accuracy(m0, m2, 0.8, THRESHOLDS)
     assert same.differences is not None
     assert {tuple(estimate) for estimate in same.differences.values()} == {(0.0, 0.0, 0.0)}
@@ -176,15 +170,13 @@ def test_tokens_are_words_and_an_end_where_a_file_has_none(tmp_path: Path) -> No
 def test_other_sentences_or_lost_samples_are_named(tmp_path: Path) -> None:
     for name in ("m0", "m2"):
         write_run(tmp_path / name, FALLING)
-    m0, m2 = (read_transfer_run(tmp_path / name) for name in ("m0", "m2"))
+    m0, m2 = runs_of(tmp_path)
     file = tmp_path / "m2" / "samples" / "score" / "step=000200.jsonl"
     file.write_text(file.read_text().replace("sentence 7", "another"))
     with pytest.raises(ValueError, match="have transferred different dev sentences"):
         compare_at_equal_accuracy(m0, m2, 0.8, THRESHOLDS)
     file.write_text(file.read_text().replace('"accuracy"', '"acc"'))
-    with pytest.raises(
-        ValueError, match=r"000200\.jsonl does not have accuracy\. Log the components"
-    ):
+    with pytest.raises(ValueError, match=r"200\.jsonl does not have accuracy\. Log the components"):
         m2.transfers(1)
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"step=000200\.jsonl does not exist"):
@@ -197,7 +189,7 @@ def test_other_sentences_or_lost_samples_are_named(tmp_path: Path) -> None:
 def test_the_common_accuracy_is_one_that_all_runs_come_near(tmp_path: Path) -> None:
     write_run(tmp_path / "m0", [(0.98, 0.3, -3.0), (0.7, 0.5, -3.0), (0.62, 0.5, -3.0)])
     write_run(tmp_path / "m2", [(0.8, 0.3, -3.0), (0.7, 0.5, -3.0), (0.6, 0.5, -3.0)])
-    runs = [read_transfer_run(tmp_path / name) for name in ("m0", "m2")]
+    runs = runs_of(tmp_path)
     assert common_accuracy(runs) == 0.7  # 0.8 is 0.1 from the other run
     assert common_accuracy(runs[1:]) == 0.8  # of one run, the nearest to the paper's
     later = read_transfer_run(tmp_path / "m2", first_step=101)
