@@ -36,19 +36,11 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 
 
 def test_every_prefix_with_every_label() -> None:
-    samples = build_prompts(["The food", "A {dog}"], LABELS, TEMPLATE)
-    assert samples == Samples(
-        texts=["The food", "The food", "A {dog}", "A {dog}"],
-        prefixes=["The food", "The food", "A {dog}", "A {dog}"],
-        labels=LABELS * 2,
-        prompts=[
-            "A negative review: The food",
-            "A positive review: The food",
-            "A negative review: A {dog}",
-            "A positive review: A {dog}",
-        ],
-        groups=["The food", "The food", "A {dog}", "A {dog}"],
-    )
+    twice = ["The food", "The food", "A {dog}", "A {dog}"]
+    labels = LABELS * 2
+    prompts = [f"A {label} review: {text}" for label, text in zip(labels, twice, strict=True)]
+    expected = Samples(twice, prefixes=twice, labels=labels, prompts=prompts, groups=twice)
+    assert build_prompts(["The food", "A {dog}"], LABELS, TEMPLATE) == expected
 
 
 @pytest.mark.parametrize("template", ["{prefix}", "{label}: {prefix}.", "{label}"])
@@ -83,31 +75,21 @@ def read(data: PromptData) -> list[Samples]:
 
 def test_all_prompts_are_used_before_one_is_used_again() -> None:
     data = PromptData(PREFIXES, LABELS, TEMPLATE, batch_size=4, steps=9)
+    assert len(list(data.val_dataloader())) == 1  # a validation
     batches = read(data)
     assert [len(batch) for batch in batches] == [4] * 9
     drawn = [prompt for batch in batches for prompt in batch.prompts]
     rounds = [drawn[start : start + 6] for start in range(0, 36, 6)]
     assert all(Counter(r) == Counter(data.prompts.prompts) for r in rounds)
     assert len({tuple(r) for r in rounds}) > 1  # reshuffled
+    everything = build_prompts(PREFIXES, LABELS, TEMPLATE)
     for batch in batches:
-        assert (
-            batch
-            == build_prompts(PREFIXES, LABELS, TEMPLATE)[
-                [data.prompts.prompts.index(prompt) for prompt in batch.prompts]
-            ]
-        )
+        assert batch == everything[[everything.prompts.index(p) for p in batch.prompts]]
 
 
 def test_the_seed_decides_the_order() -> None:
-    first, same, other = (
-        read(PromptData(PREFIXES, LABELS, TEMPLATE, steps=5, seed=seed)) for seed in (1, 1, 2)
-    )
-    assert first == same
-    assert first != other
-
-
-def test_one_item_makes_a_validation() -> None:
-    assert len(list(PromptData(PREFIXES, LABELS, TEMPLATE).val_dataloader())) == 1
+    orders = [read(PromptData(PREFIXES, LABELS, TEMPLATE, steps=5, seed=s)) for s in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
 
 
 # Reward and held-out scores
@@ -166,16 +148,13 @@ MANY = Samples(
 
 def relevances(model: str) -> dict[str, np.ndarray]:
     """Relevance of each attribute, by a scorer that knows nothing of the other."""
-    plain = {
-        "sentiment": (after_text("sentiment"), LABELS * 2),
-        "topic": (TOPICS, ["food", "food", "trip", "trip"]),
-    }
-    return {
-        name: CTRLEval(model, task, "attribute_relevance").score(MANY.texts, labels=labels)[
-            "attribute_relevance"
-        ]
-        for name, (task, labels) in plain.items()
-    }
+    topics = ["food", "food", "trip", "trip"]
+    plain = {"sentiment": (after_text("sentiment"), LABELS * 2), "topic": (TOPICS, topics)}
+    scores = {}
+    for name, (task, labels) in plain.items():
+        relevance = CTRLEval(model, task, "attribute_relevance")["attribute_relevance"]
+        scores[name] = relevance(MANY.texts, labels=labels)
+    return scores
 
 
 @pytest.mark.parametrize("fold", ["geometric_mean", "mean", "min"])
@@ -213,9 +192,8 @@ def test_each_attribute_can_have_a_weight_in_place_of_the_fold(model: str) -> No
     reward = relevance_reward(model, TASKS, attributes=weights, likelihood=(-99.0, 0.0))
     batch = reward(MANY)
     reward.release()
-    np.testing.assert_allclose(
-        batch.total, 2 * alone["sentiment"] + 0.5 * alone["topic"], rtol=1e-5
-    )
+    expected = 2 * alone["sentiment"] + 0.5 * alone["topic"]
+    np.testing.assert_allclose(batch.total, expected, rtol=1e-5)
     assert reward.weights is not None  # what `normalize_then_sum` needs
     assert reward.weights["attribute_relevance"] == 0.0
     with pytest.raises(ValueError, match="must have the keys of task: sentiment, topic"):
@@ -251,10 +229,7 @@ def test_the_held_out_scores_have_each_relevance(model: str) -> None:
     for labels, message in (
         (["positive"] * 4, "labels.0. = 'positive' does not name the attribute 'sentiment'"),
         ({"sentiment": "positive"}, "does not name the attribute 'topic', which CTRLEval"),
-        (
-            {"sentiment": "positive", "topic": "tea"},
-            "'tea' of the attribute 'topic' is not a label",
-        ),
+        ({"sentiment": "positive", "topic": "tea"}, "'tea' of the attribute 'topic' is not a lab"),
     ):
         with pytest.raises(ValueError, match=message):
             watch.components["attribute_relevance"](MANY.texts, labels=labels)

@@ -51,21 +51,13 @@ def test_the_table_equals_a_plain_count(
 ) -> None:
     output = corpus.with_name("iwf.txt")
     main(["iwf", str(corpus), str(output), "--model", model])
-    sentences = [
-        "The food was good.",
-        "We will come back!",
-        "Mr. Fox sleeps.",
-        "Does the dog?",
-        "A café: 5 € for tea.",
-    ]
-    expected = counted(sentences, model)
+    sentences = ["The food was good.", "We will come back!", "Mr. Fox sleeps.", "Does the dog?"]
+    expected = counted([*sentences, "A café: 5 € for tea."], model)
     lines = output.read_text().splitlines()
     np.testing.assert_allclose([float(line) for line in lines], expected, rtol=1e-15)
     seen = sum(weight > 0 for weight in expected)
-    assert (
-        capsys.readouterr().out
-        == f"{output}: {len(expected)} tokens, {seen} of them in the corpus\n"
-    )
+    message = f"{output}: {len(expected)} tokens, {seen} of them in the corpus\n"
+    assert capsys.readouterr().out == message
     assert 10 < seen < len(expected)
 
 
@@ -88,10 +80,8 @@ def test_the_sentence_splitter_can_be_chosen(corpus: Path, model: str) -> None:
         output = corpus.with_name(f"{splitter}.txt")
         run([str(corpus), str(output), "--model", model, "--sentence_splitter", splitter])
         weights.append(InverseFrequency.from_file(output).weights.tolist())
-    expected = [
-        counted(["Good.Bad.", "So."], model),
-        counted(["Good.", "Bad.", "So."], model),
-    ]
+    sentences = ["Good.Bad.", "So."], ["Good.", "Bad.", "So."]
+    expected = [counted(each, model) for each in sentences]
     np.testing.assert_allclose(weights, expected, rtol=1e-15)
     assert weights[0] != weights[1]
 
@@ -129,38 +119,24 @@ def test_files_are_read_lazily(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
-        (
-            b"A dog.",
-            ["no.txt", "iwf.txt"],
-            "corpus = 'no.txt' matches no file, must be a text file",
-        ),
-        (
-            b"A dog.",
-            ["c.txt", "no/iwf.txt"],
-            "output = no/iwf.txt: the folder no does not exist. Create",
-        ),
-        (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is not UTF-8 text. Convert the file"),
-        (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences, must have at least one"),
-        (
-            b"A dog.",
-            ["c.txt", "iwf.txt", "--sentence_splitter", "words"],
-            "sentence_splitter must be a function",
-        ),
+        (b"A dog.", "no.txt iwf.txt", "corpus = 'no.txt' matches no file, must be a text file"),
+        (b"A dog.", "c.txt no/iwf.txt", "output = no/iwf.txt: the folder no does not exist. Cre"),
+        (b"A dog.\n\xff\xfe", "c.txt iwf.txt", "c.txt:2 is not UTF-8 text. Convert the file"),
+        (b" \n\n", "c.txt iwf.txt", "the corpus has no sentences, must have at least one"),
+        (b"A dog.", "c.txt iwf.txt --sentence_splitter x", "sentence_splitter must be a functio"),
     ],
 )
 def test_errors_are_one_line(
     content: bytes,
-    arguments: list[str],
+    arguments: str,
     message: str,
     model: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    fails: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.txt").write_bytes(content)
-    with pytest.raises(SystemExit) as exit:
-        run([*arguments, "--model", model])
-    assert exit.value.code == 2
-    assert re.search(f"^error: {re.escape(message)}", capsys.readouterr().err, re.M)
+    said = fails("iwf", *arguments.split(), "--model", model)
+    assert re.search(f"^error: {re.escape(message)}", said, re.M)
     assert not Path("iwf.txt").exists()

@@ -51,14 +51,20 @@ def test_held_out_sentences_are_not_trained_on(files: tuple) -> None:
     assert data.sentences["test"] == [("the lake was awful .", 0), ("the lake was lovely .", 1)]
 
 
+def data_of(folder: Path, lines: dict[str, list[str]], **options: Any) -> SentenceData:
+    """Return the data of some lines by label."""
+    train = {label: written(folder / label, lines[label]) for label in lines}
+    test = {label: written(folder / f"test.{label}", ["other"]) for label in lines}
+    data = SentenceData(train, test, **options)
+    data.setup("fit")
+    return data
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_variants_and_labels_of_a_sentence_are_in_one_split(tmp_path: Path, seed: int) -> None:
     """Of each sentence three variants, and both labels."""
     lines = [line for text in GOOD for line in (text, text.upper(), text.replace(" ", "  "))]
-    train = {label: written(tmp_path / label, lines) for label in ("no", "yes")}
-    test = {label: written(tmp_path / f"test.{label}", ["other"]) for label in train}
-    data = SentenceData(train, test, validation_share=0.5, seed=seed)
-    data.setup("fit")
+    data = data_of(tmp_path, {"no": lines, "yes": lines}, validation_share=0.5, seed=seed)
     sides = {split: data.sentences[split] for split in ("train", "validation")}
     for sentences in sides.values():
         texts = {sentence.text for sentence in sentences}
@@ -69,28 +75,18 @@ def test_variants_and_labels_of_a_sentence_are_in_one_split(tmp_path: Path, seed
 
 @pytest.mark.parametrize("share", [0.01, 0.99])
 def test_two_sentences_are_enough(tmp_path: Path, share: float) -> None:
-    train = {label: written(tmp_path / label, [f"so {label}"]) for label in ("no", "yes")}
-    test = {label: written(tmp_path / f"test.{label}", ["other"]) for label in train}
-    data = SentenceData(train, test, validation_share=share)
-    data.setup("fit")
+    data = data_of(tmp_path, {"no": ["so no"], "yes": ["so yes"]}, validation_share=share)
     assert [len(data.sentences[split]) for split in ("train", "validation")] == [1, 1]
 
 
-def test_fewer_than_two_sentences_raise(files: tuple, tmp_path: Path) -> None:
-    _, test, _ = files
-    train = {label: written(tmp_path / label, ["So  bad"]) for label in ("negative", "positive")}
-    data = SentenceData(train, test)
-    with pytest.raises(
-        ValueError, match="positive have 1 sentences that are not held out, must have two or"
-    ):
-        data.setup("fit")
+def test_fewer_than_two_sentences_raise(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="have 1 sentences that are not held out, must have two"):
+        data_of(tmp_path, {"no": ["So  bad"], "yes": ["So  bad"]})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_a_share_out_of_range(files: tuple, share: float) -> None:
-    with pytest.raises(
-        ValueError, match=r"validation_share must be between 0 and 1, exclusive, got "
-    ):
+    with pytest.raises(ValueError, match=r"validation_share must be between 0 and 1, exclusive, "):
         SentenceData(*files, validation_share=share)
 
 
@@ -118,17 +114,13 @@ def test_the_seed_decides_split_and_order(files: tuple) -> None:
 
 
 def test_labels_belong_to_both_sets(files: tuple) -> None:
-    with pytest.raises(
-        ValueError, match="must have the same labels, got negative, positive and no"
-    ):
+    with pytest.raises(ValueError, match="have the same labels, got negative, positive and no"):
         SentenceData(files[0], {"no": "test.0"})
 
 
-def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
-    train, test, _ = files
-    data = SentenceData({**train, "positive": written(tmp_path / "empty", ["", " "])}, test)
+def test_a_file_without_sentences(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty has no sentences, must have one per line"):
-        data.setup("fit")
+        data_of(tmp_path, {"full": ["a b"], "empty": ["", " "]})
 
 
 # The training

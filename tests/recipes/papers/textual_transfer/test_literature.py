@@ -60,13 +60,17 @@ def test_every_sentence_is_written_once_or_counted(files, tmp_path: Path) -> Non
     assert "-person- of the a house went to a again ." in chain.from_iterable(written.values())
 
 
-def test_a_seed_fixes_the_split(files, tmp_path: Path) -> None:
+def test_a_seed_fixes_the_split_and_other_files_stay(files, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("first", "again", "other")]
     for folder, seed in zip(folders, (0, 0, 1), strict=True):
         write_literature(files, str(folder), dev=2, test=2, seed=seed)
     first, again, other = map(read, folders)
     assert first == again != other
     assert sorted(chain(*first.values())) == sorted(chain(*other.values()))
+    (folders[0] / "report.json").unlink()
+    with pytest.raises(ValueError, match=r"does not contain report.json; it would be replaced"):
+        write_literature(files, str(folders[0]), dev=2, test=2, seed=1)
+    assert read(folders[0]) == first
 
 
 def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
@@ -94,9 +98,8 @@ def test_a_recognizer_of_named_entities(tmp_path: Path, files, capsys) -> None:
     sentences = ["Sir John went to Rome, again.", "", "It rained on Mr. Dick; in York!", "Yes."]
     tagged = pipeline("token-classification", str(folder))
     expected = []
-    for sentence in sentences:
-        text = sentence
-        tokens = tagged(sentence) if sentence else []
+    for text in sentences:
+        sentence, tokens = text, tagged(text) if text else []
         for word in reversed([*re.finditer(r"\w+|[^\w\s]", sentence)]):
             inside = [t for t in tokens if t["start"] < word.end() and t["end"] > word.start()]
             kinds = [KINDS[t["entity"]] for t in inside if t["entity"] in KINDS]
@@ -125,10 +128,7 @@ def test_a_recognizer_of_named_entities(tmp_path: Path, files, capsys) -> None:
     ("options", "message"),
     [
         ({"files": {"old": ["x"]}}, "files must have two styles, got old"),
-        (
-            {"files": {"a": "x", "b": ["y"]}},
-            "files of a must be a list of one file or more, got 'x'",
-        ),
+        ({"files": {"a": "x", "b": ["y"]}}, "files of a must be a list of one file or more, got"),
         ({"words": (9, 8)}, r"words must be two numbers of 1 or more in order, got \(9, 8\)"),
         ({"dev": 0}, "dev must be 1 or more, got 0"),
         ({"names": "capital"}, "names must be one of capitals"),
@@ -142,17 +142,7 @@ def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: 
     assert not (tmp_path / "d").exists()
 
 
-def test_a_folder_of_other_files_is_refused(files, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine").touch()
-    with pytest.raises(ValueError, match=r"does not contain report.json; it would be replaced"):
-        write_literature(files, str(tmp_path / "data"), dev=1, test=1)
-    assert (tmp_path / "data" / "mine").exists()
-
-
-def test_command(
-    files, tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command(files, tmp_path: Path, fails: Callable[..., str], capsys) -> None:
     options = ["--files", json.dumps(files), "--dev=2", "--test=2", "--folder"]
     main(["papers", "literature", *options, str(tmp_path / "rule")])
     printed = json.loads(capsys.readouterr().out)
@@ -164,9 +154,8 @@ def test_command(
     assert "nowhere.txt" in fails("papers", "literature", *options)
 
 
-def configuration(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    return loaded
+def configuration(name: str) -> Any:
+    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
 
 
 def test_configurations_agree() -> None:
@@ -231,12 +220,8 @@ def test_sentences_of_dickens_and_wikipedia(books: dict[str, list[str]], tmp_pat
 def test_names_of_dickens(books: dict[str, list[str]], tmp_path: Path) -> None:
     report = write_literature(books, str(tmp_path / "data"), dev=500, test=500)
     assert report["styles"]["dickens"]["-PERSON-"] > 3000
-    dickens = {
-        word
-        for name, sentences in read(tmp_path / "data").items()
-        if name.endswith("0")
-        for sentence in sentences
-        for word in sentence.split()
-    }
+    written = read(tmp_path / "data")
+    sentences = chain.from_iterable(written[f"{part}.0"] for part in ("train", "dev", "test"))
+    dickens = set(" ".join(sentences).split())
     assert not dickens & {"oliver", "fagin", "joe", "herbert", "wemmick", "havisham", "london"}
     assert {"-person-", "-location-", "sunday", "convict"} < dickens

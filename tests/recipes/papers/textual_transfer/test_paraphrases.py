@@ -61,21 +61,15 @@ def test_a_line_that_is_no_pair_is_named(file: Path, line: str) -> None:
     if not line.strip():  # a blank line
         assert len(Paraphrases(str(file)).pairs()) == 3
         return
-    with pytest.raises(
-        ValueError, match=r"pairs, line 6: .* is not a pair, must be two sentences with"
-    ):
+    with pytest.raises(ValueError, match=r"pairs, line 6: .* is not a pair, must be two sentences"):
         Paraphrases(str(file)).pairs()
 
 
 def test_no_pair_raises(file: Path) -> None:
     file.write_text("so\tso good\n")
-    with pytest.raises(
-        ValueError, match=r"pairs: there is no pair in which neither .* lines u<TAB>v"
-    ):
+    with pytest.raises(ValueError, match=r"pairs: there is no pair in which .* lines u<TAB>v"):
         Paraphrases(str(file)).pairs()
-    with pytest.raises(
-        ValueError, match=r"rewritten training sentences.*: there is no pair in which"
-    ):
+    with pytest.raises(ValueError, match=r"rewritten training sentences.*: there is no pair"):
         Paraphrases().pairs(["zzz xxx"], ["yyy"])
     with pytest.raises(ValueError, match="count must be 1 or more, got 0"):
         Paraphrases(count=0)
