@@ -69,12 +69,6 @@ def rows_of(section: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows[2:]]
 
 
-def test_mentions_are_read_one_by_one() -> None:
-    text = "Tables 2, E.1, F.3 to F.5; eqs. 5 and 6; eq. 14: Figure 1"
-    tables = {("Table", number) for number in ("2", "E.1", "F.3", "F.4", "F.5")}
-    assert numbered(text) == tables | {("eq", "5"), ("eq", "6"), ("eq", "14"), ("Figure", "1")}
-
-
 def mentioned(section: str) -> set[tuple[str, str]]:
     """Return the numbers that have a row in a section."""
     return set().union(*(numbered(row[0]) for row in rows_of(section)))

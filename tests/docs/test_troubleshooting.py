@@ -126,10 +126,14 @@ def folder(name: str, *files: str) -> str:
     return f"./{name}"
 
 
+def score(model: str, *texts: str, **options: Any) -> None:
+    cr.Perplexity(model, **options).score(texts or ["a"])
+
+
 def no_cuda() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: False)
-        cr.Perplexity("smollm2-135m", device="cuda").score(["a"])
+        score("smollm2-135m", device="cuda")
 
 
 def no_tokenizer() -> None:
@@ -154,23 +158,19 @@ class Sharded(pl.Trainer):
     def __init__(self) -> None: ...
 
 
+def tuner() -> PolicyTuner:
+    return PolicyTuner("smollm2-135m", cr.Reward({"length": Length()}))
+
+
 def relevance() -> cr.CTRLEval:
     return cr.CTRLEval("smollm2-135m", "sentiment", aspects="all")
 
 
 SAID: dict[str, Callable[[], object]] = {
-    "… could not be loaded as a Hugging Face id": (
-        lambda: cr.Perplexity("nobody/such-a-model").score(["a"])
-    ),
-    "… is neither a folder nor a short name of weights": (
-        lambda: cr.Perplexity("smolm2-135m").score(["a"])
-    ),
-    "… has neither *.safetensors nor *.gguf": (
-        lambda: cr.Perplexity(folder("pickled", "config.json")).score(["a"])
-    ),
-    "… has no config.json": lambda: cr.Perplexity(
-        folder("adapter", "adapter_model.safetensors")
-    ).score(["a"]),
+    "… could not be loaded as a Hugging Face id": lambda: score("nobody/such-a-model"),
+    "… is neither a folder nor a short name of weights": lambda: score("smolm2-135m"),
+    "… has neither *.safetensors nor *.gguf": lambda: score(folder("pickled", "config.json")),
+    "… has no config.json": lambda: score(folder("adapter", "adapter_model.safetensors")),
     "… finds no CUDA device": no_cuda,
     "… needs the column …, but these samples have …": (
         lambda: relevance()["attribute_relevance"](["a"])
@@ -178,23 +178,18 @@ SAID: dict[str, Callable[[], object]] = {
     "… leaves out …, because the samples lack the columns …": lambda: relevance().score(["a b"]),
     "labels[…] = … is not a label of …": lambda: relevance().score(["a"], labels="postive"),
     "prefixes[…] = … texts[…] = …": lambda: relevance().score(["a b"], prefixes="b"),
-    "… is empty: … is NaN": lambda: cr.Perplexity("smollm2-135m").score(["", "a"]),
-    "… is not valid Unicode": lambda: cr.Perplexity("smollm2-135m").score(["\ud800", "a"]),
+    "… is empty: … is NaN": lambda: score("smollm2-135m", "", "a"),
+    "… is not valid Unicode": lambda: score("smollm2-135m", "\ud800", "a"),
     "this … is a callback of …, but the trainer is one of …": (
         lambda: lightning.RewardEarlyStopping("a", "max").setup(trainer(), Writer(), "fit")  # type: ignore[arg-type]
     ),
     "… acts at validation, but this run has no validation": (
         lambda: fit(watch(), limit_val_batches=0)
     ),
-    "all completions of … begin with their prompt": lambda: fit(
-        watch(), module=Echo(), val_check_interval=1
+    "all completions of … begin with their prompt": (
+        lambda: fit(watch(), module=Echo(), val_check_interval=1)
     ),
-    "… also converts the adapter": (
-        lambda: fit(
-            module=PolicyTuner("smollm2-135m", cr.Reward({"length": Length()})),
-            precision="bf16-true",
-        )
-    ),
+    "… also converts the adapter": lambda: fit(module=tuner(), precision="bf16-true"),
     "… which is also a training device": one_of_two_devices,
     "… must be 'max' or 'min' for …": lambda: fit(watch(), RewardEarlyStopping("score/lenght")),
     "… contradicts …, which is better when …": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ def aligned(samples: Samples, *aspects: str, **options: Any) -> dict[str, np.nda
     return Alignment(model="minilm-l6", aspects=aspects, **options).score(samples)
 
 
+def assert_recorded(
+    found: Mapping[str, Sequence[float]], rows: Sequence[dict[str, float]], atol: float
+) -> None:
+    """Compare scores with those that are recorded by row."""
+    for name, values in found.items():
+        np.testing.assert_allclose(values, [row[name] for row in rows], rtol=0, atol=atol)
+
+
 def transfers() -> Samples:
     return Samples(column("transfers", "output"), sources=column("transfers", "source"))
 
@@ -40,10 +49,9 @@ def test_preservation() -> None:
     # The package leaves the factor 2 of the harmonic mean out, as the paper's eq. 4 does.
     factors = {"preservation": 2, "preservation_output": 1, "preservation_source": 1}
     assert set(result) == set(factors)
-    for name, factor in factors.items():
-        expected = [factor * row[name] for row in SCORES["transfers"]]
-        assert result[name].dtype == np.float64
-        np.testing.assert_allclose(result[name], expected, rtol=0, atol=1e-5)
+    assert {values.dtype for values in result.values()} == {np.dtype(np.float64)}
+    rows = [{name: factors[name] * row[name] for name in factors} for row in SCORES["transfers"]]
+    assert_recorded(result, rows, 1e-5)
 
 
 def test_dialog_aspects() -> None:
@@ -52,10 +60,7 @@ def test_dialog_aspects() -> None:
         contexts=column("dialogs", "fact"),
         histories=column("dialogs", "history"),
     )
-    result = aligned(samples, "engagingness", "groundedness")
-    for name, values in result.items():
-        expected = [row[name] for row in SCORES["dialogs"]]
-        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-4)
+    assert_recorded(aligned(samples, "engagingness", "groundedness"), SCORES["dialogs"], 1e-4)
 
 
 @pytest.mark.parametrize("reference", [0, 1])
@@ -66,10 +71,9 @@ def test_consistency_and_relevance(reference: int) -> None:
         references=[row["references"][reference] for row in TEXTS["summaries"]],
     )
     result = aligned(samples, "consistency", "relevance")
-    consistency = [row["consistency"] for row in SCORES["summaries"]]
-    relevance = [row["relevance"][reference] for row in SCORES["summaries"]]
-    np.testing.assert_allclose(result["consistency"], consistency, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(result["relevance"], relevance, rtol=0, atol=1e-5)
+    rows = [{**row, "relevance": row["relevance"][reference]} for row in SCORES["summaries"]]
+    found = {name: result[name] for name in ("consistency", "relevance")}
+    assert_recorded(found, rows, 1e-5)
 
 
 @pytest.mark.parametrize("summaries", [16, pytest.param(40, marks=pytest.mark.soak)])
@@ -91,17 +95,12 @@ def test_equals_it_on_real_texts(summaries: int, shared_golden_dir: Path, data_d
     stop_words = str(data_dir / "stopwords_english.txt")
 
     result = aligned(outputs, "preservation")
-    for name, key in (
-        ("preservation", "preservation"),
-        ("preservation_output", "hyp_to_source"),
-        ("preservation_source", "source_to_hyp"),
-    ):
-        expected = [row[key] for row in golden["li2018_yelp"]]
-        np.testing.assert_allclose(result[name], expected, rtol=0, atol=1e-4)
+    keys = ("preservation", "hyp_to_source", "source_to_hyp")
+    names = ("preservation", "preservation_output", "preservation_source")
+    found = {key: result[name] for key, name in zip(keys, names, strict=True)}
+    assert_recorded(found, golden["li2018_yelp"], 1e-4)
     result = aligned(responses, "engagingness", "groundedness", stop_words=stop_words)
-    for name, values in result.items():
-        expected = [row[name] for row in golden["persona_chat"]]
-        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-4)
+    assert_recorded(result, golden["persona_chat"], 1e-4)
     consistency = aligned(pairs, "consistency")["consistency"]
     np.testing.assert_allclose(consistency, golden["qags_xsum"][:summaries], rtol=0, atol=1e-4)
 

@@ -32,18 +32,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         model.save_pretrained(root / family)
         save_tokenizer(root / family, family)
     for seed in (0, 1):
-        weights = {
-            **{f"_roberta.{name}": value for name, value in roberta(seed).state_dict().items()},
-            **{f"_classifier.{name}": value for name, value in head(2, seed).state_dict().items()},
-        }
-        torch.save(weights, root / "checkpoint")
-        convert(str(root / "checkpoint"), str(root / "roberta"), str(root / f"d{seed}"))
-        weights = {
-            **{f"bert.{name}": value for name, value in bert(seed).state_dict().items()},
-            **{f"dense.{name}": value for name, value in head(1, seed).state_dict().items()},
-        }
-        torch.save(weights, root / "checkpoint")
-        convert(str(root / "checkpoint"), str(root / "bert"), str(root / f"r{seed}"))
+        for kind, encoder, parts in (
+            ("d", "roberta", {"_roberta": roberta(seed), "_classifier": head(2, seed)}),
+            ("r", "bert", {"bert": bert(seed), "dense": head(1, seed)}),
+        ):
+            weights = torch.nn.ModuleDict(parts).state_dict()
+            torch.save(dict(weights), root / "checkpoint")
+            convert(str(root / "checkpoint"), str(root / encoder), str(root / f"{kind}{seed}"))
     return {path.name: str(path) for path in root.iterdir() if path.is_dir()}
 
 
@@ -60,9 +55,7 @@ def test_other_pickles_are_refused(folders: dict[str, str], tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"has neither _classifier.weight \(D\) nor dense.weight"):
         convert(str(tmp_path / "other"), folders["roberta"], new)
     torch.save({"_classifier.weight": torch.zeros(2, 16)}, tmp_path / "part")
-    with pytest.raises(
-        ValueError, match=r"of this configuration differ in .* weights: roberta\.em"
-    ):
+    with pytest.raises(ValueError, match=r"configuration differ in .* weights: roberta\.em"):
         convert(str(tmp_path / "part"), folders["roberta"], new)
     torch.save({"_classifier.weight": FOLDER}, tmp_path / "code")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
@@ -109,17 +102,10 @@ def test_whole_texts_of_r(folders: dict[str, str]) -> None:
 def test_dialogs_sum_over_words(folders: dict[str, str], data_dir: Path) -> None:
     """With NLTK's stop words; a word with its comma is none of them."""
     rows = [{name: text.lower() for name, text in row.items()} for row in TEXTS["dialogs"]]
-    scorer = Alignment(
-        folders["d0"],
-        ["engagingness", "groundedness"],
-        "discriminative",
-        stop_words=data_dir / "stopwords_english.txt",
-    )
-    result = scorer.score(
-        [row["response"] for row in rows],
-        contexts=[row["fact"] for row in rows],
-        histories=[row["history"] for row in rows],
-    )
+    aspects, stop_words = ["engagingness", "groundedness"], data_dir / "stopwords_english.txt"
+    scorer = Alignment(folders["d0"], aspects, "discriminative", stop_words=stop_words)
+    texts, facts, histories = ([row[k] for row in rows] for k in ("response", "fact", "history"))
+    result = scorer.score(texts, contexts=facts, histories=histories)
     for name, values in result.items():
         expected = [row[name] for row in GOLDEN["dialogs"]]
         np.testing.assert_allclose(values, expected, rtol=0, atol=1e-4)
@@ -147,6 +133,5 @@ def test_relevance_has_an_aligner_for_each_direction_and_several_references(
     means = np.mean([scores["relevance_reference"] for scores in alone], axis=0)
     np.testing.assert_allclose(result["relevance_reference"], means, atol=1e-12)
     explained = scorer.explain(samples)[1]
-    assert list(explained) == [
-        *("relevance_reference[0]", "relevance_reference[1]", "relevance_output")
-    ]
+    names = ("relevance_reference[0]", "relevance_reference[1]", "relevance_output")
+    assert tuple(explained) == names

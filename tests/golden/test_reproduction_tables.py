@@ -45,13 +45,11 @@ def study(content: dict[str, Any], request: pytest.FixtureRequest) -> Study:
     printed = content[request.param]
     systems = {name: value for name, value in printed.items() if isinstance(value, dict)}
     systems.pop("metric_level_pearson", None)
-    tables = [
-        {
-            metric: {name: scores[run][i] for name, scores in systems.items()}
-            for i, metric in enumerate(printed["metrics"])
-        }
-        for run in ("original", "reproduction")
-    ]
+    tables = []
+    for run in ("original", "reproduction"):
+        rows = zip(*(scores[run] for scores in systems.values()), strict=True)
+        table = [dict(zip(systems, row, strict=True)) for row in rows]
+        tables.append(dict(zip(printed["metrics"], table, strict=True)))
     return Study(request.param, printed, tables, compare_tables(tables))
 
 
