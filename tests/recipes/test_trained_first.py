@@ -49,10 +49,7 @@ def config(files: dict[str, str], tmp_path: Path) -> str:
 
 
 def test_of_two_that_need_a_model_one_trains_it(
-    config: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    config: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warm(command: list[str], check: bool) -> None:
         process = WarmProcess(command[1:], tmp_path / "stdout", tmp_path / "stderr")

@@ -80,10 +80,7 @@ def test_smoke(
     ],
 )
 def test_wrong_input(
-    workplace: dict[str, str],
-    options: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    workplace: dict[str, str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises((SystemExit, ValueError)) as ended:
         reward_model.main(["--teacher", f"{__name__}:letters", "--smoke", "--use_cpu", *options])

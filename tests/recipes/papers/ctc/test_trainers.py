@@ -34,6 +34,8 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz .,!"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+Configured = Callable[..., TrainCLI]
+
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -56,9 +58,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def configured(
-    tmp_path: Path, encoder: str, tiny_llama: Callable[[str], str]
-) -> Callable[..., TrainCLI]:
+def configured(tmp_path: Path, encoder: str, tiny_llama: Callable[[str], str]) -> Configured:
     """Builds the MiniLM configuration with tiny models and eight texts."""
     texts = tmp_path / "texts"
     texts.write_text("\n".join(TEXTS))
@@ -91,15 +91,24 @@ def configured(
     return make
 
 
+@pytest.fixture
+def fitted(configured: Configured) -> Configured:
+    """Builds the same and trains it."""
+
+    def fit(name: str, trainer: str, epochs: int, **more: object) -> TrainCLI:
+        cli = configured(name, trainer, epochs, **more)
+        cli.trainer.fit(cli.model, cli.datamodule)
+        return cli
+
+    return fit
+
+
 def written(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_d_learns_the_labels_of_its_pairs(
-    configured: Callable[..., TrainCLI], tmp_path: Path
-) -> None:
-    cli = configured("d", "TokenAlignerTrainer", 6)
-    cli.trainer.fit(cli.model, cli.datamodule)
+def test_d_learns_the_labels_of_its_pairs(fitted: Configured, tmp_path: Path) -> None:
+    cli = fitted("d", "TokenAlignerTrainer", 6)
     rows = JsonLog(tmp_path / "d" / "metrics.jsonl").read()
     validations = [row for row in rows if "val_loss" in row]
     losses = [row["val_loss"] for row in validations]
@@ -135,11 +144,8 @@ def test_d_learns_the_labels_of_its_pairs(
 
 
 @pytest.mark.parametrize("target", ["mean", "sum"])
-def test_r_learns_the_mean_or_the_sum(
-    configured: Callable[..., TrainCLI], tmp_path: Path, target: str
-) -> None:
-    cli = configured("r", "RegressionAlignerTrainer", 3, **{"model.init_args.target": target})
-    cli.trainer.fit(cli.model, cli.datamodule)
+def test_r_learns_the_mean_or_the_sum(fitted: Configured, tmp_path: Path, target: str) -> None:
+    cli = fitted("r", "RegressionAlignerTrainer", 3, **{"model.init_args.target": target})
     rows = JsonLog(tmp_path / "r" / "metrics.jsonl").read()
     losses = [row["val_mse"] for row in rows if "val_mse" in row]
     pairs = cli.datamodule.splits["validation"]
@@ -166,11 +172,10 @@ def with_worse_validations(factor: float) -> Callable[..., torch.Tensor]:
 
 
 def test_only_a_better_validation_replaces_a_model(
-    configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, fitted: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TokenAlignerTrainer, "selected_by", ("val_loss", -1))
-    cli = configured("d", "TokenAlignerTrainer", 1)
-    cli.trainer.fit(cli.model, cli.datamodule)
+    cli = fitted("d", "TokenAlignerTrainer", 1)
     before, best = written(tmp_path / "d" / "model"), cli.model.best
     assert best is not None
     cli.trainer.save_checkpoint(tmp_path / "checkpoint")
@@ -189,26 +194,20 @@ def test_only_a_better_validation_replaces_a_model(
     assert written(tmp_path / "d" / "model") == before
 
 
-def test_a_trial_run_writes_no_model(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
-    cli = configured("d", "TokenAlignerTrainer", 1, **{"trainer.fast_dev_run": "true"})
-    cli.trainer.fit(cli.model, cli.datamodule)
+def test_a_trial_run_writes_no_model(fitted: Configured, tmp_path: Path) -> None:
+    cli = fitted("d", "TokenAlignerTrainer", 1, **{"trainer.fast_dev_run": "true"})
     assert cli.trainer.global_step == 1
     assert not (tmp_path / "d" / "model").exists()
 
 
-def test_without_validations_the_last_model_is_written(
-    configured: Callable[..., TrainCLI], tmp_path: Path
-) -> None:
-    cli = configured("d", "TokenAlignerTrainer", 1, **{"trainer.limit_val_batches": 0})
-    cli.trainer.fit(cli.model, cli.datamodule)
+def test_without_validations_the_last_model_is_written(fitted: Configured, tmp_path: Path) -> None:
+    cli = fitted("d", "TokenAlignerTrainer", 1, **{"trainer.limit_val_batches": 0})
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
     trained = cli.model.model.classifier.weight
     torch.testing.assert_close(aligner.model.classifier.weight, trained.detach())
 
 
-def test_a_folder_of_other_files_is_refused(
-    configured: Callable[..., TrainCLI], tmp_path: Path
-) -> None:
+def test_a_folder_of_other_files_is_refused(configured: Configured, tmp_path: Path) -> None:
     cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
     message = rf"folder = '{tmp_path}' exists and does not contain a model"
     with pytest.raises(ValueError, match=message):
@@ -224,7 +223,7 @@ def test_both_splits_need_texts(share: float) -> None:
         AlignmentData(pairs, validation_share=share)
 
 
-def test_pairs_are_not_built_twice(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
+def test_pairs_are_not_built_twice(configured: Configured, tmp_path: Path) -> None:
     configured("d", "TokenAlignerTrainer", 1).datamodule.prepare_data()
     nowhere = {"data.init_args.pairs.device": "nowhere"}
     again = configured("r", "RegressionAlignerTrainer", 1, **nowhere)
@@ -279,11 +278,7 @@ def test_words_without_a_label_count_nowhere(encoder: str) -> None:
 
 @pytest.mark.parametrize("decoder", [False, True])
 def test_upper_layers_are_dropped_and_lower_ones_frozen(
-    configured: Callable[..., TrainCLI],
-    tmp_path: Path,
-    encoder: str,
-    tiny_causal: Callable[..., str],
-    decoder: bool,
+    fitted: Configured, tmp_path: Path, encoder: str, tiny_causal: Callable[..., str], decoder: bool
 ) -> None:
     """A decoder reads the context first, without being told."""
     base = tiny_causal("llama") if decoder else encoder
@@ -293,8 +288,7 @@ def test_upper_layers_are_dropped_and_lower_ones_frozen(
     if not decoder:
         options |= {"layers": 2, "frozen_layers": 1}
     given = {f"model.init_args.{name}": value for name, value in options.items()}
-    cli = configured("d", "TokenAlignerTrainer", 2, **given)
-    cli.trainer.fit(cli.model, cli.datamodule)
+    fitted("d", "TokenAlignerTrainer", 2, **given)
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
     assert aligner.model.config.aligner_b_first == decoder
     before = AutoModel.from_pretrained(base).state_dict()
@@ -317,12 +311,11 @@ def test_more_layers_than_there_are(encoder: str, option: str) -> None:
 
 
 def test_a_name_is_a_folder_of_the_cache(
-    configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fitted: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
     name = {"model.init_args.folder": "aligner-consistency"}
-    cli = configured("d", "TokenAlignerTrainer", 1, **name)
-    cli.trainer.fit(cli.model, cli.datamodule)
+    fitted("d", "TokenAlignerTrainer", 1, **name)
     scorer = Alignment("aligner-consistency", "preservation", method="discriminative")
     values = scorer.score(TEXTS[:2], sources=TEXTS[1:3])["preservation"]
     assert np.isfinite(values).all()

@@ -118,9 +118,7 @@ def test_correlations_equal_those_of_scipy(mine: Mine, capsys: pytest.CaptureFix
     assert "bootstrap over the 4 clusters of rows" in printed
 
 
-def test_written_scores_can_be_evaluated_again(
-    mine: Mine,
-) -> None:
+def test_written_scores_can_be_evaluated_again(mine: Mine) -> None:
     main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.csv", "--output=first.json"])
     rows = read_rows(Path("rows.csv"))
     assert number_column(rows, "score/length").tolist()[:9] == LENGTHS[:9]

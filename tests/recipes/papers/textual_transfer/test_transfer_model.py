@@ -53,10 +53,7 @@ def model_of(folder: Path, kind: Any = TextualTransfer, **options: Any) -> Any:
 
 
 def trained(
-    model: TextualTransfer,
-    data: TransferSentences,
-    checkpoint: Path | None = None,
-    **options: Any,
+    model: TextualTransfer, data: TransferSentences, checkpoint: Path | None = None, **options: Any
 ) -> pl.Trainer:
     torch.manual_seed(0)
     trainer = quiet_trainer(**{"max_steps": 1, "limit_val_batches": 0, **options})
