@@ -38,14 +38,10 @@ def files(tmp_path: Path) -> Files:
 
     The training files hold the test sentences, too.
     """
-    train = {
-        "positive": written(tmp_path / "train.1", [*GOOD, *TEST_GOOD]),
-        "negative": written(tmp_path / "train.0", [*BAD, *TEST_BAD]),
-    }
-    test = {
-        "positive": written(tmp_path / "test.1", TEST_GOOD),
-        "negative": written(tmp_path / "test.0", TEST_BAD),
-    }
+    train, test = {}, {}
+    for label, lines, held_out in (("positive", GOOD, TEST_GOOD), ("negative", BAD, TEST_BAD)):
+        train[label] = written(tmp_path / f"train.{label}", [*lines, *held_out])
+        test[label] = written(tmp_path / f"test.{label}", held_out)
     return train, test, [written(tmp_path / "left_out", [f"{GOOD[0]}\t{BAD[1].upper()}"])]
 
 
@@ -145,8 +141,9 @@ def test_the_labels_are_those_of_the_data_by_name(
 def test_loss_and_decisions_do_not_depend_on_the_groups(
     files: Files, tmp_path: Path, encoder: str
 ) -> None:
-    """Groups of similar length give the loss of each sentence alone."""
-    module = fitted(files, tmp_path / "model", encoder).eval()
+    """Groups of similar length give the loss of each sentence alone; long ones are truncated."""
+    module = fitted(files, tmp_path / "model", encoder, max_tokens=9).eval()
+    assert module.longest == 9
     batch = [Sentence(text, i % 2) for i, text in enumerate([*BAD[:25], *GOOD[:25]])]
     loss, hits = module._loss_and_hits(batch)
     alone = [module._loss_and_hits([sentence]) for sentence in batch]
@@ -154,12 +151,7 @@ def test_loss_and_decisions_do_not_depend_on_the_groups(
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     assert int(hits.sum()) == sum(int(hit) for _, hit in alone)
 
-
-def test_long_sentences_are_truncated_in_training_alone(
-    files: Files, tmp_path: Path, encoder: str
-) -> None:
-    module = fitted(files, tmp_path / "model", encoder, max_tokens=9)
-    assert module.longest == 9
+    # Not so by the trained model's tokenizer.
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     original = AutoTokenizer.from_pretrained(encoder)
     assert len(tokenizer(BAD[-1]).input_ids) == len(original(BAD[-1]).input_ids) > 9
@@ -203,15 +195,10 @@ def test_a_folder_that_holds_something_else_is_refused(
     with pytest.raises(ValueError, match=rf"model' {reason}"):
         fitted(files, folder, encoder)
     assert {path.name for path in folder.iterdir()} == set(names)
-
-
-def test_a_file_in_place_of_the_folder_is_refused(
-    files: Files, tmp_path: Path, encoder: str
-) -> None:
-    written(tmp_path / "model", ["years of work"])
-    with pytest.raises(ValueError, match="model' is a file and would be deleted"):
-        fitted(files, tmp_path / "model", encoder)
-    assert (tmp_path / "model").read_text("utf-8") == "years of work\n"
+    file = written(tmp_path / "file", ["years of work"])
+    with pytest.raises(ValueError, match="file' is a file and would be deleted"):
+        fitted(files, Path(file), encoder)
+    assert Path(file).read_text("utf-8") == "years of work\n"
 
 
 # The configuration for Yelp

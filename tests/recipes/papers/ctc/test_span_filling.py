@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from ctrlreward.recipes.papers.ctc import generators
 from ctrlreward.recipes.papers.ctc.generators import generate_batch

@@ -70,13 +70,13 @@ def test_planted_preferences_are_recovered_on_unseen_items() -> None:
     assert pairwise_agreement(*unseen).agreed < 0.5
 
 
-def test_the_loss_is_that_of_the_fitted_thresholds_and_scale(noisy: tuple[Pairs, GMFit]) -> None:
-    pairs, fit = noisy
-    assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, fit.scale))
-
-
 def test_no_other_thresholds_and_scale_are_better(noisy: tuple[Pairs, GMFit]) -> None:
     pairs, fit = noisy
+    assert fit.problems == ()
+    assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, fit.scale))
+    assert fit.agreement == pairwise_agreement(*pairs, fit.thresholds)
+    assert fit.default_agreement == pairwise_agreement(*pairs, GM_THRESHOLDS)
+    assert fit.agreement.agreed > fit.default_agreement.agreed
     grid = itertools.product((0, 20, 40), (0, 20, 40), (100, 300), (-100, -10))
     for point in [GM_THRESHOLDS, PLANTED, *grid]:
         for factor in (0.0, 0.5, 1.0, 2.0):
@@ -101,13 +101,6 @@ def test_high_perplexities_make_the_papers_loss_prefer_nothing() -> None:
     assert fit_gm(better, worse).agreement.agreed > 0.5
 
 
-def test_agreements_equal_those_of_the_thresholds(noisy: tuple[Pairs, GMFit]) -> None:
-    pairs, fit = noisy
-    assert fit.agreement == pairwise_agreement(*pairs, fit.thresholds)
-    assert fit.default_agreement == pairwise_agreement(*pairs, GM_THRESHOLDS)
-    assert fit.agreement.agreed > fit.default_agreement.agreed
-
-
 def test_the_default_is_kept_if_nothing_can_be_learned() -> None:
     same = outputs(5, seed=6)
     fit = fit_gm(same, same)  # all gains are 0, so every t costs 1 per pair
@@ -124,14 +117,6 @@ def test_infinite_perplexities_are_accepted() -> None:
     assert fit.default_agreement == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, NAN, math.inf])
-def test_a_bad_scale_raises(scale: float) -> None:
-    with pytest.raises(
-        ValueError, match=r"scale must be positive and finite, or None to fit it, got "
-    ):
-        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], scale=scale)
-
-
 def test_one_threshold_is_fitted_as_well_as_by_a_grid() -> None:
     pairs = planted(80, seed=9, noise=8.0)
     t1, _, t3, t4 = PLANTED
@@ -142,30 +127,32 @@ def test_one_threshold_is_fitted_as_well_as_by_a_grid() -> None:
         assert fit.loss <= total_loss(pairs, (t1, t2, t3, t4), fit.scale) + 1e-9
 
 
-@pytest.mark.parametrize("fixed", [GM_THRESHOLDS, (None, None, None)])
-def test_bad_fixed_thresholds_raise(fixed: tuple) -> None:
-    with pytest.raises(ValueError, match="fixed must be t1 to t4, with None for thresholds to fit"):
-        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], fixed=fixed)
+SCALE = "scale must be positive and finite, or None to fit it, got "
+FIXED = "fixed must be t1 to t4, with None for thresholds to fit"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"scale": scale}, SCALE) for scale in (0.0, -1.0, NAN, math.inf)),
+        *(({"fixed": fixed}, FIXED) for fixed in (GM_THRESHOLDS, (None, None, None))),
+    ],
+)
+def test_bad_options_raise(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], **options)
 
 
 # Degenerate fits
 
 
-def test_a_fit_to_clear_preferences_has_no_problems(noisy: tuple[Pairs, GMFit]) -> None:
-    _, fit = noisy
-    assert fit.problems == ()
-
-
 WRONG_WAY = ([[0.7, 0.9, 50.0]], [[0.9, 0.9, 50.0]])  # GM never falls as accuracy rises
 
 
-def test_every_gm_0_is_a_problem() -> None:
+def test_a_gm_that_prefers_nothing_is_a_problem() -> None:
     fit = fit_gm(*WRONG_WAY, scale=1.0)
     assert (fit.loss, fit.agreement.tied) == (1, 1)
     assert fit.problems[0].startswith("every GM is 0, so nothing is preferred. Fit c as well")
-
-
-def test_scale_0_is_a_problem() -> None:
     fit = fit_gm(*WRONG_WAY)
     assert (fit.scale, fit.loss) == (0, 1)
     assert fit.problems[0].startswith("c = 0: no thresholds prefer the preferred side")
@@ -240,14 +227,9 @@ def test_agreement_disagreement_and_ties_sum_to_1(pairs: list) -> None:
     assert forward.agreed == sum(gain > 0 for gain in gains) / len(pairs)
 
 
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_agreement_of_the_untied(agreed: int, tied: int, wrong: int) -> None:
-    total = max(agreed + tied + wrong, 1)
-    agreement = PairwiseAgreement(agreed / total, tied / total)
-    if agreed + wrong:
-        assert agreement.untied == pytest.approx(agreed / (agreed + wrong))
-    elif tied:
-        assert math.isnan(agreement.untied)
+def test_agreement_of_the_untied() -> None:
+    assert PairwiseAgreement(0.5, 0.2).untied == pytest.approx(5 / 8)
+    assert math.isnan(PairwiseAgreement(0.0, 1.0).untied)
 
 
 def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:

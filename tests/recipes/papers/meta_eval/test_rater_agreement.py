@@ -91,8 +91,7 @@ def test_malformed_ratings_raise(measure: Callable[[list[list[str]]], float]) ->
 
 
 @pytest.mark.parametrize(
-    ("measure", "package"),
-    [(fleiss_kappa, "statsmodels"), (krippendorff_alpha, "krippendorff")],
+    ("measure", "package"), [(fleiss_kappa, "statsmodels"), (krippendorff_alpha, "krippendorff")]
 )
 def test_a_missing_package_is_named(
     measure: Callable[[list[list[str]]], float], package: str, monkeypatch: pytest.MonkeyPatch
