@@ -217,6 +217,7 @@ EXTRA_ALONE = [
     "ctrlreward.serving.trainer_routes",
     "ctrlreward.serving.application",
     "ctrlreward.serving.serving_metrics",
+    "ctrlreward.serving.request_queue",
 ]
 
 
