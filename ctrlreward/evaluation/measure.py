@@ -243,9 +243,9 @@ def card_text(
             lines.append(f"| {name} | {value:.4f} | {_deviation(found, name)} |")
     chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD if attributes else _CARD[1:])
     lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
-    for name, values in found.items():
-        if name is not None:
-            shown = name.replace("|", r"\|")
+    for system, values in found.items():
+        if system is not None:
+            shown = system.replace("|", r"\|")
             lines.append(f"| {shown} | {' | '.join(f'{values[m]:.4f}' for m in chosen)} |")
     for section, content in card.items():
         lines += ["", f"## {section}", ""]
