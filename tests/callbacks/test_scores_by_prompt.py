@@ -180,8 +180,8 @@ def test_resolution_is_logged_after_the_second_validation(
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             tables.append(scorer.by_prompt["score/letters"])
 
-    counts = Counts()
-    scorer = GenerationScorer({"letters": counts["letters"]}, PROMPTS, generations_per_prompt=2)
+    scores = {"letters": Counts()["letters"], "failed": lambda texts: [None] * len(texts)}
+    scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
     keeper = RewardCheckpoint("score/letters", dirpath=str(tmp_path / "kept"))
     callbacks = [scorer, Record(), keeper, RunReport(str(tmp_path))]
     shown: list[str] = []
@@ -190,24 +190,14 @@ def test_resolution_is_logged_after_the_second_validation(
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
     assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
+    assert shown[0].endswith(
+        "score/failed: not known, as fewer than two prompts have a score at both validations"
+    )
     summary = json.loads((tmp_path / "summary.json").read_text())
     last = resolution(tables[1], tables[2])
     assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())
     assert "not distinguishable from" in summary["selection"]["reason"]
     assert summary["selection"]["optimism"] == pytest.approx(keeper.optimism)
-
-
-def test_the_resolution_of_a_score_that_always_fails(fit, writer, monkeypatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
-
-    def failed(texts: list[str]) -> list[None]:
-        return [None] * len(texts)
-
-    fit(writer, [GenerationScorer({"failed": failed}, PROMPTS)], max_steps=3)
-    assert shown[0].endswith(
-        "score/failed: not known, as fewer than two prompts have a score at both validations"
-    )
 
 
 def test_spread_between_prompts_and_decodings_is_told_apart() -> None:
