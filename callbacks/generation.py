@@ -84,6 +84,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     `HeldOutScorer`.
 
     Args:
+        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
+            a scorer with a single score.
+        samples: The held-out prompts, as for `generate`.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
         table_rows: Rows of the table.

@@ -102,8 +102,8 @@ class ProxyGuardMixin(DecidingMixin):
     @property
     def state_key(self) -> str:
         """Key of the values in a checkpoint."""
-        keys = {"proxy": self.rule.proxy, "held_out": list(self.rule.modes)}
-        return state_key(self, **keys, name=self.name)
+        held_out = list(self.rule.modes)
+        return state_key(self, proxy=self.rule.proxy, held_out=held_out, name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the last validations, and the alarm."""
@@ -116,9 +116,8 @@ class ProxyGuardMixin(DecidingMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the order and the names of callbacks."""
         super().setup(trainer, pl_module, stage)
-        if any(
-            g.name == self.name for g in callbacks_of(trainer, ProxyGuardMixin) if g is not self
-        ):
+        names = [guard.name for guard in callbacks_of(trainer, ProxyGuardMixin)]
+        if names.count(self.name) > 1:
             raise misconfigured(
                 trainer, f"two ProxyGuards have the name {self.name!r}. Pass name='...'."
             )

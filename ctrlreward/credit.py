@@ -40,14 +40,13 @@ def token_credit(
     A weighted component that has a value for each token or sentence (`Scorer.credited`) is assigned
     where these end: CTC's alignment (Deng et al. 2021, definition 3.1) at the aligned tokens, the
     coherence of CTRLEval at the last token of each sentence. Other components, and parts that end
-    before the first token, as in a prefix, are assigned to the last token. The rewards of a
-    sample's tokens sum to its total.
+    before the first token, are assigned to the last one. The tokens of a sample sum to its total.
 
     Args:
         reward: A weighted `Reward` with such a component, or that component.
         samples: n samples.
-        offsets: For each text, start and end of each token in characters, in order: the
-            `offset_mapping` of a tokenizer, or of the part of the text written by a policy.
+        offsets: For each text, start and end of each token in characters, in order, such as the
+            `offset_mapping` of a tokenizer.
 
     Returns:
         The rewards as `reward(samples)` returns them, and n arrays of shape (tokens,), float64, NaN

@@ -106,14 +106,10 @@ class HeldOutScorer:
 
     Examples:
         >>> from ctrlreward import Samples, Similarity, WordVectors
-        >>> from ctrlreward.selection import BestRule
         >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> prompts = Samples(["A hot", "Some cold"], sources=["soup", "broth"])
-        >>> held_out, rule = HeldOutScorer({"content": content}, prompts), BestRule("score/content")
-        >>> state = rule.start()
-        >>> for step, word in [(100, " soup"), (200, " broth")]:  # a loop that trains
-        ...     metrics = held_out.evaluate(lambda prompts: [word for prompt in prompts])
-        ...     state, decision = rule.update(state, step, metrics, evidence=held_out.evidence)
+        >>> held_out = HeldOutScorer({"content": content}, prompts)
+        >>> metrics = held_out.evaluate(lambda prompts: [" broth" for prompt in prompts])
         >>> metrics, held_out.evidence["score/content"].round(2).tolist()
         ({'score/content': 0.8..., 'score/fail_rate': 0.0}, [0.6, 1.0])
     """

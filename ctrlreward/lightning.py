@@ -2,14 +2,6 @@
 
 The same names as in `ctrlreward.callbacks` and `ctrlreward.policy`, which are for the package
 `pytorch_lightning`. Objects without a base class of Lightning are the same in both.
-
-Examples:
-    >>> import lightning as L
-    >>> from ctrlreward.lightning import RewardCheckpoint, RewardEarlyStopping
-    >>> best = RewardCheckpoint("score/content")
-    >>> trainer = L.Trainer(callbacks=[RewardEarlyStopping("score/content"), best])
-    >>> trainer.checkpoint_callback is best  # for ckpt_path="best"
-    True
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ class Count:
         if self.done == self._start or not seconds:
             return f"{count}, time left unknown"
         rate = (self.done - self._start) / seconds
-        return (
-            f"{count}, {rate:.3g} {self.unit}/s, {duration((self.total - self.done) / rate)} left"
-        )
+        left = duration((self.total - self.done) / rate)
+        return f"{count}, {rate:.3g} {self.unit}/s, {left} left"
 
 
 class Phase:

@@ -216,7 +216,9 @@ EXTRA_ALONE = [
     "ctrlreward.lightning",
     "ctrlreward.serving.trainer_routes",
     "ctrlreward.serving.application",
+    "ctrlreward.serving.request_queue",
     "ctrlreward.serving.serving_metrics",
+    "ctrlreward.serving.request_queue",
 ]
 
 

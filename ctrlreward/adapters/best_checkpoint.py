@@ -1,26 +1,7 @@
-"""Decisions in trainers without callbacks, such as verl and OpenRLHF.
+"""Decisions in trainers without callbacks, such as verl (0.9) and OpenRLHF (0.11).
 
-Their trainers are classes to derive from, and validation is one method. The object is called there
-with the step and the metrics (verl 0.9.1):
-
-```python
-class Trainer(RayPPOTrainer):
-    def _validate(self, merged=False):
-        metrics = super()._validate(merged)
-        if not merged:
-            best_checkpoint(self.global_steps, metrics)
-        return metrics
-```
-
-and in OpenRLHF (0.11):
-
-```python
-class Trainer(PPOTrainer):
-    def evaluate(self, global_step, **kwargs):
-        metrics = super().evaluate(global_step, **kwargs)
-        best_checkpoint(global_step, metrics)
-        return metrics
-```
+A class that derives from their trainer calls the object where it validates, with the step and the
+metrics: in `RayPPOTrainer._validate` unless `merged`, and in `PPOTrainer.evaluate`.
 """
 
 from __future__ import annotations

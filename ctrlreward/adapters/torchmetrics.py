@@ -1,12 +1,5 @@
 """Scores as torchmetrics: `update` on each rank, one value over all ranks.
 
-```python
-self.coherence = ScoreMean(ctrleval["coherence"])  # in a LightningModule
-...
-self.coherence.update(texts, prefixes=prompts)     # in validation_step
-self.log("coherence", self.coherence)
-```
-
 The scorer is not a submodule of its metric: it is neither moved nor copied with it.
 """
 
@@ -42,10 +35,7 @@ class _ComponentRef:
 
 
 class _ScoreMetric(Metric):
-    """Base class of metrics over one component: a score, or a scorer with a single score.
-
-    Other keywords go to `torchmetrics.Metric`, such as `sync_on_compute`.
-    """
+    """Base class of metrics over one component; other keywords go to `torchmetrics.Metric`."""
 
     is_differentiable = False
     full_state_update = False
@@ -224,7 +214,7 @@ class ScoreOfAll(_ScoreMetric):
         """Keep n samples until `compute`, with the same columns in all updates on all ranks.
 
         With `ids`, their indices in the dataset, samples are scored in the dataset's order, and
-        those that a sampler repeats count once. Without, they are scored rank by rank.
+        those that a sampler repeats count once.
         """
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):

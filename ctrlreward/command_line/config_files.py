@@ -35,10 +35,8 @@ _KEYS = (
     *("ckpt_path", "smoke"),
 )
 
-
 # Arguments of scorers, policies and recipes whose values are names of models.
 MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
-
 
 # Keys of a reward, and of a component, in the short form.
 REWARD_KEYS = ("components", "aggregate", "thresholds", "scales", "penalty", "timeout", "device")

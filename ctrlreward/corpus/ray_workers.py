@@ -33,7 +33,8 @@ class RayWorkers(WorkerPool):
         cpus = math.ceil(self.workers * self.options.num_cpus)
         # Warnings of scorers in actors are shown here.
         self._started = connect_ray(address, {"num_cpus": cpus}, log_to_driver=True)
-        self.dumps = import_extra("ray", "--engine ray").cloudpickle.dumps
+        self.ray = import_extra("ray", "--engine ray")
+        self.dumps = self.ray.cloudpickle.dumps
         try:
             capacity = self.capacity()
         except ValueError:
@@ -47,7 +48,7 @@ class RayWorkers(WorkerPool):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if self._started:
-            import_extra("ray", "--engine ray").shutdown()
+            self.ray.shutdown()
 
     def start(self) -> _ActorHandle:
         """Start an actor."""
@@ -55,8 +56,7 @@ class RayWorkers(WorkerPool):
 
     def capacity(self) -> int:
         """Return how many actors the cluster can run."""
-        ray = import_extra("ray", "--engine ray")
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         asked = {"CPU": self.options.num_cpus, "GPU": self.options.num_gpus}
         asked = {name: number for name, number in asked.items() if number}
         capacity = sum(
@@ -79,7 +79,7 @@ class _ActorHandle:
     """One actor; its number of PyTorch threads is independent of its CPUs in Ray."""
 
     def __init__(self, pool: RayWorkers) -> None:
-        self._ray = import_extra("ray", "--engine ray")
+        self._ray = pool.ray
         self._pool = pool
         cpus, gpus = pool.options.num_cpus, pool.options.num_gpus
         actor = self._ray.remote(LoadedComponents).options(num_cpus=cpus, num_gpus=gpus)

@@ -31,8 +31,8 @@ from ctrlreward.scorers.records import sample_table, write_scored_samples
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
 from ctrlreward.tables.parsing import csv_header, formula_free
 
-# Figures by metric of each combination of labels, and last, as "", over all texts.
-Figures: TypeAlias = dict[str, dict[str, float]]
+# Figures by metric of each combination of labels, and last, by None, over all texts.
+Figures: TypeAlias = Mapping[str | None, dict[str, float]]
 
 _TASKS = ("sentiment", "topic")  # of CTRLEval
 _PROMPTS_PER_RECORD = 16
@@ -193,12 +193,12 @@ def figures(
     prefix.
     """
     names = np.array([attribute_label(prompt.targets) for prompt in prompts])
-    found = {
+    found: dict[str | None, dict[str, float]] = {
         name: _of_texts({key: values[names == name] for key, values in scores.items()})
         for name in dict.fromkeys(names.tolist())
     }
     targets = [prompt.targets for prompt in prompts]
-    found[""] = everything = _of_texts({**scores, **by_prefix})
+    found[None] = everything = _of_texts({**scores, **by_prefix})
     for score_name in _CLASSIFIED if attributes else ():
         report = attribute_report(targets, scores, attributes, score_name)
         over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}
@@ -224,10 +224,10 @@ def to_csv(found: Figures) -> str:
     rows = csv.writer(text, lineterminator="\n")
     text.write(csv_header(("study", "system", "metric", "value")))
     for system, values in found.items():
-        study = "combinations" if system else "overall"
+        study = "overall" if system is None else "combinations"
         for metric, value in values.items():
             number = finite_or_none(value)
-            cells = map(formula_free, (study, system, metric))
+            cells = map(formula_free, (study, system or "", metric))
             rows.writerow([*cells, "" if number is None else repr(number)])
     return text.getvalue()
 
@@ -238,14 +238,14 @@ def card_text(
     """Return the evaluation card as Markdown: the figures, and how they were computed."""
     lines = ["# Evaluation card", "", "| figure | all texts | deviation over combinations |"]
     lines += ["|---|---|---|"]
-    for name, value in found[""].items():
+    for name, value in found[None].items():
         if not name.endswith(DEVIATION):
             lines.append(f"| {name} | {value:.4f} | {_deviation(found, name)} |")
     chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD if attributes else _CARD[1:])
     lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
-    for name, values in found.items():
-        if name:
-            shown = name.replace("|", r"\|")
+    for system, values in found.items():
+        if system is not None:
+            shown = system.replace("|", r"\|")
             lines.append(f"| {shown} | {' | '.join(f'{values[m]:.4f}' for m in chosen)} |")
     for section, content in card.items():
         lines += ["", f"## {section}", ""]
@@ -273,7 +273,7 @@ def log_run(
     rows = [
         [name, *(finite_or_none(values[metric]) for metric in metrics)]
         for name, values in found.items()
-        if name
+        if name is not None
     ]
     columns, texts = sample_table(samples, scores, _TEXTS)
     with wandb.init(
@@ -291,13 +291,13 @@ def log_run(
                 "samples": wandb.Table(columns=columns, data=texts),
             }
         )
-        run.summary.update({name: finite_or_none(value) for name, value in found[""].items()})
+        run.summary.update({name: finite_or_none(value) for name, value in found[None].items()})
         place = f"wandb sync {Path(run.dir).parent}" if run.offline else run.url
     print(f"Weights & Biases: {place}")
 
 
 def _deviation(found: Figures, name: str) -> str:
-    value = found[""].get(f"{name}{DEVIATION}")
+    value = found[None].get(f"{name}{DEVIATION}")
     return "" if value is None else f"{value:.4f}"
 
 
@@ -307,10 +307,10 @@ def _print(found: Figures, folder: Path) -> None:
     table.add_column("figure", overflow="fold")
     for heading in ("all", "± over combinations", "lowest", "highest"):
         table.add_column(heading, justify="right")
-    for name, value in found[""].items():
+    for name, value in found[None].items():
         if name.startswith(("label_probability", "log_likelihood")) or name.endswith(DEVIATION):
             continue
-        each = [values[name] for system, values in found.items() if system]
+        each = [values[name] for system, values in found.items() if system is not None]
         ends = f"{np.min(each):.4f}", f"{np.max(each):.4f}"
         table.add_row(name, f"{value:.4f}", _deviation(found, name), *ends)
     plain_console().print(table)

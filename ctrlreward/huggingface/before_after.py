@@ -19,13 +19,11 @@ from transformers import (
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.judges import AUC, check_judges, judges_by_name, with_judges
 from ctrlreward.callbacks.report import scored_texts, write_comparison
-from ctrlreward.completion import generate_across_ranks
 from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import (
     GenerationScorer,
     TrainerGenerator,
-    as_scored,
     check_trainer,
     prompts_as_texts,
 )
@@ -74,11 +72,11 @@ class BeforeAfter(TrainerCallback):
     ) -> None:
         check_trainer(trainer, self)
         self.trainer = trainer
-        samples, self._plain = prompts_as_texts(trainer, samples)
+        samples, plain = prompts_as_texts(trainer, samples)
         self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)
-        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples)
+        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples, plain)
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
         self._seconds: dict[str, float] = {}
@@ -117,9 +115,7 @@ class BeforeAfter(TrainerCallback):
         """Generate texts, and score and write them on rank 0."""
         started, held_out = time.perf_counter(), self.held_out
         repeats, seed = held_out.generations_per_prompt, held_out.seed
-        with self._generator.whole_model():
-            texts = generate_across_ranks(self._generator, held_out.prompts, repeats, seed)
-        texts = as_scored(texts, self._plain)
+        texts = self._generator.generate(held_out.prompts, repeats, seed)
 
         def work() -> None:
             write_scored_samples(self._folder / f"{name}.jsonl", texts, {})  # kept if scoring fails

@@ -114,12 +114,12 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         timeout: float | None = None,
     ) -> None:
         check_trainer(trainer, self)
-        samples, self._plain = prompts_as_texts(trainer, samples)
+        samples, plain = prompts_as_texts(trainer, samples)
         super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)
-        self._generator = TrainerGenerator(trainer, generation, self.samples)
+        self._generator = TrainerGenerator(trainer, generation, self.samples, plain)
         check_columns(self.components, self.prompts)
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self.last_scored_step = -1
@@ -190,11 +190,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     def _evaluate(self, step: int) -> dict[str, float]:
         """Return the metrics, with the prefix of evaluations, and log them."""
         first = not self.resolutions
-        with self._generator.whole_model():
-            samples = generate_across_ranks(
-                self._generator, self.prompts, self.generations_per_prompt, self.seed
-            )
-        samples = as_scored(samples, self._plain)
+        samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
         values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
         # Not the trainer's own: TRL's adds and forgets the metrics of training.
@@ -234,7 +230,8 @@ def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:
 class TrainerGenerator:
     """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
 
-    A ValueError says why the trainer cannot complete the samples.
+    `plain` are the prompts that reward functions get. A ValueError says why the trainer cannot
+    complete the samples.
     """
 
     def __init__(
@@ -242,9 +239,11 @@ class TrainerGenerator:
         trainer: Any,
         generation: GenerationConfig | Mapping[str, Any] | None,
         samples: Samples,
+        plain: list[str] | None = None,
     ) -> None:
         self.trainer = trainer
         self.generation = generation
+        self.plain = plain
         known = GenerationConfig().to_dict()
         for key in generation if isinstance(generation, Mapping) else ():
             if key not in known:
@@ -261,6 +260,12 @@ class TrainerGenerator:
         if not self._has_vllm and self._is_zero3:
             trl = import_extra("trl", "DeepSpeed ZeRO-3")
             self._unwrap = trl.models.unwrap_model_for_generation
+
+    def generate(self, prompts: Samples, repeats: int, seed: int) -> Samples:
+        """Return completions, as a reward function gets them; all ranks must call this."""
+        with self.whole_model():
+            samples = generate_across_ranks(self, prompts, repeats, seed)
+        return as_scored(samples, self.plain)
 
     @contextmanager
     def whole_model(self) -> Iterator[None]:

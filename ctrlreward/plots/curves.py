@@ -95,11 +95,7 @@ def draw_front(
 
 
 def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
-    """Return the keys that get a panel: the keys of a report, else all that are not drawn
-    elsewhere.
-
-    The share of texts without a score is left out while it is 0.
-    """
+    """Return the keys of a report, else all that no other panel draws; no fail rate that is 0."""
     logged = dict.fromkeys(key for row in history for key in row)
     names = [name for name in report.get("before", {}) if name != "generations"]
     selection = report.get("selection", {})

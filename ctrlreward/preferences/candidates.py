@@ -108,9 +108,7 @@ def preference_pairs(
     margin: float = 0.0,
 ) -> PreferencePairs:
     """Pair the best completion of each prompt with its worst, the second best with the second
-    worst, ….
-
-    So no completion of a prompt is both chosen and rejected.
+    worst, …: none is both chosen and rejected.
 
     Args:
         prompts: Prompt of each completion, shape (n,).

@@ -178,8 +178,7 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
         level: Error rate of all verdicts together, in (0, 1).
 
     Raises:
-        ValueError: The texts are too few, none has a score, or a column that the reward needs is
-            absent.
+        ValueError: The texts are too few, none has a score, or a column is absent.
 
     Examples:
         >>> from ctrlreward import Reward, Samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -27,12 +26,21 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
                 f"the checkpoint of step {step} is not in {run.checkpoint_folder}, so nothing is "
                 "removed. Name the folder of the checkpoints with --checkpoints."
             )
-    _refuse_several_folders(run)
-    for folder in {run.folder, run.checkpoint_folder or run.folder}:
+    # Checkpoints may be of several runs; OpenRLHF has `_actor` and `_critic` of one run.
+    parents = (path.parent for paths in run.checkpoints.values() for path in paths)
+    folders = {each.parent if each.name in ("_actor", "_critic") else each for each in parents}
+    if len(folders) > 1:
+        names = ", ".join(sorted(map(str, folders)))
+        raise ValueError(
+            f"checkpoints are in {len(folders)} folders, so nothing is removed. Name the folder of "
+            f"this run with --checkpoints ({names})."
+        )
+    place = run.checkpoint_folder or run.folder
+    for folder in {run.folder, place}:
         if (folder / LOCK).is_file():
             with hold(folder / LOCK, folder, "Nothing is removed: wait until it has ended."):
                 pass
-    root = (run.checkpoint_folder or run.folder).resolve()
+    root = place.resolve()
     needed = {*keep, max(run.checkpoints)}
     pointed = set(pointed_to(root))
     return [
@@ -46,25 +54,5 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file or of a folder's files, links not followed."""
-    if not path.is_dir():
-        return path.lstat().st_size
-    return sum(
-        (Path(folder) / name).lstat().st_size
-        for folder, _, names in os.walk(path)
-        for name in names
-    )
-
-
-def _refuse_several_folders(run: StoredRun) -> None:
-    """Raise if the checkpoints may belong to several runs, which the log does not show.
-
-    OpenRLHF has `_actor` and `_critic` of one run.
-    """
-    parents = (path.parent for paths in run.checkpoints.values() for path in paths)
-    folders = {each.parent if each.name in ("_actor", "_critic") else each for each in parents}
-    if len(folders) > 1:
-        names = ", ".join(sorted(map(str, folders)))
-        raise ValueError(
-            f"checkpoints are in {len(folders)} folders, so nothing is removed. Name the folder of "
-            f"this run with --checkpoints ({names})."
-        )
+    inner = (each for each in path.rglob("*") if not each.is_dir())
+    return sum(each.lstat().st_size for each in (inner if path.is_dir() else [path]))

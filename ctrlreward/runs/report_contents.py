@@ -18,7 +18,7 @@ import numpy as np
 
 from ctrlreward.arguments import sign_of
 from ctrlreward.files import parse_json, read_jsonl, read_yaml
-from ctrlreward.functional.sequential import PairedDifference, jackknife_values, level_of_test
+from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.runs.compare import compare_runs
 from ctrlreward.runs.folder import StoredRun, completions_per_prompt, sample_files
 from ctrlreward.runs.results import read_run
@@ -39,7 +39,6 @@ from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Validation, describe
-from ctrlreward.selection.replay import RunValidation
 
 Words: TypeAlias = list[str]
 
@@ -353,13 +352,11 @@ def _default_alarm(stored: StoredRun, best: Any) -> AlarmRule | None:
 
 
 def _decisions(selection: Selection) -> dict[str, Any]:
-    """Return `ctrlreward select --json`, with the difference of each validation to the selected."""
+    """Return `ctrlreward select --json`, with missed constraints and the values of all scores."""
     if not selection.decided:
         return {}
-    content, differences = to_json(selection), _differences(selection)
-    rules = selection.rules
+    content, rules = to_json(selection), selection.rules
     for row, each in zip(content["validations"], selection.decided, strict=True):
-        row["difference"] = differences.get(each.validation.step)
         row["intervals"] = {k: v for k, v in row["intervals"].items() if _holds(each, k, v)}
         row["missed"] = [c.reason for c in each.constraints.values() if not c.met]
     seen = {each.validation.step: each.validation.metrics for each in selection.decided}
@@ -378,36 +375,6 @@ def _decisions(selection: Selection) -> dict[str, Any]:
 def _holds(each: Decided, key: str, interval: tuple[float, float]) -> bool:
     """Return whether an interval contains its value; with few prompts a jackknife's may not."""
     return interval[0] <= each.validation.metrics[key] <= interval[1]
-
-
-def _differences(selection: Selection) -> dict[int, dict[str, Any]]:
-    """Return step → difference of the score to the selected checkpoint's, by prompt."""
-    rule, best = selection.rules.best, selection.best
-    if rule is None or best is None:
-        return {}
-    rows = {
-        each.validation.step: each.validation
-        for each in selection.decided
-        if each.keep and not each.keep.invalid and rule.monitor not in each.validation.stale
-    }
-    found = {}
-    for step, row in rows.items():
-        difference = _difference(rows[best], row, rule, len(rows)) if step != best else None
-        if difference is not None:
-            found[step] = {
-                "distinguishable": difference.distinguishable,
-                "words": describe(difference).removeprefix("difference "),
-            }
-    return found
-
-
-def _difference(
-    first: RunValidation, second: RunValidation, rule: BestRule, count: int
-) -> PairedDifference | None:
-    """Return the difference by prompt between two of `count` validations, None without prompts."""
-    one, other = (Validation.of(e.step, e.metrics, e.evidence, [rule.monitor])
-                  for e in (first, second))  # fmt: skip
-    return one.differs(other, rule.monitor, level_of_test(rule.level, count))
 
 
 class Alarm(NamedTuple):
@@ -606,7 +573,9 @@ def _selected_change(selection: Selection) -> tuple[int, list[str]]:
     if first is best:
         return 0, [f"{rule.monitor} is best at the first validation, {before}."]
     what = f"{rule.monitor} went from {before} at step {first.step} to {after} at step {best.step}"
-    difference = _difference(first, best, rule, len(seen))
+    one, other = (Validation.of(e.step, e.metrics, e.evidence, [rule.monitor])
+                  for e in (first, best))  # fmt: skip
+    difference = one.differs(other, rule.monitor, level_of_test(rule.level, len(seen)))
     if difference is None:
         return 0, [f"{what}; without scores by prompt, chance is not excluded."]
     sign = sign_of(rule.mode) * (1 if difference.value > 0 else -1)

@@ -15,9 +15,9 @@ from ctrlreward.items import item_logger
 from ctrlreward.models.rendering import PLAIN, Answer, Side, check_template, encode, needs_prompts
 from ctrlreward.models.reward_head import REWARD
 from ctrlreward.samples import Samples, shortened
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, scatter
 from ctrlreward.scorers.model_servers import ModelServer, check_address, connected, in_parallel
-from ctrlreward.scorers.reward_model import answers_of, fold_outputs
+from ctrlreward.scorers.reward_model import fold_outputs, readable_answers
 from ctrlreward.text.chats import prompt_text
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -167,11 +167,10 @@ class RemoteRewardModel(Scorer):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty text and for a value of null."""
-        n, answers = len(samples), answers_of(samples)
-        kept = nonempty(self.outputs[0], texts=[answer.completion for answer in answers])
+        kept, answers = readable_answers(samples, next(iter(self.specs)))
         if not kept:
-            return {name: np.full(n, np.nan) for name in self.specs}
-        prompts, texts = self._sent([answers[i] for i in kept])
+            return {name: np.full(len(samples), np.nan) for name in self.specs}
+        prompts, texts = self._sent(answers)
         batches = [slice(i, i + self.batch_texts) for i in range(0, len(kept), self.batch_texts)]
         # Before it, since a server may ask for a longer wait than there is patience.
         stop = tenacity.stop_before_delay(self.patience)
@@ -187,7 +186,7 @@ class RemoteRewardModel(Scorer):
         for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
             log.warning("texts[%d] got no value of %s, it is NaN", kept[row], self.address)
         columns = fold_outputs(self.outputs, values, self.weights)
-        return {name: scatter(column, kept, n) for name, column in columns.items()}
+        return {name: scatter(column, kept, len(samples)) for name, column in columns.items()}
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:

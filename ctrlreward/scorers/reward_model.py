@@ -116,27 +116,14 @@ class RewardModel(ModelScorer[RewardHead]):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores; NaN, with a warning, for an empty completion."""
-        kept = [i for i in nonempty(REWARD, texts=samples.texts) if _is_readable(samples, i)]
+        kept, answers = readable_answers(samples, next(iter(self.specs)))
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
-        answers = answers_of(samples)
         options = self.template, self.truncation_side, lambda i: f"texts[{kept[i]}]"
         with self.locked_model() as model:
-            ratings = model.ratings([answers[i] for i in kept], *options)
+            ratings = model.ratings(answers, *options)
         columns = fold_outputs(self.outputs, ratings, self.weights)
         return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}
-
-
-def _is_readable(samples: Samples, i: int) -> bool:
-    """Return whether a sample has a completion and a prompt of valid Unicode; warn if not."""
-    prefix = "" if samples.prefixes is None else samples.prefixes[i]
-    if not samples.texts[i][len(prefix) :].strip():
-        log.warning("texts[%d] ends with its prefix: %s is NaN", i, REWARD)
-        return False
-    if samples.prompts is not None and not is_unicode(samples.prompts[i]):
-        log.warning("prompts[%d] is not valid Unicode: %s is NaN", i, REWARD)
-        return False
-    return True
 
 
 def fold_outputs(
@@ -150,12 +137,22 @@ def fold_outputs(
     return {REWARD: np.asarray(total)}
 
 
-def answers_of(samples: Samples) -> list[Answer]:
-    """Return prompt and completion of each sample, without a prefix that ends the prompt."""
-    if samples.prompts is None:
-        return [Answer(None, text) for text in samples.texts]
-    prefixes = samples.prefixes or [""] * len(samples)
-    return [
-        Answer(prompt, text[len(prefix) :] if prompt.endswith(prefix) else text)
-        for text, prefix, prompt in zip(samples.texts, prefixes, samples.prompts, strict=True)
-    ]
+def readable_answers(samples: Samples, name: str) -> tuple[list[int], list[Answer]]:
+    """Return the rows that can be scored, and their answers, without a prefix that ends the prompt.
+
+    Warnings name the others, and the score that is NaN.
+    """
+    prefixes = samples.prefixes or ("",) * len(samples)
+    prompts = samples.prompts or (None,) * len(samples)
+    kept, answers = [], []
+    for i in nonempty(name, texts=samples.texts):
+        text, prefix, prompt = samples.texts[i], prefixes[i], prompts[i]
+        if not text[len(prefix) :].strip():
+            log.warning("texts[%d] ends with its prefix: %s is NaN", i, name)
+        elif prompt is not None and not is_unicode(prompt):
+            log.warning("prompts[%d] is not valid Unicode: %s is NaN", i, name)
+        else:
+            kept.append(i)
+            begun = prompt is not None and prompt.endswith(prefix)
+            answers.append(Answer(prompt, text[len(prefix) :] if begun else text))
+    return kept, answers

@@ -182,7 +182,10 @@ class DriftMonitor:
         rewards are all equal, and `phrase_share` the share of completions with `phrase`, the one of
         the last block. NaN where undefined.
         """
-        groups = [self._group(rollouts, rows) for rows in _rows_by_prompt(rollouts.prompts)]
+        rows: dict[Hashable, list[int]] = {}
+        for i, prompt in enumerate(rollouts.prompts):
+            rows.setdefault(prompt, []).append(i)
+        groups = [self._group(rollouts, each) for each in rows.values()]
         metrics = self._metrics(groups)
         self._block += groups
         self._steps += 1
@@ -369,13 +372,6 @@ def _mean(values: Sequence[float]) -> float:
     """Return the mean of the finite values, NaN if there is none; a numpy call costs more."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
-
-
-def _rows_by_prompt(prompts: Sequence[Hashable]) -> list[list[int]]:
-    rows: dict[Hashable, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        rows.setdefault(prompt, []).append(i)
-    return list(rows.values())
 
 
 def _paired(reference: Sequence[_Group], block: Sequence[_Group]) -> list[_Pair]:

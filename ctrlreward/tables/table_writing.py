@@ -36,15 +36,13 @@ class TableShape:
         for row in rows:
             if row.keys() != self.names.keys():
                 self.names.update(dict.fromkeys(row))
-        if self.suffix == ".parquet":
-            self._add_types(rows)
-        elif self.suffix == ".jsonl":
-            for row in rows:
+            if self.suffix == ".jsonl":
                 _json_line(row)
-        else:
-            for row in rows:
+            elif self.suffix == ".csv":
                 for name, value in row.items():
                     _cell(value, name)
+        if self.suffix == ".parquet":
+            self._add_types(rows)
 
     def _add_types(self, rows: Sequence[Row]) -> None:
         pyarrow = import_extra("pyarrow", "a Parquet file")

@@ -36,39 +36,31 @@ PROMPTS = Samples(
 )
 
 
-class Restyler(pl.LightningModule):
+class Restyler(Counting):
     """Module of two optimizers, one of which counts steps; rewrites sources into other styles."""
+
+    batches = 20
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.generator = torch.nn.Parameter(torch.zeros(()))
         self.critic = torch.nn.Parameter(torch.zeros(()))
         self.calls: list[tuple[Samples, bool, bool]] = []
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         _, critic = self.optimizers(use_pl_optimizer=False)
         counted, _ = self.optimizers()
-        for optimizer, weight in ((critic, self.critic), (counted, self.generator)):
+        for optimizer, weight in ((critic, self.critic), (counted, self.weight)):
             optimizer.zero_grad()
             self.manual_backward(-weight)
             optimizer.step()
 
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        pass
-
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [torch.optim.SGD([weight], lr=1.0) for weight in (self.generator, self.critic)]
-
-    def train_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(20))  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[int]:
-        return DataLoader(range(1))  # type: ignore[arg-type]
+        return [torch.optim.SGD([weight], lr=1.0) for weight in (self.weight, self.critic)]
 
     def complete_samples(self, samples: Samples) -> list[str]:
         self.calls.append((samples, self.training, torch.is_grad_enabled()))
-        step = round(self.generator.item())
+        step = round(self.weight.item())
         rows = zip(samples.sources or (), samples.labels or (), strict=True)
         return [f"{source} at {step} {label}" for source, label in rows]
 
@@ -110,7 +102,7 @@ def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
     assert texts_of(tmp_path / "after.jsonl") == transfers_at(1)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["difference"] == pytest.approx(0.4)
-    assert (module.generator.item(), module.critic.item()) == (1.0, 1.0)
+    assert (module.weight.item(), module.critic.item()) == (1.0, 1.0)
     assert module.calls == [(PROMPTS.as_prompts(), False, False)] * 12
 
 

@@ -98,9 +98,7 @@ def test_a_failing_scorer_ends_all_ranks(seen, run: str) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_ranks_log_and_write_the_same_as_one(
-    folder: Path, seen, tmp_path: Path, overlap: bool
-) -> None:
+def test_two_ranks_log_and_write_the_same_as_one(folder, seen, tmp_path, overlap: bool) -> None:
     """Of seven prompts the ranks get four and three; the duplicate is scored once."""
     name = "steady late" if overlap else "steady"
     single = two_ranks.run_steady(tmp_path, 1, overlap)

@@ -145,9 +145,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_from_there(
 # What the machine does to a run
 
 
-def test_weights_and_biases_without_a_key(
-    fit, counter, callbacks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_without_a_key(fit, counter, callbacks, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

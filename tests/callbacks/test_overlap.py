@@ -156,9 +156,7 @@ def test_checkpoint_callbacks_cannot_monitor_a_late_score(fit, counter, late, ke
 
 @pytest.mark.lightning
 @pytest.mark.parametrize("cut", [3, 5])
-def test_a_resumed_run_makes_the_same_decisions(
-    fit, counter, late, tmp_path: Path, cut: int
-) -> None:
+def test_a_resumed_run_makes_the_same_decisions(fit, counter, late, tmp_path, cut: int) -> None:
     def run(folder: Path, steps: int, **options: Any) -> tuple[Any, ...]:
         callback = late()
         stopper = RewardEarlyStopping("score/v", patience=3)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning_choice import GenerationScorer, RewardCheckpoint, RunReport, pl
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, RunReport, pl
 
 from ctrlreward import CorpusFold, Samples
+from ctrlreward.files import JsonLog
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.sequential import resolution
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -156,19 +157,20 @@ def test_texts_are_written_before_groups_are_scored_again(fit, writer) -> None:
     assert len(read_rows(scorer, 1)) == 8
 
 
-def test_cv_of_decodings_is_that_of_the_paper(fit, writer) -> None:
-    logged: dict[str, float] = {}
-
-    class Record(pl.Callback):
-        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            logged.update({k: float(v) for k, v in trainer.callback_metrics.items()})
-
-    scorer = GenerationScorer(
-        {"letters": Counts()["letters"]}, PROMPTS, generations_per_prompt=2, decoding_cv=True
-    )
-    fit(writer, [scorer, Record()], max_steps=1)
-    table = scorer.by_prompt["score/letters"]
-    assert logged["score/cv/letters"] == pytest.approx(cv_star(list(np.nanmean(table, axis=0))))
+def test_cv_of_decodings_is_that_of_the_paper(fit, writer, tmp_path) -> None:
+    logged, table = [], None
+    for overlap in (False, True):
+        scores = {"letters": Counts()["letters"]}
+        options = {"generations_per_prompt": 2, "decoding_cv": True, "overlap": overlap}
+        scorer = GenerationScorer(scores, PROMPTS, **options)
+        logger = HistoryLogger(str(tmp_path / str(overlap)))
+        writer.weight.data.zero_()
+        fit(writer, [scorer], max_steps=1, logger=logger)
+        rows = JsonLog(logger.path).read()
+        logged += [row["score/cv/letters"] for row in rows if "score/letters" in row]
+        table = scorer.by_prompt.get("score/letters", table)  # a late run ends without one
+    expected = cv_star(list(np.nanmean(table, axis=0)))
+    assert logged == pytest.approx([expected] * 2)
 
 
 def test_resolution_is_logged_after_the_second_validation(
@@ -180,8 +182,8 @@ def test_resolution_is_logged_after_the_second_validation(
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             tables.append(scorer.by_prompt["score/letters"])
 
-    counts = Counts()
-    scorer = GenerationScorer({"letters": counts["letters"]}, PROMPTS, generations_per_prompt=2)
+    scores = {"letters": Counts()["letters"], "failed": lambda texts: [None] * len(texts)}
+    scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
     keeper = RewardCheckpoint("score/letters", dirpath=str(tmp_path / "kept"))
     callbacks = [scorer, Record(), keeper, RunReport(str(tmp_path))]
     shown: list[str] = []
@@ -190,24 +192,14 @@ def test_resolution_is_logged_after_the_second_validation(
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
     assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
+    assert shown[0].endswith(
+        "score/failed: not known, as fewer than two prompts have a score at both validations"
+    )
     summary = json.loads((tmp_path / "summary.json").read_text())
     last = resolution(tables[1], tables[2])
     assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())
     assert "not distinguishable from" in summary["selection"]["reason"]
     assert summary["selection"]["optimism"] == pytest.approx(keeper.optimism)
-
-
-def test_the_resolution_of_a_score_that_always_fails(fit, writer, monkeypatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
-
-    def failed(texts: list[str]) -> list[None]:
-        return [None] * len(texts)
-
-    fit(writer, [GenerationScorer({"failed": failed}, PROMPTS)], max_steps=3)
-    assert shown[0].endswith(
-        "score/failed: not known, as fewer than two prompts have a score at both validations"
-    )
 
 
 def test_spread_between_prompts_and_decodings_is_told_apart() -> None:

@@ -76,9 +76,7 @@ def test_two_ranks_keep_the_checkpoint_of_one(seen, alone, folder: Path, name: s
     assert {path.name for path in (folder / name / "kept").iterdir()} == names
 
 
-def test_the_kept_checkpoint_has_the_weights_of_one_rank(
-    seen, alone, tmp_path: Path, model: str
-) -> None:
+def test_the_kept_checkpoint_has_the_weights_of_one_rank(seen, alone, tmp_path, model: str) -> None:
     whole = torch.load(alone[1]["best"], weights_only=True)["state_dict"]
     for name in RUNS:
         best = Path(seen[0][name]["best"])

@@ -130,9 +130,7 @@ def test_scores_are_drawn_over_the_step_of_their_texts(
     assert run.summary["score/l"] == {"min": 1 - max(drawn), "last": 1 - drawn[-1]}
 
 
-def test_a_prefix_of_the_logger_is_part_of_the_definitions(
-    fit: Fit, counter, watch, tmp_path
-) -> None:
+def test_a_prefix_of_the_logger_is_part_of_the_definitions(fit, counter, watch, tmp_path) -> None:
     logger = WandbLogger(save_dir=tmp_path, offline=True, prefix="mine")
     fit(counter(), [watch(VALUES)], max_steps=2, logger=logger)
     run = only_run(tmp_path)
@@ -178,9 +176,7 @@ def test_a_run_that_meets_no_constraint_logs_no_adapter(
     assert run.models() == []
 
 
-def test_a_failed_run_has_its_last_decisions(
-    fit: Fit, tuned, watch, kept, report, tmp_path
-) -> None:
+def test_a_failed_run_has_its_last_decisions(fit, tuned, watch, kept, report, tmp_path) -> None:
     class Failing(tuned):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
             if self.global_step == 3:
@@ -236,9 +232,7 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_pa
 
 
 @pytest.mark.lightning
-def test_the_selected_adapter_is_an_artifact(
-    fit: Fit, tuned, watch, kept, report, tmp_path
-) -> None:
+def test_the_selected_adapter_is_an_artifact(fit, tuned, watch, kept, report, tmp_path) -> None:
     keeper = kept(constraints={"score/fail_rate": (None, 0.5)})
     trainer = fit(tuned(), [watch(VALUES), keeper, report()], max_steps=4)
     trainer.fit_loop.epoch_loop.max_steps = 5
@@ -283,9 +277,7 @@ def test_nothing_is_uploaded_unless_wanted(fit: Fit, tuned, watch, kept, report,
 
 
 @pytest.mark.lightning
-def test_a_resumed_training_continues_its_run(
-    fit: Fit, tuned, watch, kept, report, tmp_path
-) -> None:
+def test_a_resumed_training_continues_its_run(fit, tuned, watch, kept, report, tmp_path) -> None:
     fit(tuned(), [report(), watch(VALUES), kept()], max_steps=4)
     wandb.finish()
     fit(tuned(), [report(), watch(VALUES), kept()], max_steps=6, ckpt_path="last")

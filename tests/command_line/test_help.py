@@ -87,45 +87,35 @@ def files(
     for name, shift in (("paper.csv", 0), ("ours.csv", 1)):
         systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]
         write_csv(name, systems)
+    stored = as_samples(samples, groups=range(len(samples)))
     for step in (1, 2):
-        write_scored_samples(
-            Path(f"runs/demo/samples/score/step={step:06d}.jsonl"),
-            as_samples(samples, groups=range(len(samples))),
-            {},
-        )
+        write_scored_samples(f"runs/demo/samples/score/step={step:06d}.jsonl", stored, {})
     held_out = {"score/fail_rate": 0.0, "score/sim": 0.5, "score/distinct_2": 0.9}
     rows = [{"step": i, "reward/total": i, **held_out} for i in (1, 2)]
     write_jsonl("runs/demo/metrics.jsonl", rows)
     monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", interrupted)
-    Path("out/grpo").mkdir(parents=True)
-    trl = [
-        {"step": i, "reward": i, "score/relevance": i / 9, "score/distinct_2": 0.9} for i in (1, 2)
-    ]
-    Path("out/grpo/trainer_state.json").write_text(json.dumps({"log_history": trl}))
-    history = [{"step": i, "eval_loss": 1 / i} for i in (1, 2)]
-    Path("out/trainer_state.json").write_text(json.dumps({"log_history": history}))
+    for folder, logged in (
+        ("out/grpo", {"reward": 1, "score/relevance": 0.5, "score/distinct_2": 0.9}),
+        ("out", {"eval_loss": 0.5}),
+    ):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        history = [{"step": step, **logged} for step in (1, 2)]
+        Path(folder, "trainer_state.json").write_text(json.dumps({"log_history": history}))
     verl = [{"step": i, "data": {"val-core/gsm8k/reward/mean@4": i}} for i in (1, 2)]
     write_jsonl("verl.jsonl", verl)
     Path("checkpoints/gsm8k/global_step_2").mkdir(parents=True)
-    Path("judge.yaml").write_text(
-        "components:\n"
-        "  fluency: {scorer: Perplexity, score: log_likelihood}\n"
-        "  distinct_2: {scorer: Distinct, score: distinct_2}\n"
-    )
-    Path("reward.yaml").write_text(
-        "components: {distinct_2: {scorer: Distinct, score: distinct_2}}"
-    )
+    distinct = "distinct_2: {scorer: Distinct, score: distinct_2}"
+    fluency = "fluency: {scorer: Perplexity, score: log_likelihood}"
+    Path("judge.yaml").write_text(f"components:\n  {fluency}\n  {distinct}\n")
+    Path("reward.yaml").write_text(f"components: {{{distinct}}}")
     write_jsonl("validation.jsonl", samples)
     answers = zip(texts[1:], texts, strict=False)
-    write_jsonl(
-        "chosen.jsonl", [{"prompt": "Tea?", "chosen": a, "rejected": b} for a, b in answers]
-    )
-    groups = [row | {"group": i // 2} for i, row in enumerate(samples)]
-    write_jsonl("completions.jsonl", groups)
-    count = "return [t.count('.') for t in texts]"
-    Path("rewards.py").write_text(
-        f"def format_reward(texts): {count}\ndef politeness(texts): {count}"
-    )
+    pairs = [{"prompt": "Tea?", "chosen": a, "rejected": b} for a, b in answers]
+    write_jsonl("chosen.jsonl", pairs)
+    write_jsonl("completions.jsonl", [row | {"group": i // 2} for i, row in enumerate(samples)])
+    functions = ("format_reward", "politeness")
+    count = "(texts): return [t.count('.') for t in texts]\n"
+    Path("rewards.py").write_text("".join(f"def {name}{count}" for name in functions))
     senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
     monkeypatch.setenv("CTRLREWARD_DATA", "data")
     for data_set in ("ctrleval", "ctc", "li2018", "multicontrol", "yelp_shen"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -178,18 +177,6 @@ def test_files_of_a_folder_have_the_same_columns(refused: Callable[..., str]) ->
     Path("in/b.csv").write_text("text,nr\na,1\n")
     error = refused("in", "out.csv", *SCORER)
     assert "in/b.csv has the columns text, nr, but in/a.csv has text, id. All files must" in error
-
-
-def test_errors_far_down_name_the_row(refused: Callable[..., str]) -> None:
-    lines = [json.dumps({"text": "good"})] * 9 + [json.dumps({"text": 3})]
-    Path("in.jsonl").write_text("\n".join(lines))
-    command = ["in.jsonl", "out.csv", *SCORER, "--chunk=4"]
-    assert "in.jsonl:10: text must be a string, got 3, a int" in refused(*command)
-    Path("in.jsonl").write_text("\n".join([*lines[:9], json.dumps({"text": "bad"})]))
-    error = refused(*command, "--workers=2")
-    assert "error: in.jsonl:10: text = 'bad': give a good one" in error
-    assert not Path("out.csv").exists()
-    assert list(Path("out.csv.partial").glob("*-*.json"))  # what was scored is kept
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])

@@ -25,7 +25,7 @@ from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.corpus import workers
 from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
-from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
+from ctrlreward.scorers import CTRLEval, Perplexity
 from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.tables.row_streams import read_rows
 
@@ -81,24 +81,6 @@ def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> No
     assert not Path(f"{target}.partial").exists()
 
 
-def test_scores_are_the_scorers_own(tiny_llama: Callable[[str], str], one_thread: None) -> None:
-    folder = tiny_llama(LETTERS)
-    records = [
-        {"text": f"{a} {b}.", "group": a} for a in ("Tea", "a cat") for b in ("is", "is", "so")
-    ]
-    write_jsonl("in.jsonl", records)
-    options = [f"--scorers.model={folder}", "--scorers+=Distinct", f"--scorers.model={folder}"]
-    main(["score", "in.jsonl", "out.jsonl", "--scorers+=Perplexity", *options, "--chunk=4"])
-    samples = Samples(
-        *([r[k] for r in records] for k in ("text",)), groups=[r["group"] for r in records]
-    )
-    direct = Perplexity(folder).score(samples) | Distinct(folder).score(samples)
-    rows = read_rows(Path("out.jsonl"))
-    assert set(rows[0]) == {"text", "group", *direct}
-    for name, values in direct.items():
-        assert [row[name] for row in rows] == pytest.approx(values.tolist(), rel=1e-5)
-
-
 def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:
     model = {"model": tiny_llama(LETTERS)}
     evaluators = {
@@ -121,19 +103,6 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
     assert [row["letters"] for row in rows] == [1.0, 1.0]
     assert all(0 < row["label_probability"] < 1 for row in rows)
     assert Letters.calls == [1]  # equal texts are scored once
-
-
-def test_transfer_quality_is_read_from_yaml(refused: Callable[..., str]) -> None:
-    parts = {
-        "accuracy": {"class_path": "Accuracy", "init_args": {"model": "some/folder"}},
-        "similarity": {"class_path": "Similarity"},
-        "perplexity": {"class_path": "Perplexity", "init_args": {"model": "another/folder"}},
-    }
-    config = {"scorers": [{"class_path": "TransferQuality", "init_args": parts}]}
-    Path("scorers.yaml").write_text(yaml.safe_dump(config))
-    write_jsonl("in.jsonl", [{"text": "good", "label": "a", "source": "b", "gm": 1}])
-    error = refused("in.jsonl", "out.jsonl", "--config=scorers.yaml")
-    assert "in.jsonl already has columns with the names of scores (gm). Pass --names" in error
 
 
 def test_scorers_that_are_not_pointwise_get_all_rows() -> None:

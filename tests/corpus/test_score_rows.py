@@ -189,17 +189,6 @@ def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
     assert Path("out.jsonl").read_bytes() == Path("fresh.jsonl").read_bytes()
 
 
-def test_an_empty_or_null_generation_fails_alone() -> None:
-    write(
-        [
-            {"text": "Good soup.", "prefix": "Good"},
-            *({"text": t, "prefix": "Good"} for t in ("", None)),
-        ]
-    )
-    main(["score", "in.jsonl", "out.jsonl", "--scorers", "LexiconSentiment"])
-    assert [row["polarity"] is None for row in read_rows(Path("out.jsonl"))] == [False, True, True]
-
-
 def test_pipes(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     write(rows())
     main(["score", "in.jsonl", "out.jsonl", *LENGTH])

@@ -79,16 +79,6 @@ def test_a_worker_that_dies_is_replaced(
         collect(two, Length(str(tmp_path)), shards(texts))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_errors_of_scorers_name_the_rows(workers: int) -> None:
-    texts = [*TEXTS[:7], "bad", *TEXTS[8:]]
-    with (
-        in_process() if workers == 1 else ProcessWorkers(2, 1) as pool,
-        pytest.raises(ValueError, match=r"^in\.jsonl:8: text = 'bad': give a good one$"),
-    ):
-        collect(pool, Length(), shards(texts))
-
-
 def test_an_error_that_can_not_be_read_in_another_process(two: ScoreShards) -> None:
     with pytest.raises(RuntimeError, match="TwoParts: soup: cold"):
         collect(two, Raises(), shards(TEXTS))

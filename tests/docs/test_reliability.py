@@ -83,8 +83,8 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tests/serving/test_fuzzed.py -k fuzzer or json",
     ),
     "more requests than fit": (
-        "tests/serving/test_faults.py -k full_queue",
-        "tests/serving/test_bursts.py -k burst or turns or bodies",
+        "tests/serving/test_faults.py -k full_queue or burst or bodies",
+        "tests/serving/test_request_queue.py -k turns",
     ),
     "a client hangs up": ("tests/serving/test_faults.py -k hangs_up",),
     "a sample that makes a scorer raise": ("tests/serving/test_faults.py -k alone",),

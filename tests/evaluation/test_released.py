@@ -103,6 +103,13 @@ def test_accuracies_are_of_the_attributes_that_a_text_controls(run, tmp_path) ->
     assert "released, prefix included" in (folder / "card.md").read_text()
 
 
+def test_texts_that_control_nothing_are_a_combination(run) -> None:
+    folder = run([[[-1, -1, -1], text] for _, text in OUTPUTS[:4]])
+    rows = [line.split(",") for line in (folder / "results.csv").read_text().splitlines()]
+    values = {study: value for study, _, metric, value in rows if metric == "perplexity"}
+    assert values["combinations"] == values["overall"]
+
+
 @pytest.mark.parametrize("file", ["generate_prior.txt", "generate_prior_extend.txt"])
 def test_the_released_files_have_five_texts_of_each_prefix_and_combination(data_dir, file) -> None:
     released = read_outputs(data_dir / "multicontrol" / file)

@@ -24,7 +24,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from thinned import thinned
-from trainer_runs import resumed
+from trainer_runs import outcome, resumed
 from transformers import Trainer, TrainerCallback
 
 from ctrlreward.huggingface import (
@@ -210,19 +210,19 @@ def test_decisions(
         used.update(ready(trainer, case, first))
 
     trainer = resumed(make, case.cut, prepare)
-    found = decisions(trainer, used)
-    assert found["steps"] == case.stop
-    assert found["stop"] == (case.stop, 3, Q[3])
-    assert found["best"] == case.best
-    assert found["front"] == list(case.front)
-    assert found["dominated"] == list(case.dominated)
-    assert found["alarm"] == case.alarm
+    found = outcome(trainer, used)
+    stop, front = found["states"]["stop"], found["states"]["front"]
+    assert found["steps"] == found["states"]["best"]["validations"] == case.stop
+    assert (stop["stopped_step"], stop["wait_count"], stop["best"]) == (case.stop, 3, Q[3])
+    assert found["selected"] == case.best
+    assert [*map(int, front["kept"])] == list(case.front)
+    assert [*map(int, front["pruned"])] == list(case.dominated)
+    assert found["states"]["guard"]["alarm_step"] == case.alarm
     folder = Path(trainer.state.best_model_checkpoint or "")
     assert folder.name == f"checkpoint-{case.best}"
     assert len(list(folder.glob("adapter_model.safetensors" if case.peft else "model.*"))) == 1
-    assert found["validations"] == case.stop
     trainer.evaluate()  # with values that would change everything
-    assert decisions(trainer, used) == found
+    assert outcome(trainer, used) == found
 
 
 def swapped(trainer: Trainer, model: torch.nn.Module) -> Trainer:
@@ -235,20 +235,6 @@ def swapped(trainer: Trainer, model: torch.nn.Module) -> Trainer:
         trainer.eval_dataset,
         trainer.processing_class,
     )
-
-
-def decisions(trainer: Trainer, used: dict[str, Any]) -> dict[str, Any]:
-    stop, alarm = used["stop"].state, used["guard"].state
-    return {
-        "steps": trainer.state.global_step,
-        "stop": (stop.stopped_step, stop.wait_count, stop.best),
-        "best": used["best"].selected_step,
-        "validations": used["best"].state.validations,
-        "front": list(used["front"].kept),
-        "dominated": list(used["front"].pruned),
-        "alarm": alarm.alarm_step,
-        "named": trainer.state.best_model_checkpoint,
-    }
 
 
 @pytest.mark.parametrize("cut", [0, 2, 3, 4])

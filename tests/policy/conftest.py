@@ -75,6 +75,11 @@ class Share(Scorer):
         self.releases += 1
 
 
+@pytest.fixture(autouse=True)
+def sums_in_one_order(one_thread: None) -> None:
+    """Add up with one thread, so that a run can be repeated exactly."""
+
+
 @pytest.fixture
 def share() -> Share:
     return Share()

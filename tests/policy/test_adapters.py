@@ -12,20 +12,10 @@ import pytest
 import torch
 from lightning_choice import LoRA, PolicyTuner
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from tuner_records import drift, logged, trained_weights
+from tuner_records import drift, trained_weights
 
-from ctrlreward import Samples
 from ctrlreward.policy.model import load_policy, reference_policy
 from ctrlreward.policy.rollouts import log_probs
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-BATCH = Samples(texts=["ab", "cd", "f"], prompts=["say: ab", "say: cd", "say: f"])
-
-
-@pytest.fixture
-def batch() -> Samples:
-    return BATCH
 
 
 def adapted(policy: peft.PeftModel) -> set[str]:
@@ -224,18 +214,6 @@ def test_the_reference_is_a_frozen_copy(
     assert (current - expected).abs().max() > 0.1
     again = module._evaluate(rollout).log_probs  # the policy is back
     torch.testing.assert_close(again, current, rtol=0, atol=0)
-
-
-def test_the_kl_divergence_starts_at_the_reference(continued) -> None:
-    values = {}
-    for reference in ("start", "base"):
-        module = continued(reference=reference)
-        metrics = logged(module)
-        torch.manual_seed(0)
-        module.training_step(BATCH, 0)
-        values[reference] = metrics["policy/kl"]
-    assert values["start"] == 0
-    assert values["base"] > 0.01
 
 
 def test_training_moves_the_policy_and_not_the_reference(continued, fit, tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from tuner_records import sampled
 
 from ctrlreward import Samples
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
 DROPS_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|close|>{% endfor %}"
 PROMPTS = ["Praise the soup.", "Say why the dog slept under the table."]

@@ -14,8 +14,6 @@ from tuner_records import drift
 
 from ctrlreward import Samples
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = Samples(texts=["", "", ""], prefixes=["", "", ""], prompts=["abc", "cd", "f"])
 
 

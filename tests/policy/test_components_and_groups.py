@@ -37,8 +37,6 @@ from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.policy.objectives import completion_advantages
 from ctrlreward.policy.rollouts import Rollout, joined_rollouts, log_probs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAN = math.nan
 DECOUPLED = Objective(multi_objective_aggregation="normalize_then_sum")
 WEIGHTS = (1.0, 0.5)

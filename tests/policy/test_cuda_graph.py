@@ -19,8 +19,6 @@ from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, sample
 from ctrlreward.weights.loading import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPTS = ["ab", "f", "ab", "abcdef", "f", "ab"]
 
 

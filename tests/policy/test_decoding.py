@@ -25,9 +25,6 @@ from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, draw, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-CLOSE = {"float32": {"rtol": 1e-4, "atol": 1e-5}, "bfloat16": {"rtol": 5e-2, "atol": 5e-2}}
 PROMPTS = ["ab", "f", "ab", "abcdef", "f", "ab"]
 
 

@@ -16,10 +16,7 @@ from ctrlreward import Samples
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, sample
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.parametrize("family", ["t5", "bart"]),
-]
+pytestmark = pytest.mark.parametrize("family", ["t5", "bart"])
 
 # Of each family: the end, and what the decoder starts with.
 SPECIAL = {"t5": (1, 0), "bart": (2, 2)}

@@ -16,8 +16,6 @@ from ctrlreward import Reward, Samples
 from ctrlreward.policy.rollouts import log_probs
 from ctrlreward.scorers.base import Scores
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCHES = [Samples(texts) for texts in (["ab", "ba"], ["cd", "dc"], ["ef", "fe"], ["ac", "ca"])]
 
 

@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader
 from ctrlreward import Samples
 from ctrlreward.policy.prompts import read_batch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPTS = ["ab", "cd"]
 RECORDS = [{"prompt": "ab", "label": 1}, {"prompt": "cd", "label": 0}]
 SYSTEM = {"role": "system", "content": "Be long."}

@@ -17,8 +17,6 @@ from ctrlreward.policy.rollouts import Generation, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 from ctrlreward.weights.quantization import quantization_config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def bitsandbytes():

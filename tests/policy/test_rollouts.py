@@ -17,8 +17,6 @@ from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Generation, Rollout, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPTS = ["ab", "f", "abcdef", "ddd"] * 4
 OPTIONS = Generation(max_completion_length=8)
 # Of each family: the end, and what the decoder starts with.

@@ -23,8 +23,6 @@ from tuner_records import BATCH, trained_weights
 from ctrlreward import Samples
 from ctrlreward.policy.optimizer import Schedule, adamw
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Stream(IterableDataset[Samples]):
     """Batches without a length."""

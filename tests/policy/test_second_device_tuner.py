@@ -16,8 +16,6 @@ from second_device import memory, on_second_device
 SCRIPT = Path(__file__).with_name("second_device_runs.py")
 runs = load(SCRIPT)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CLOCK = ("second", "wait", "share")  # metrics of time
 
 

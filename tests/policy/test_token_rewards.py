@@ -15,8 +15,6 @@ from ctrlreward import Reward, Samples
 from ctrlreward.policy.rollouts import completion_offsets
 from ctrlreward.scorers.base import NO_CREDIT, Credit, Scorer, Scores, ScoreSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Letters(Scorer):
     """Share of the letter a in the text after the prefix, by letter."""

@@ -13,39 +13,27 @@ from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from thinned import every
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
-from tuner_records import drift, logged, sampled, trained_weights
+from tuner_records import BATCH, drift, logged, sampled, trained_weights
 
-from ctrlreward import Reward, Samples, progress
+from ctrlreward import Reward, progress
 from ctrlreward.completion import generate
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
 from ctrlreward.policy.rollouts import log_probs
 from ctrlreward.progress import show
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-BATCH = Samples(
-    texts=["ab", "cd", "f"], prompts=["say: ab", "say: cd", "say: f"], labels=["x", "y", "x"]
-)
 # By the formulas alone.
-ADVANTAGES = {
-    "grpo": group_normalised_advantages,
-    "rloo": leave_one_out_advantages,
-    "reinforce": batch_baseline_advantages,
+ALGORITHMS = {
+    "grpo": (group_normalised_advantages, grpo_loss),
+    "rloo": (leave_one_out_advantages, reinforce_loss),
+    "reinforce": (batch_baseline_advantages, reinforce_loss),
 }
-LOSSES = {"grpo": grpo_loss, "rloo": reinforce_loss, "reinforce": reinforce_loss}
-ALGORITHMS = list(ADVANTAGES)
 
 
-@pytest.fixture
-def batch() -> Samples:
-    return BATCH
-
-
-def step(module: PolicyTuner, batch: Samples = BATCH, seed: int = 0) -> torch.Tensor:
+def step(module: PolicyTuner) -> torch.Tensor:
     module.configure_model()
-    torch.manual_seed(seed)
-    return module.training_step(batch, 0)
+    torch.manual_seed(0)
+    return module.training_step(BATCH, 0)
 
 
 # One step
@@ -97,8 +85,8 @@ def test_loss_and_gradient_are_those_of_the_formulas(tuner, algorithm: str) -> N
     with torch.no_grad():
         reference = log_probs(base, rollout, 0.8)
     assert (current - reference).abs().max() > 0.1
-    advantages = ADVANTAGES[algorithm](rewards, groups)
-    gain = LOSSES[algorithm](current, advantages, rollout.mask)
+    baseline, policy_loss = ALGORITHMS[algorithm]
+    gain = policy_loss(current, baseline(rewards, groups), rollout.mask)
     lengths = rollout.mask.sum(dim=1)
     kl = (kl_estimate(current, reference).sum(dim=1) / lengths).mean()
     entropy = -(current.sum(dim=1) / lengths).mean()

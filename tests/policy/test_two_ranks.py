@@ -12,8 +12,6 @@ from module_files import load
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 script = load(SCRIPT)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def llama(tiny_llama) -> str:

@@ -16,8 +16,6 @@ from tuner_records import BATCH, learned, trained_weights
 from ctrlreward import Samples
 from ctrlreward.policy.objectives import Experience, loss_weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def ppo(tuner: Callable[..., PolicyTuner]) -> Callable[..., PolicyTuner]:

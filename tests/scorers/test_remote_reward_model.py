@@ -167,11 +167,18 @@ def test_texts_without_a_value_are_nan(
     serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve("vllm", lambda text: [None if "cold" in text else 1.0])
-    scored = RemoteRewardModel(server.url).score([*ANSWERS, " "])["reward"]
-    assert np.isnan(scored).tolist() == [False, True, False, True]
-    assert f"texts[1] got no value of {server.url}, it is NaN" in caplog.text
+    texts, prefixes = [*ANSWERS, " ", "Good", "Yes."], [*[""] * 4, "Good", ""]
+    samples = Samples(texts, prefixes=prefixes, prompts=[*PROMPTS, "a", "b", "\ud800"])
+    scored = RemoteRewardModel(server.url).score(samples)["reward"]
+    assert np.isnan(scored).tolist() == [False, True, False, True, True, True]
+    assert caplog.messages == [
+        "texts[3] is empty: reward is NaN",
+        "texts[4] ends with its prefix: reward is NaN",
+        "prompts[5] is not valid Unicode: reward is NaN",
+        f"texts[1] got no value of {server.url}, it is NaN",
+    ]
     ((_, _, body),) = server.requests
-    assert len(body["input"]) == 3  # the empty text is not sent
+    assert len(body["input"]) == 3  # the others are not sent
 
 
 def test_the_key_is_of_the_environment(

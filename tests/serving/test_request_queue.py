@@ -14,7 +14,7 @@ from letter_scorers import Letters, Rank, letters_reward
 
 from ctrlreward import Reward, Samples
 from ctrlreward.serving.contract import Refusal
-from ctrlreward.serving.limits import QueueOptions
+from ctrlreward.serving.limits import QueueOptions, client
 from ctrlreward.serving.request_queue import RequestQueue, tolerant_scores
 
 
@@ -182,6 +182,23 @@ def test_a_full_queue_refuses(letters: Letters, reward: Reward) -> None:
     assert refused.status == 429
     assert 1 <= (refused.retry_after or 0) <= 60
     assert not any(isinstance(each, Exception) for each in accepted)
+
+
+def test_clients_take_turns(letters: Letters, reward: Reward) -> None:
+    async def asked(queue: RequestQueue, name: str, text: str) -> None:
+        client.set(name)
+        await queue.score(labelled(text))
+
+    async def work(queue: RequestQueue) -> None:
+        names = [*["evaluation"] * 9, *["training"] * 2, "other"]
+        calls = [asked(queue, name, f"{name} {i}") for i, name in enumerate(names)]
+        await behind_a_held_one(queue, letters, calls)
+
+    with_queue(reward, work, QueueOptions(batch_characters=1))
+    order = [text.split()[0] for (text,) in letters.calls]
+    assert order[:3] == ["evaluation", "training", "other"]
+    assert order[3:5] == ["evaluation", "training"]
+    assert order[5:] == ["evaluation"] * 7
 
 
 def test_draining_finishes_what_is_held_and_refuses_the_rest(
