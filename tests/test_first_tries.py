@@ -38,31 +38,6 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 # Works.
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("CtrlEval", r"no attribute 'CtrlEval' \(did you mean 'CTRLEval'\?\)"),
-        ("GenerationScorer", r"Import it from ctrlreward.callbacks \(Lightning\) or"),
-    ],
-)
-def test_a_name_that_does_not_exist(name: str, message: str) -> None:
-    with pytest.raises(AttributeError, match=message):
-        getattr(cr, name)
-
-
-def test_a_reward_called_as_in_other_libraries(similarity: Similarity) -> None:
-    with pytest.raises(AttributeError, match=r"no method 'score'. Call reward\(texts, ...\).total"):
-        Reward(similarity).score(TEXTS)  # type: ignore[attr-defined]
-    with pytest.raises(
-        TypeError, match=r"aggregate = Component.*Pass several components as a list"
-    ):
-        Reward(similarity["similarity"], similarity["similarity"])
-    with pytest.raises(
-        TypeError, match=r"no argument 'weights'. Use components, name → \(score, w"
-    ):
-        Reward({"s": similarity}, weights=[1.0])  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("name", ["Accuracy", "Alignment", "CTRLEval", "Distinct", "Perplexity"])
 def test_model_comes_first(name: str) -> None:
     assert next(iter(inspect.signature(getattr(cr, name)).parameters)) == "model"
@@ -222,6 +197,16 @@ def test_scorers_and_rewards_show_their_scores() -> None:
 
 # Errors: the attempt, given a similarity, and what the error says.
 WRONG_TRIES = [
+    (AttributeError, "a name in other letters", lambda _: cr.CtrlEval,
+     r"no attribute 'CtrlEval' \(did you mean 'CTRLEval'\?\)"),
+    (AttributeError, "a name of a trainer", lambda _: cr.GenerationScorer,
+     r"Import it from ctrlreward.callbacks \(Lightning\) or"),
+    (AttributeError, "a reward called as a scorer", lambda s: Reward(s).score(TEXTS),
+     r"no method 'score'. Call reward\(texts, ...\).total"),
+    (TypeError, "components one by one", lambda s: Reward(s["similarity"], s["similarity"]),
+     r"aggregate = Component.*Pass several components as a list"),
+    (TypeError, "weights apart", lambda s: Reward({"s": s}, weights=[1.0]),
+     r"no argument 'weights'. Use components, name → \(score, w"),
     (TypeError, "Samples of a string", lambda _: Perplexity().score("good soup"),
      "is a str and not a list"),
     (TypeError, "a number", lambda _: Perplexity().score(3),

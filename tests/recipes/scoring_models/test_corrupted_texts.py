@@ -1,19 +1,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from lightning_choice import quiet_trainer
 from pytorch_lightning import seed_everything
-from pytorch_lightning.demos.boring_classes import BoringModel
 from tiny_models import save_bert
 from transformers import BertModel
 
 from ctrlreward import Accuracy
-from ctrlreward.callbacks import GenerationScorer, ProxyGuard
 from ctrlreward.jobs.training_job import build
 from ctrlreward.recipes.scoring_models.corrupted_texts import (
     CORRUPTIONS,
@@ -136,26 +131,3 @@ def test_the_config_trains_a_judge_that_needs_no_labels(tmp_path: Path) -> None:
     by_label = Accuracy("judge").score(texts, labels=["sound"] * len(texts))["label_probability"]
     assert scores.tolist() == by_label.tolist()
     assert scores[1::2].mean() > scores[::2].mean() + 0.3  # sound above corrupted
-
-    # The alarm watches it as a score that the reward knows nothing of.
-    prompts = [f"Day {day} number 0 she rose." for day in range(100, 124)]
-    scorer = GenerationScorer({"soundness": judge["label_probability"]}, prompts)
-    guard = ProxyGuard("reward/total", "score/soundness", "max", stop=True)
-    trainer = quiet_trainer(
-        max_epochs=10, limit_train_batches=1, limit_val_batches=1, callbacks=[scorer, guard]
-    )
-    trainer.fit(Forgetful())
-    assert guard.alarm
-    assert 3 <= trainer.current_epoch < 10
-
-
-class Forgetful(BoringModel):
-    """A policy whose reward rises by each validation, and which then loses a sentence."""
-
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        days = [prompt.split()[1] for prompt in prompts]
-        texts = [f" Day {day} number 1 she ate. Day {day} number 2 she sang." for day in days]
-        return [text[: text.index(".") + 1] if self.current_epoch > 1 else text for text in texts]
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("reward/total", float(self.current_epoch))

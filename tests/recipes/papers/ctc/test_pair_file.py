@@ -174,6 +174,9 @@ def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> No
         build(file, [*TEXTS[1:], "the play was long and loud ."])
     with pytest.raises(ValueError, match=r"with a different temperature: \[1.0\], not \[0.5\]"):
         build(file, temperature=0.5)
+    with pytest.raises(ValueError, match=r"with a different dtype: "):
+        build(file, dtype="bfloat16")
+    assert build(file, device="nowhere").calls == 0  # a device changes nothing
     with pytest.raises(ValueError, match=r"with a different seed and texts: "):
         build(file, seed=1)
     assert file.read_bytes() == before

@@ -23,14 +23,8 @@ from ctrlreward.recipes.text_files import WORD
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 PLACES = "Arlen Brack Corrie Dunmoor Elby Farrow Glenta Hollin".split()
-POOL = {
-    "name": ["Ivor Keld", "Lorne"],
-    "number": ["77", "4,500"],
-    "year": ["1802"],
-    "ed": ["painted"],
-    "s": ["walls"],
-    "word": ["granite", "orchard"],
-}
+POOL = {"name": ["Ivor Keld", "Lorne"], "number": ["77", "4,500"], "year": ["1802"],
+        "ed": ["painted"], "s": ["walls"], "word": ["granite", "orchard"]}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,11 +32,9 @@ def novel(tmp_path: Path) -> str:
     """Chapters of eight sentences, each of ten words, wrapped as books are."""
     chapters = []
     for i, place in enumerate(PLACES):
-        sentences = [
-            f"The ferry to {place} sailed {10 * i + j} times and nobody noticed <unk> ."
-            for j in range(8)
-        ]
-        chapters.append(f"= Chapter {i} =\n\n" + " ".join(sentences))
+        sailed = f"The ferry to {place} sailed"
+        days = [f"{sailed} {10 * i + j} times and nobody noticed <unk> ." for j in range(8)]
+        chapters.append(f"= Chapter {i} =\n\n" + " ".join(days))
     (tmp_path / "novel.txt").write_text("\n\n".join(chapters))
     return str(tmp_path / "novel.txt")
 
@@ -106,17 +98,10 @@ def test_each_word_has_one_label(
 
 def test_units_are_replaced_by_their_like() -> None:
     pool = unit_pool(["Nobody saw Ivor Keld in 1802, and 4,500 walls were painted.", "Fog came."])
-    assert pool == {
-        "word": ["saw", "came"],
-        "name": ["Ivor Keld"],
-        "year": ["1802"],
-        "number": ["4,500"],
-        "s": ["walls"],
-        "ed": ["painted"],
-    }
-    assert [unit_form(u) for u in ("2019", "12", "Ivor Keld", "going", "sky")] == [
-        *("year", "number", "name", "ing", "word")
-    ]
+    names = {"word": ["saw", "came"], "name": ["Ivor Keld"], "year": ["1802"]}
+    assert pool == {**names, "number": ["4,500"], "s": ["walls"], "ed": ["painted"]}
+    forms = [unit_form(unit) for unit in ("2019", "12", "Ivor Keld", "going", "sky")]
+    assert forms == ["year", "number", "name", "ing", "word"]
 
 
 def test_half_of_the_contexts_lack_the_text(novel: str) -> None:
@@ -128,11 +113,8 @@ def test_half_of_the_contexts_lack_the_text(novel: str) -> None:
     assert 3 <= len(held_out) <= 9
     for pair in pairs:
         lacking = [pair.a[s:e] for s, e in pair.hallucinated]
-        if pair not in held_out:
-            assert lacking == []
-        else:
-            assert lacking
-            assert all(word.isdigit() for word in lacking)  # the only new ones
+        assert bool(lacking) == (pair in held_out)
+        assert all(word.isdigit() for word in lacking)  # the only new ones
     lowered = replace(settings, lower=1.0).build()
     assert all(pair.a == pair.a.lower() and pair.b == pair.b.lower() for pair in lowered)
     assert [p.hallucinated for p in lowered] == [p.hallucinated for p in pairs]

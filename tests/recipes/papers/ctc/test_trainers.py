@@ -25,7 +25,6 @@ from ctrlreward.recipes.papers.ctc.trainers import (
     TokenAlignerTrainer,
     alignment_labels,
 )
-from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.weights.sources import TRAINED_NAMES
 
@@ -223,18 +222,6 @@ def test_both_splits_need_texts(share: float) -> None:
         AlignmentData(pairs, validation_share=share)
 
 
-def test_pairs_are_not_built_twice(configured: Configured, tmp_path: Path) -> None:
-    configured("d", "TokenAlignerTrainer", 1).datamodule.prepare_data()
-    nowhere = {"data.init_args.pairs.device": "nowhere"}
-    again = configured("r", "RegressionAlignerTrainer", 1, **nowhere)
-    again.datamodule.prepare_data()  # would fail if it loaded a model
-    for name, value in {"temperature": 0.5, "dtype": "bfloat16"}.items():
-        setting = {f"data.init_args.pairs.{name}": value}
-        changed = configured("d", "TokenAlignerTrainer", 1, **setting)
-        with pytest.raises(ValueError, match=f"was started with a different {name}: "):
-            changed.datamodule.prepare_data()
-
-
 def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     pair = AlignmentPair(0, "the soup was cold .", "the soup was small .", ((13, 17),))
@@ -308,18 +295,6 @@ def test_more_layers_than_there_are(encoder: str, option: str) -> None:
     trainer = TokenAlignerTrainer(encoder, **{option: 3})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="= 3 must be 0 to 2, the layers of"):
         trainer.configure_model()
-
-
-def test_a_name_is_a_folder_of_the_cache(
-    fitted: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
-    name = {"model.init_args.folder": "aligner-consistency"}
-    fitted("d", "TokenAlignerTrainer", 1, **name)
-    scorer = Alignment("aligner-consistency", "preservation", method="discriminative")
-    values = scorer.score(TEXTS[:2], sources=TEXTS[1:3])["preservation"]
-    assert np.isfinite(values).all()
-    assert (tmp_path / "cache" / "aligner-consistency" / "config.json").is_file()
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED_NAMES))

@@ -311,18 +311,3 @@ def test_a_text_that_fails_is_left_out(pegasus: str) -> None:
     rows = {(row["score"], row["rating"]): row for row in found["correlations"]}
     expected = rows["attribute_relevance", "attribute_relevance"]["pearson"]["value"]
     assert last == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--quality-levels=q.svg", "plot must be a file that ends in .png, got q.svg"),
-        ("--evaluator-counts=e", "plot must be a file that ends in .png, got e"),
-        ("--draws=0", "draws must be positive, got 0"),
-    ],
-)
-def test_options_are_checked_before_the_file_is_read(
-    option: str, message: str, fails: Callable[..., str]
-) -> None:
-    Path("rated.txt").unlink()
-    assert message in " ".join(fails(*COMMAND, option).split())

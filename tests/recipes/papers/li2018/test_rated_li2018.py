@@ -137,8 +137,7 @@ def run(*options: str) -> dict[str, Any]:
     constants = [f"--constants={json.dumps(CONSTANTS)}"]
     given = ["--classifier=folder", "--output=found.json", "--resamples=20", *constants, *options]
     main(["meta-eval", "li2018", "rated.csv", *given])
-    content: dict[str, Any] = json.loads(Path("found.json").read_text())
-    return content
+    return json.loads(Path("found.json").read_text())
 
 
 @pytest.fixture
@@ -149,12 +148,8 @@ def fails(fails: Callable[..., str]) -> Callable[..., str]:
 
 
 def correlation(record: dict[str, Any], score: str, rating: str, level: str = "sample") -> Any:
-    (row,) = (
-        row
-        for row in record["correlations"]
-        if (row["score"], row["rating"], row["level"]) == (score, rating, level)
-    )
-    return row
+    rows = {(row["score"], row["rating"], row["level"]): row for row in record["correlations"]}
+    return rows[score, rating, level]
 
 
 def test_without_a_classifier_only_preservation_is_evaluated(rated: Rows) -> None:

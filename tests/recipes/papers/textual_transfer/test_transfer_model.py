@@ -73,28 +73,17 @@ class Recorded(TextualTransfer):
         self.changed: list[set[str]] = []
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        for parameter in self.parameters():
-            parameter.grad = None
+        if self.reached:
+            self.on_train_batch_end()
+        self.zero_grad()
         self.before = {name: p.detach().clone() for name, p in self.named_parameters()}
         super().manual_backward(loss, *args, **kwargs)
-        if self.reached:
-            self._note_changes()
-        self.reached.append(
-            {n for n, p in self.named_parameters() if p.grad is not None and p.grad.any()}
-        )
-        self.at_backward = self.before
-
-    def _note_changes(self) -> None:
-        self.changed.append(
-            {
-                name
-                for name, p in self.named_parameters()
-                if not torch.equal(p.detach(), self.at_backward[name])
-            }
-        )
+        gradients = {n: p.grad for n, p in self.named_parameters() if p.grad is not None}
+        self.reached.append({name for name, gradient in gradients.items() if gradient.any()})
 
     def on_train_batch_end(self, *args: Any) -> None:
-        self._note_changes()
+        now = {name: p.detach() for name, p in self.named_parameters()}
+        self.changed.append({n for n in now if not torch.equal(now[n], self.before[n])})
 
 
 def test_a_step_of_m7_updates_the_parameters_that_the_paper_says(folder: Path) -> None:
@@ -176,18 +165,15 @@ def test_an_unknown_label_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("lambdas", "message"),
     [
-        (
-            {"lambdas": {"cycl": 5.0}},
-            "a key of lambdas must be one of .*, got 'cycl' .*did you mean 'cycle'",
-        ),
-        ({"lambdas": {"cycle": -1.0}}, "'cycle'.* must be 0 or more, got -1.0"),
+        ({"cycl": 5.0}, "a key of lambdas must be one of .*, got 'cycl' .*did you mean 'cycle'"),
+        ({"cycle": -1.0}, "'cycle'.* must be 0 or more, got -1.0"),
     ],
 )
-def test_wrong_losses_are_named(options: dict[str, Any], message: str) -> None:
+def test_wrong_losses_are_named(lambdas: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TextualTransfer(**options)
+        TextualTransfer(lambdas)
 
 
 @pytest.mark.parametrize(
