@@ -77,6 +77,16 @@ def report(model: str, *options: str) -> dict[str, Any]:
     return found
 
 
+def assert_correlated(
+    row: dict[str, Any], scores: np.ndarray, ratings: np.ndarray, within: float = 1e-6
+) -> None:
+    for name, measure in MEASURES.items():
+        if np.ptp(ratings) == 0:
+            assert row[name] is None
+        else:
+            assert row[name] == pytest.approx(measure(scores, ratings).statistic, abs=within)
+
+
 @pytest.fixture(params=["encoder-decoder", "decoder-only"])
 def model(request: pytest.FixtureRequest, pegasus: str, tiny_causal: Callable[[str], str]) -> str:
     return pegasus if request.param == "encoder-decoder" else tiny_causal("llama")
@@ -93,9 +103,7 @@ def test_ablation_is_ctrleval_with_other_weights(
         scores = CTRLEval(model, "task.yaml", weights=weights).score(SAMPLES)
         for aspect, ratings in zip(ASPECTS, RATINGS, strict=True):
             row = rows[weights, aspect]
-            for name, measure in MEASURES.items():
-                expected = measure(scores[aspect], ratings).statistic
-                assert row[name] == pytest.approx(expected, abs=1e-6)
+            assert_correlated(row, scores[aspect], ratings)
             assert f"{row['pearson']:.4f} ({row['published']:.4f})" in printed
     # Table 5 of the paper.
     published = [rows[w, "consistency"]["published"] for w in ("beta", "mean", "max", "min")]
@@ -136,16 +144,13 @@ def test_a_pattern_function_alone(
         Path(f"{name}.yaml").write_text(json.dumps(task))
         scores = CTRLEval(model, f"{name}.yaml", "attribute_relevance").score(SAMPLES)
         found = rows.pop(f"prompts {name} the text")
-        for statistic, measure in MEASURES.items():
-            expected = measure(scores["attribute_relevance"], RATINGS[2]).statistic
-            assert found[statistic] == pytest.approx(expected, abs=1e-6)
+        assert_correlated(found, scores["attribute_relevance"], RATINGS[2])
         assert f"{found['pearson']:.4f}" in printed
     explained = CTRLEval(model, "task.yaml", "consistency").explain(SAMPLES)
     parts = np.array([[e.score for e in found["consistency"].evaluators] for found in explained])
     for scores, (pattern, found) in zip(parts.T, rows.items(), strict=True):
-        assert found["score"] == "consistency"
-        expected = stats.kendalltau(scores, RATINGS[1]).statistic
-        assert found["kendall"] == pytest.approx(expected, abs=1e-6), pattern
+        assert found["score"] == "consistency", pattern
+        assert_correlated(found, scores, RATINGS[1])
     assert list(rows) == ["the remainder given the prefix", "the prefix given the remainder"]
 
 
@@ -192,12 +197,7 @@ def test_systems_are_inferred_from_the_position_of_rows(
             rows = {s: np.array(SYSTEMS) == s for s in dict.fromkeys(SYSTEMS)}
             for system, chosen in rows.items():
                 one = by_system[score, rating, system]
-                for name, measure in MEASURES.items():
-                    if np.ptp(ratings[chosen]) == 0:
-                        assert one[name] is None
-                    else:
-                        expected = measure(scores[score][chosen], ratings[chosen]).statistic
-                        assert one[name] == pytest.approx(expected, abs=1e-5)
+                assert_correlated(one, scores[score][chosen], ratings[chosen], 1e-5)
             means = [scores[score][chosen].mean() for chosen in rows.values()]
             rated = [ratings[chosen].mean() for chosen in rows.values()]
             value = between[score, rating]["pearson"]["value"]
