@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tests/weights/test_damage.py -k several_files or gguf or finite or larger or padding",
         "tests/weights/test_completeness.py",
         "tests/weights/test_sources.py -k wheel or index",
-        "tests/weights/test_sources.py -k two_processes or killed or failed_build",
+        "tests/weights/test_sources.py -k two_processes or failed_build",
         "tests/data/test_download.py",
     ),
     "NaN for a sample": (
