@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task
 from ctrlreward.tables.row_streams import parse_rows
 from ctrlreward.tables.table_writing import encode_rows
+from ctrlreward.weights.wheels import extract
 
 SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
 METRICS = " ".join(f"--metrics.{n}=worth" for n in ("accuracy", "similarity", "perplexity"))
@@ -371,6 +373,16 @@ def test_names_do_not_control_the_terminal(command: list[str], capsys: Captured)
     shown = "".join(capsys.readouterr())
     assert command[0] == "report" or "worth\N{REPLACEMENT CHARACTER}[2J" in shown.replace("\n", "")
     assert not set("\x1b\x9b\a\u202e") & set(shown)
+
+
+def test_members_of_a_wheel_stay_in_its_folder() -> None:
+    with zipfile.ZipFile("stranger.whl", "w") as archive:
+        archive.writestr("model/weights", b"1")
+        archive.writestr("model/../../outside", b"2")
+    with pytest.raises(ValueError, match=r"stranger.whl has 'model/\.\./\.\./outside', which is"):
+        extract(Path("stranger.whl"), "model/", Path("inner/content"))
+    assert not Path("outside").exists()
+    assert not Path("inner/outside").exists()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])

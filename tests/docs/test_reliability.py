@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     ),
     "pickles, code of a model, Python in YAML": (
         "tests/test_strangers_files.py -k checkpoint or model or pickled or tags",
-        "tests/test_strangers_files.py -k names",
+        "tests/test_strangers_files.py -k members or names",
     ),
     "formulas in CSV, HTML in a report": (
         "tests/test_strangers_files.py -k cell",
