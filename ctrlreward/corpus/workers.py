@@ -30,7 +30,28 @@ from ctrlreward.scorers.base import Component, Scores, score
 # A shard whose worker died so often is considered the cause.
 MOST_DEATHS = 3
 
-_ITEM_FILTER = ItemFilter()
+# Warnings from one line of code that a process shows; a table may have thousands of failed rows.
+_SHOWN = 10
+
+
+class _FirstWarnings(ItemFilter):
+    """Names rows in warnings, and passes the first ones of each line of code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, int]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rename items; say at the last warning of a line of code that it is the last."""
+        super().filter(record)
+        line = record.pathname, record.lineno
+        self.counts[line] += 1
+        if self.counts[line] == _SHOWN:
+            record.msg, record.args = f"{record.getMessage()} (further ones are not shown)", ()
+        return self.counts[line] <= _SHOWN
+
+
+_ROW_WARNINGS = _FirstWarnings()
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,7 @@ ScoreShards: TypeAlias = Callable[
 @contextmanager
 def in_process(threads: int | None = None) -> Iterator[ScoreShards]:
     """Yield the function that scores shards in this process."""
+    _ROW_WARNINGS.counts.clear()  # of an earlier run
     former = torch.get_num_threads()
     torch.set_num_threads(threads or former)
     try:
@@ -289,7 +311,7 @@ def _end_with_parent() -> None:
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
     """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
-        handler.addFilter(_ITEM_FILTER)  # once; the loggers may belong to a user's scorer
+        handler.addFilter(_ROW_WARNINGS)  # once; the loggers may belong to a user's scorer
     with items_named(ItemPlaces(shard.places, shard.columns)):
         try:
             scores = score(components, shard.samples)

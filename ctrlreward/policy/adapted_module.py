@@ -23,6 +23,7 @@ from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import load_tokenizer
 
 PROMPTS_PER_BATCH = 128  # in `complete`
+_ADVICE = "Pass the model and the lora that the checkpoint was trained with."
 
 
 class AdaptedModuleMixin(LightningModule):
@@ -141,26 +142,35 @@ class AdaptedModuleMixin(LightningModule):
         self.policy.save_pretrained(str(folder), selected_adapters=["default"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remove the frozen base model from the checkpoint, and add the seed of the run."""
-        checkpoint["ctrlreward_seed"] = self._seed
+        """Remove the frozen base model from the checkpoint; add the run's seed, and the scale."""
+        checkpoint["ctrlreward_seed"], checkpoint["ctrlreward_scale"] = self._seed, self._scale()
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         checkpoint["state_dict"] = {
             name: value for name, value in checkpoint["state_dict"].items() if name in trained
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the seed of the run."""
+        """Restore the seed of the run, after a check of the adapter's scale."""
         self._resumed_seed = checkpoint.get("ctrlreward_seed")
+        saved, scale = checkpoint.get("ctrlreward_scale"), self._scale()
+        if saved not in (None, scale):  # the weights alone would fit
+            raise RuntimeError(f"the checkpoint was trained with {saved}, not {scale}. {_ADVICE}")
+
+    def _scale(self) -> dict[str, Any]:
+        """Return what scales the adapter and is not seen in its weights."""
+        self.configure_model()
+        config = self.policy.peft_config["default"]
+        names = ("lora_alpha", "alpha_pattern", "use_rslora")
+        return {name: getattr(config, name) for name in names if getattr(config, name)}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load the trained weights; the frozen ones, which no checkpoint has, are not missing."""
-        advice = "Pass the model and the lora that the checkpoint was trained with."
         try:
             found = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
-            error.add_note(advice)
+            error.add_note(_ADVICE)
             raise
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         found.missing_keys[:] = [name for name in found.missing_keys if name in trained]
@@ -171,7 +181,7 @@ class AdaptedModuleMixin(LightningModule):
             # A head for values may be new, or unused.
             if wrong := [key for key in keys if key.startswith("policy.")]:
                 what = f"{what.format(len(wrong))}, such as {wrong[0]}"
-                raise RuntimeError(f"the checkpoint {what}. {advice}")
+                raise RuntimeError(f"the checkpoint {what}. {_ADVICE}")
         return found
 
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:

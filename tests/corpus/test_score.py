@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
+import logging
 import multiprocessing
 import re
 import resource
@@ -79,6 +80,20 @@ def test_all_formats_keep_columns_and_add_scores(source: str, target: str) -> No
     assert [row["letters"] for row in rows] == expected()
     assert list(rows[0]) == ["id", "text", "letters"]
     assert not Path(f"{target}.partial").exists()
+
+
+@pytest.mark.parametrize("_run", [1, 2])  # the second one in this process has its own
+def test_a_table_of_failed_rows_has_few_warnings(
+    _run: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The handler of last resort, as in a terminal.
+    monkeypatch.setattr(logging.root, "handlers", [])
+    write_jsonl("in.jsonl", [{"text": ""}] * 40 + [{"text": "tea"}])
+    main(["score", "in.jsonl", "out.jsonl", "--scorers+=Repetition", "--chunk=1"])
+    lines = [line for line in capsys.readouterr().err.splitlines() if " is empty: " in line]
+    assert len(lines) == workers._SHOWN
+    assert lines[0] == "in.jsonl:1: text is empty: repetition is NaN"
+    assert lines[-1].endswith(" is NaN (further ones are not shown)")
 
 
 def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:

@@ -248,18 +248,23 @@ def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path, recwar
     torch.testing.assert_close(trained_weights(alone), adapter)
 
 
+def on(*modules: str, **options: Any) -> LoRA:
+    return LoRA(r=2, target_modules=modules, **options)
+
+
 @pytest.mark.parametrize(
     ("saved", "loaded", "message"),
     [
-        (["q_proj", "v_proj"], ["q_proj"], r"has 4 weights that this adapter lacks, .*v_proj"),
-        (["q_proj"], ["q_proj", "v_proj"], r"lacks 4 weights of this adapter, such as .*v_proj"),
+        (on("q_proj", "v_proj"), on("q_proj"), "has 4 weights that this adapter lacks, .*v_proj"),
+        (on("q_proj"), on("q_proj", "v_proj"), "lacks 4 weights of this adapter, such as .*v_proj"),
+        (on("q_proj"), on("q_proj", lora_alpha=16), "with {'lora_alpha': 4}, not {.*: 16}"),
     ],
 )
 def test_a_checkpoint_of_another_adapter(tuner, fit, tmp_path, saved, loaded, message) -> None:
-    """Its other weights were ignored, or stayed untrained, without a word."""
+    """Its other weights were ignored, or stayed untrained or had another scale, without a word."""
     path = tmp_path / "saved.ckpt"
-    fit(tuner(lora=LoRA(r=2, target_modules=saved)), 1).save_checkpoint(path)
-    other = tuner(lora=LoRA(r=2, target_modules=loaded))
+    fit(tuner(lora=saved), 1).save_checkpoint(path)
+    other = tuner(lora=loaded)
     with pytest.raises(RuntimeError, match=f"{message}.*Pass the model and the lora"):
         fit(other, 2, ckpt_path=path)
     options = {"model": other.base_model, "reward": other.reward, "lora": other.lora}
