@@ -150,9 +150,10 @@ def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison)
     for metric, values in agreement.metrics.items():
         if several:
             cells = [str(len(values.cv_star))]
-        else:  # the only system's value in each run
+        else:  # the values of the only system that all runs have
             columns = [run.studies[study].get(metric, {}) for run in comparison.runs]
-            cells = [next((f"{v:.4g}" for v in column.values()), "–") for column in columns]
+            shared = next(iter(agreement.systems), "")
+            cells = [f"{column[shared]:.4g}" if shared in column else "–" for column in columns]
         cells += [_number(values.mean_cv_star)]
         if several:
             cells += [*_correlation(values.correlation)]
@@ -195,7 +196,7 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
             else "findings (type IV): none, because no metric has values of two systems in all runs"
         )
     else:
-        yield "findings (type IV): none, because each run has only one system"
+        yield "findings (type IV): none, because the runs share only one system"
     if agreement.gaps:
         yield "left out:"
     for gap in agreement.gaps[:_MAX_GAPS]:
