@@ -250,18 +250,15 @@ def require_same(
         )
 
 
-def changed_items(
-    first: Mapping[str, Any], second: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str]]:
+def changed_items(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the dotted key and the two values, as JSON, of each item that differs."""
-    sides = _flat(first), _flat(second)
-    for key in dict.fromkeys((*sides[0], *sides[1])):
+    sides = _flat(one), _flat(other)
+    for key in {**sides[0], **sides[1]}:
         if not all(key in side for side in sides) or sides[0][key] != sides[1][key]:
-            one, other = (
-                json.dumps(side[key], ensure_ascii=False) if key in side else "nothing"
-                for side in sides
+            shown = (
+                json.dumps(s[key], ensure_ascii=False) if key in s else "nothing" for s in sides
             )
-            yield key, one, other
+            yield key, *shown
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
@@ -270,10 +267,8 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
         value = {str(i): item for i, item in enumerate(value)}
     if not isinstance(value, Mapping) or not value:
         return {key: value}
-    flat: dict[str, Any] = {}
-    for name, item in value.items():
-        flat |= _flat(item, f"{key}.{name}" if key else name)
-    return flat
+    parts = (_flat(item, f"{key}.{name}" if key else name) for name, item in value.items())
+    return {name: item for part in parts for name, item in part.items()}
 
 
 @contextmanager

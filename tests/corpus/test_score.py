@@ -186,7 +186,7 @@ def test_a_killed_run_resumes(stopped: None, refused: Callable[..., str]) -> Non
     error = refused("in.jsonl", "out.csv", *options)
     assert 'with other settings: scorers.0.0.init_args.letter "e", not "t". Resume' in error
     error = refused("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
-    assert 'with other settings: columns.0.label "label", not "text". Resume' in error
+    assert 'with other settings: columns.label "label", not "text". Resume' in error
     (partial / ".00000001-1.json.unfinished").write_text('{"len')
     options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
     main(["score", "in.jsonl", "out.csv", *options])  # device and chunk may change
