@@ -87,10 +87,9 @@ class Distinct(_TokenCounts):
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
     ) -> dict[str, Sequence[float]]:
         groups = [""] * len(ids) if groups is None else groups
-        scores: dict[str, Sequence[float]] = {}
-        for n in (1, 2, 3):
-            values = distinct_by_group(ids, n, groups)
-            scores[f"distinct_{n}"] = [values[group] for group in groups]
+        by_n = {f"distinct_{n}": distinct_by_group(ids, n, groups) for n in (1, 2, 3)}
+        scores: dict[str, Sequence[float]]
+        scores = {name: [values[group] for group in groups] for name, values in by_n.items()}
         scores["distinct"] = np.mean(list(scores.values()), axis=0)
         return scores
 
