@@ -88,8 +88,7 @@ class Distinct(_TokenCounts):
     ) -> dict[str, Sequence[float]]:
         groups = [""] * len(ids) if groups is None else groups
         by_n = {f"distinct_{n}": distinct_by_group(ids, n, groups) for n in (1, 2, 3)}
-        scores: dict[str, Sequence[float]]
-        scores = {name: [values[group] for group in groups] for name, values in by_n.items()}
+        scores: dict[str, Sequence[float]] = {k: [v[g] for g in groups] for k, v in by_n.items()}
         scores["distinct"] = np.mean(list(scores.values()), axis=0)
         return scores
 
