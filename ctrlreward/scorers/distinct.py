@@ -38,7 +38,7 @@ class _TokenCounts(Scorer):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the scores of each text; NaN, with a warning, for fewer than n tokens."""
         column = samples.prefixes if samples.groups is None else samples.groups
-        named = next(reversed(self.specs))
+        *_, named = self.specs
         kept = nonempty(named, texts=samples.texts)
         ids = read_strings(self.tokenizer, [samples.texts[i] for i in kept])["input_ids"]
         groups = None if column is None else [column[i] for i in kept]
