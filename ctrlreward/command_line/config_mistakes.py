@@ -118,8 +118,8 @@ def _described(keys: Keys, text: str) -> tuple[Keys, str]:
             hint = did_you_mean(found or "", names)
         return keys, f"must be {expected}" + ("" if found is None else f", got {found!r}{hint}")
     if text.startswith("the following arguments are required: "):
-        named = f"= {path.rpartition('.')[2]} " if path else ""
-        return keys, f"{named}lacks {text.partition(': ')[2]}"
+        of = f" of {path.rpartition('.')[2]}" if path else ""
+        return keys, f"lacks {text.partition(': ')[2]}{of}"
     fix = ". Install it, or add its folder to PYTHONPATH." if _NO_MODULE.match(text) else ""
     return keys, f": {text[:1].lower()}{text[1:]}{fix}"
 

@@ -365,7 +365,7 @@ WITHOUT_SCORERS = [
         "CTRLEval consistency needs the column 'prefix', but the file has only id, text. Add "
         "the column, or name another one with --columns.prefix=COLUMN. --scorers.help=CTRLEval",
     ),
-    ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers = FunctionScorer lacks function"),
+    ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function of FunctionScorer"),
     (
         "in.jsonl o.csv --scorers Alignment --scorers.aspects=fluency",
         "error: scorers.aspects must be one of consistency, relevance, preservation, engagingness",
