@@ -71,8 +71,11 @@ class TimedTuner(PolicyTuner):
 
     clock: Clock
 
-    def _log_step(self, scored: Any, *of_step: Any) -> None:
-        self.clock.sampling.append(scored.seconds)
-        self.clock.reward.append(of_step[-2])  # before the seconds of the whole step
-        self.clock.tokens.append(float(scored.rollout.mask.sum()))
-        super()._log_step(scored, *of_step)
+    def _log_step(self, rollout: Any, rewards: Any, metrics: dict[str, float]) -> None:
+        tokens = float(rollout.mask.sum())
+        sampling = tokens / metrics["rollout/tokens_per_second"]
+        step = sampling / metrics["time/rollout_share"]
+        self.clock.sampling.append(sampling)
+        self.clock.reward.append(metrics["time/reward_share"] * step)
+        self.clock.tokens.append(tokens)
+        super()._log_step(rollout, rewards, metrics)

@@ -11,7 +11,7 @@ from numbers import Integral
 from os import PathLike
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
-from ctrlreward.arguments import did_you_mean
+from ctrlreward.arguments import checked_keywords, did_you_mean
 from ctrlreward.files import json_line, read_jsonl
 
 # Column of `Samples` → key in a record of one sample.
@@ -166,6 +166,7 @@ _MAY_BE_INTEGERS = ("labels", "groups")
 _TEXTS_ELSEWHERE = ("predictions", "preds", "candidates", "completions", "generations", "outputs")
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class Samples:
     """Texts to score, with optional columns that some scorers need.
@@ -218,7 +219,7 @@ class Samples:
                 column = column.tolist()
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
-            if isinstance(column, str) or not isinstance(column, Iterable):
+            if isinstance(column, str) or table_of(column) or not isinstance(column, Iterable):
                 raise TypeError(
                     f"{name} must be a list of strings, got {shortened(column)}, a "
                     f"{type(column).__name__}"

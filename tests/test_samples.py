@@ -55,6 +55,9 @@ TWO = Samples(["a", "b"], labels=NAMED)
 TYPE_ERRORS: dict[str, Callable[[], object]] = {
     "texts must be a list of strings, got 'The food', a str": lambda: Samples("The food"),
     "texts must be a list of strings, got None, a NoneType": lambda: Samples(None),
+    "Samples() has no argument 'label', only texts, prefixes": lambda: Samples(["a"], label="x"),
+    "must be a list of strings, got {'text': ['a']}, a dict": lambda: Samples({"text": ["a"]}),
+    "of strings, got    a0  b, a DataFrame": lambda: Samples(pd.DataFrame({"a": ["b"]})),
     "got 'longlonglonglonglonglonglonglonglongl…', a str": lambda: Samples("long" * 99),
     "labels must be a list of strings, got 1, a int": lambda: Samples(["a"], labels=1),
     "texts[1] = b'b' is a bytes, not a str": lambda: Samples(["a", b"b"]),

@@ -33,7 +33,7 @@ _UNKNOWN = re.compile(
 )
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
 _NO_MODULE = re.compile(r"No module named '[\w.]+'$")
-_TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
+_TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))(?:\. Got value: ?(.*))?$")
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
 _BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$", re.MULTILINE)
 _LITERAL = re.compile(r"Literal\[(.*)\]")
@@ -111,14 +111,15 @@ def _described(keys: Keys, text: str) -> tuple[Keys, str]:
             names = dir(import_module(module))
         return (*keys, "class_path"), f"= {path}: {module} has no {name}{did_you_mean(name, names)}"
     if wrong := _TYPE.search(text):
-        expected, found = wrong[1] or wrong[2], wrong[3]
+        expected, found, hint = wrong[1] or wrong[2], wrong[3], ""
         if choice := _LITERAL.match(expected):
             names = choice[1].replace("'", "").split(", ")
             expected = f"one of {', '.join(names)}"
-            return keys, f"must be {expected}, got {found!r}{did_you_mean(found, names)}"
-        return keys, f"must be {expected}, got {found!r}"
+            hint = did_you_mean(found or "", names)
+        return keys, f"must be {expected}" + ("" if found is None else f", got {found!r}{hint}")
     if text.startswith("the following arguments are required: "):
-        return keys, f"lacks {text.partition(': ')[2]}"
+        of = f" of {path.rpartition('.')[2]}" if path else ""
+        return keys, f"lacks {text.partition(': ')[2]}{of}"
     fix = ". Install it, or add its folder to PYTHONPATH." if _NO_MODULE.match(text) else ""
     return keys, f": {text[:1].lower()}{text[1:]}{fix}"
 

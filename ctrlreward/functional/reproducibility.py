@@ -119,7 +119,7 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     is reported as a `Gap`.
 
     Raises:
-        ValueError: `tables` has fewer than two, or they have no metric in common.
+        ValueError: `tables` has fewer than two, or they have no metric or no system in common.
 
     Examples:
         >>> first = {"sim": {"A": 0.5, "B": 0.6, "C": 0.7}}
@@ -129,11 +129,14 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     if len(tables) < 2:
         raise ValueError(f"tables must be the tables of 2 or more runs, got {len(tables)}")
     names = list(dict.fromkeys(metric for table in tables for metric in table))
-    if not any(all(metric in table for table in tables) for metric in names):
-        raise ValueError(
-            f"the runs have no metric in common. Run 1 has {', '.join(tables[0]) or 'none'}, "
-            f"run 2 has {', '.join(tables[1]) or 'none'}. Pass runs of the same study."
-        )
+    of_systems = [dict.fromkeys(name for column in t.values() for name in column) for t in tables]
+    for kind, named in (("metric", tables), ("system", of_systems)):
+        if not set.intersection(*map(set, named)):
+            first, second = (", ".join(each)[:300] or "none" for each in named[:2])
+            raise ValueError(
+                f"the runs have no {kind} in common. Run 1 has {first}, run 2 has {second}. "
+                "Pass runs of the same study."
+            )
     gaps: list[Gap] = []
     shared = {}
     metrics = {}

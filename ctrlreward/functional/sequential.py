@@ -98,7 +98,7 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
 
     The share of the 2ⁿ sign patterns with a sum at least as large as the observed one, in [2⁻ⁿ, 1];
     1 without values, or if all are 0. The sums are rounded to a grid in the conservative direction.
-    `differences` are finite, shape (n,).
+    `differences` have shape (n,). Raises a ValueError if one is not finite.
 
     Examples:
         >>> sign_flip_p_value([0.5, 0.25, -0.25])  # sums of 1, 0.5, 0.5 and 5 smaller ones
@@ -108,6 +108,8 @@ def sign_flip_p_value(differences: npt.ArrayLike) -> float:
     values = values[values != 0]
     if len(values) == 0:
         return 1.0
+    if not np.isfinite(values).all():
+        raise ValueError("differences must be finite. Leave out prompts without a score.")
     # By a power of 2, which is exact: sums of the largest floats, and a grid for the smallest ones,
     # would be infinite.
     values = np.ldexp(values, -math.frexp(float(np.abs(values).max()))[1])

@@ -33,9 +33,7 @@ _EXAMPLES = (
 )
 
 
-# Gaps and systems printed per study; the JSON file has all.
-_MAX_GAPS = 20
-_MAX_SYSTEMS = 20
+_MAX_PRINTED = 20  # gaps and systems of a study; the JSON file has all
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,7 @@ class Comparison:
 
 def run(arguments: list[str]) -> None:
     """Read the runs, write the JSON file if requested, and print the comparison."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     names = [options.run_a, options.run_b, *options.runs]
     with user_errors():
         runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
@@ -81,8 +78,7 @@ def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Compa
         for metric in metrics
         if all(metric in run.curves for run in runs)
     }
-    missing = [study for study in all_studies if study not in shared]
-    return Comparison(runs, studies, curves, missing)
+    return Comparison(runs, studies, curves, [s for s in all_studies if s not in shared])
 
 
 def to_json(comparison: Comparison) -> str:
@@ -150,9 +146,10 @@ def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison)
     for metric, values in agreement.metrics.items():
         if several:
             cells = [str(len(values.cv_star))]
-        else:  # the only system's value in each run
+        else:  # the values of the only system that all runs have
             columns = [run.studies[study].get(metric, {}) for run in comparison.runs]
-            cells = [next((f"{v:.4g}" for v in column.values()), "–") for column in columns]
+            shared = next(iter(agreement.systems), "")
+            cells = [f"{column[shared]:.4g}" if shared in column else "–" for column in columns]
         cells += [_number(values.mean_cv_star)]
         if several:
             cells += [*_correlation(values.correlation)]
@@ -171,7 +168,7 @@ def _system_table(agreement: StudyAgreement) -> RichTable:
     table.add_column("system", overflow="fold")
     for heading in ("metrics", "CV* %", "Pearson", "Spearman"):
         table.add_column(heading, justify="right")
-    for name, values in list(agreement.systems.items())[:_MAX_SYSTEMS]:
+    for name, values in list(agreement.systems.items())[:_MAX_PRINTED]:
         cells = (str(values.correlation.n), _number(values.mean_cv_star))
         table.add_row(name, *cells, *_correlation(values.correlation))
     return table
@@ -195,14 +192,14 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
             else "findings (type IV): none, because no metric has values of two systems in all runs"
         )
     else:
-        yield "findings (type IV): none, because each run has only one system"
+        yield "findings (type IV): none, because the runs share only one system"
     if agreement.gaps:
         yield "left out:"
-    for gap in agreement.gaps[:_MAX_GAPS]:
+    for gap in agreement.gaps[:_MAX_PRINTED]:
         of = "" if gap.system == SINGLE_SYSTEM else f" of {gap.system}"
         yield f"  {gap.metric}{of}: {gap.reason}"
-    if len(agreement.gaps) > _MAX_GAPS:
-        yield f"  and {len(agreement.gaps) - _MAX_GAPS} more: --output FILE.json lists all"
+    if len(agreement.gaps) > _MAX_PRINTED:
+        yield f"  and {len(agreement.gaps) - _MAX_PRINTED} more: --output FILE.json lists all"
 
 
 def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
@@ -220,8 +217,8 @@ def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
         yield "  a metric of two systems counts as 1 if they keep their order, as -1 if they swap"
     if len(agreement.metrics) > 1:
         yield "  by system and at once, metrics on different scales bring the correlation near 1"
-    if systems.n and len(agreement.systems) > _MAX_SYSTEMS:
-        rest = len(agreement.systems) - _MAX_SYSTEMS
+    if systems.n and len(agreement.systems) > _MAX_PRINTED:
+        rest = len(agreement.systems) - _MAX_PRINTED
         yield f"  and {rest} more systems: --output FILE.json lists all"
 
 

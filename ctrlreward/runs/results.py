@@ -202,8 +202,8 @@ def _parse_number(path: Path, line: int, column: str, text: str) -> float:
         return float(text) if text.strip() else nan
     except ValueError:
         raise ValueError(
-            f"{path}:{line}: {column} = {text!r} is not a number. Name the "
-            "columns that contain text with --system_columns."
+            f"{path}:{line}: {column} = {text!r} is not a number. A row has the means of a "
+            "system. Name the columns that contain text with --system_columns."
         ) from None
 
 

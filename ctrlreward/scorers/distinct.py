@@ -26,7 +26,6 @@ class _TokenCounts(Scorer):
 
     pointwise = False
     n = 1
-    _named: str  # the score in warnings
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
         self.model = model
@@ -39,13 +38,14 @@ class _TokenCounts(Scorer):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the scores of each text; NaN, with a warning, for fewer than n tokens."""
         column = samples.prefixes if samples.groups is None else samples.groups
-        kept = nonempty(self._named, texts=samples.texts)
+        *_, named = self.specs
+        kept = nonempty(named, texts=samples.texts)
         ids = read_strings(self.tokenizer, [samples.texts[i] for i in kept])["input_ids"]
         groups = None if column is None else [column[i] for i in kept]
         scores = self._scores(ids, groups)
         for i, value in zip(kept, next(iter(scores.values())), strict=True):
             if np.isnan(value):
-                log.warning("texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, self._named)
+                log.warning("texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, named)
         return {name: scatter(values, kept, len(samples)) for name, values in scores.items()}
 
     @abstractmethod
@@ -82,16 +82,13 @@ class Distinct(_TokenCounts):
     specs = dict.fromkeys(
         ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
     )
-    _named = "distinct_n"
 
     def _scores(
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
     ) -> dict[str, Sequence[float]]:
         groups = [""] * len(ids) if groups is None else groups
-        scores: dict[str, Sequence[float]] = {}
-        for n in (1, 2, 3):
-            values = distinct_by_group(ids, n, groups)
-            scores[f"distinct_{n}"] = [values[group] for group in groups]
+        by_n = {f"distinct_{n}": distinct_by_group(ids, n, groups) for n in (1, 2, 3)}
+        scores: dict[str, Sequence[float]] = {k: [v[g] for g in groups] for k, v in by_n.items()}
         scores["distinct"] = np.mean(list(scores.values()), axis=0)
         return scores
 
@@ -116,7 +113,6 @@ class Repetition(_TokenCounts):
 
     pointwise = True
     specs = dict.fromkeys(["repetition"], ScoreSpec(False, (0.0, 1.0)))
-    _named = "repetition"
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 4) -> None:
         super().__init__(model)
@@ -151,7 +147,6 @@ class Uniqueness(_TokenCounts):
     """
 
     specs = dict.fromkeys(["uniqueness"], ScoreSpec(True, (0.0, 1.0)))
-    _named = "uniqueness"
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 2) -> None:
         super().__init__(model)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ctrlreward.files import changed_items
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.contract import PROTOCOL
@@ -65,16 +66,9 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
     the difference.
     """
     expected, found = (json.loads(json.dumps(dict(each))) for each in (expected, found))
-    ours = _flat(expected)
-    theirs = _flat({key: value for key, value in found.items() if key in expected})
-    lines = []
-    for key in dict.fromkeys((*ours, *theirs)):
-        if key not in ours or key not in theirs or ours[key] != theirs[key]:
-            one, other = (
-                json.dumps(side[key], ensure_ascii=False) if key in side else "nothing"
-                for side in (ours, theirs)
-            )
-            lines.append(f"{key}: expected {one}, found {other}")
+    compared = {key: value for key, value in found.items() if key in expected}
+    changes = changed_items(expected, compared)
+    lines = [f"{key}: expected {one}, found {other}" for key, one, other in changes]
     return [line for line in lines if not line.startswith("fingerprint_id: ")] or lines
 
 
@@ -96,18 +90,6 @@ def _describe_scorer(id_: str, scorer: Scorer) -> dict[str, Any]:
         },
         "folds": folds,
     }
-
-
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings, and of lists with any, by dotted key."""
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        value = {str(i): item for i, item in enumerate(value)}
-    if not isinstance(value, dict) or not value:
-        return {key: value}
-    flat: dict[str, Any] = {}
-    for name, item in value.items():
-        flat |= _flat(item, f"{key}.{name}" if key else name)
-    return flat
 
 
 def reward_id(reward: AnyReward) -> str:

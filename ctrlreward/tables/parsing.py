@@ -73,7 +73,7 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
     except UnicodeDecodeError as error:
         line += content.count(b"\n", 0, error.start)
         raise ValueError(
-            f"{path}:{line} is not UTF-8 text. Convert the file, for example with iconv -t utf-8."
+            f"{path}:{line} is not UTF-8 text. Convert the file: iconv -f latin1 -t utf-8."
         ) from None
 
 

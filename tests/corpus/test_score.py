@@ -199,9 +199,9 @@ def test_a_killed_run_resumes(stopped: None, refused: Callable[..., str]) -> Non
     assert len(list(partial.iterdir())) == 1 + 3 + 1  # three shards, then one
     options = [BY_LETTERS, "--scorers.letter=t", *STOPPED[1:]]
     error = refused("in.jsonl", "out.csv", *options)
-    assert "out.csv.partial was started with a different scorers" in error
+    assert 'with other settings: scorers.0.0.init_args.letter "e", not "t". Resume' in error
     error = refused("in.jsonl", "out.csv", *STOPPED, "--columns.label=text")
-    assert "out.csv.partial was started with a different columns" in error
+    assert 'with other settings: columns.label "label", not "text". Resume' in error
     (partial / ".00000001-1.json.unfinished").write_text('{"len')
     options = [BY_LETTERS, "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
     main(["score", "in.jsonl", "out.csv", *options])  # device and chunk may change
@@ -296,7 +296,7 @@ def test_an_unfinished_run_of_another_version_is_refused(
     content["settings"]["version"] = "0.3.0"
     manifest.write_text(json.dumps(content))
     error = refused("in.jsonl", "out.csv", *STOPPED)
-    assert 'out.csv.partial was started with a different version: ["0.3.0"], not' in error
+    assert 'out.csv.partial was started with other settings: version "0.3.0", not' in error
     assert "delete the folder to start over" in error
     manifest.write_text(manifest.read_text()[:-9])
     error = refused("in.jsonl", "out.csv", *STOPPED)
@@ -380,7 +380,11 @@ WITHOUT_SCORERS = [
         "CTRLEval consistency needs the column 'prefix', but the file has only id, text. Add "
         "the column, or name another one with --columns.prefix=COLUMN. --scorers.help=CTRLEval",
     ),
-    ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function"),
+    ("in.jsonl o.csv --scorers FunctionScorer", "error: scorers lacks function of FunctionScorer"),
+    (
+        "in.jsonl o.csv --scorers Alignment --scorers.aspects=fluency",
+        "error: scorers.aspects must be one of consistency, relevance, preservation, engagingness",
+    ),
     ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
     ("in.jsonl o.csv --scorer shard_scorers.Letters", "--scorer (did you mean --scorers?)"),
 ]

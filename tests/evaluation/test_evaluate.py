@@ -261,7 +261,7 @@ def test_a_finished_run_is_not_repeated_nor_continued_with_another_seed(
     assert content(evaluated("a")) == before
     with pytest.raises(SystemExit):
         evaluated("a", seed=1)
-    assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err
+    assert "generations.jsonl was started with other settings: seed 0" in capsys.readouterr().err
 
 
 def test_two_seeds_are_compared(evaluated, plain, tmp_path, capsys) -> None:

@@ -108,6 +108,8 @@ def test_interval_holds_at_all_validations_together() -> None:
 
 
 def test_prompts_that_failed_are_left_out() -> None:
+    with pytest.raises(ValueError, match=r"must be finite\. Leave out prompts without a score"):
+        sign_flip_p_value([math.nan, 0.5])
     before, after = [0.1, math.nan, 0.3, 0.2], [0.3, 0.9, math.nan, 0.5]
     assert paired_difference(before, after, 0.9).prompts == 2
     assert paired_difference(before, after, 0.9).value == pytest.approx(0.25)

@@ -121,9 +121,9 @@ def test_a_crash_loses_no_reward(capsys, monkeypatch) -> None:
         run()
     assert not Path("out.jsonl").exists()
     assert calls == [["a", "aa"], ["b", "bb"], ["c", "crash"]]
-    assert "was started with a different reward" in fails(capsys, reward=f"{__name__}:length")
+    assert "was started with other settings: reward" in fails(capsys, reward=f"{__name__}:length")
     write([*content[:-1], {"prompt": "r", "text": "other"}])
-    assert "was started with a different texts" in fails(capsys)
+    assert "was started with other settings: texts" in fails(capsys)
     write(content)
     calls.clear()
     monkeypatch.setitem(broken, "crash", False)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_folders_of_two_logged_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert result["curves"]["score/x"]["n"] == 4
     assert study["metrics"]["loss"]["mean_cv_star"] is None
     printed = capsys.readouterr().out
-    assert "findings (type IV): none, because each run has only one system" in printed
+    assert "findings (type IV): none, because the runs share only one system" in printed
     assert printed.splitlines()[-3:] == [
         "left out:",
         "  loss: missing in run 2",
@@ -181,6 +182,17 @@ def test_only_the_first_gaps_are_printed(
     assert "and 10 more: --output FILE.json lists all" in printed
 
 
+def test_values_are_of_the_system_that_all_runs_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, rows in (("a", "A,1\nB,2"), ("b", "C,4\nB,3")):
+        (tmp_path / f"{name}.csv").write_text(f"system,x\n{rows}\n")
+    compared([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], tmp_path)
+    printed = capsys.readouterr().out
+    assert re.search(r"x +│ +2 │ +3 │ +\d", printed)
+    assert "the runs share only one system" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -188,6 +200,7 @@ def test_only_the_first_gaps_are_printed(
         (["a.json", "b.json", "--metrics", "z"], "no metric matches z: there are x"),
         (["a.json", "b.json"], "the runs have no metric in common. Run 1 has x, run 2 has y"),
         (["a.json", "c.csv"], "the runs have no study in common, only "),
+        (["s.csv:system=A", "s.csv:system=B"], "no system in common. Run 1 has A, run 2 has B."),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
         (["logged", "logged"], "logged/metrics.csv:2 has no step, must have one in each row"),
@@ -206,6 +219,7 @@ def test_errors_name_the_fix(
     Path("b.json").write_text('{"y": 1}')
     Path("c.csv").write_text("study,x\none,1\n")
     Path("twice.csv").write_text("x,x\n1,2\n")
+    Path("s.csv").write_text("system,x\nA,1\nB,2\n")
     Path("logged").mkdir()
     Path("logged", "metrics.csv").write_text("x\n1\n")
     assert message in fails("compare", *arguments)

@@ -443,7 +443,7 @@ def test_a_folder_of_other_scores_is_refused(
     rescored(folder, capsys=capsys)
     judge = {"components": {"share": {"class_path": "letter_judges.Share"}}}
     (folder / "judge.yaml").write_text(yaml.safe_dump(judge))
-    assert "was started with a different reward and fingerprint" in refused(folder, capsys=capsys)
+    assert "was started with other settings: reward" in refused(folder, capsys=capsys)
 
 
 def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

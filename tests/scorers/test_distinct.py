@@ -42,7 +42,7 @@ def test_an_empty_text_is_nan_and_named(
 ) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         scores = Distinct(words).score(Samples([" a a", "", ""], groups=["x", "x", "y"]))
-    assert caplog.messages == [f"texts[{i}] is empty: distinct_n is NaN" for i in (1, 2)]
+    assert caplog.messages == [f"texts[{i}] is empty: distinct is NaN" for i in (1, 2)]
     np.testing.assert_array_equal(scores["distinct_1"], [0.5, np.nan, np.nan])
     np.testing.assert_allclose(scores["distinct"], [(0.5 + 0.5 + 0) / 3, np.nan, np.nan])
 

@@ -155,7 +155,7 @@ def test_a_tokenizer_with_a_catastrophic_expression(model: Path) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["pre_tokenizer"]["pattern"] = {"Regex": "(a+)+$"}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(RuntimeError, match=r"a tokenizer .* scoring perplexity.*: .*retry-limit"):
+    with pytest.raises(RuntimeError, match=r"a tokenizer .* scoring Perplexity .*: .*retry-limit"):
         Perplexity(str(model)).score(["a" * 40 + "b"])
 
 
