@@ -57,6 +57,10 @@ class Letters(Scorer):
         return {"letters": np.array(counts, float), "length": np.array(lengths, float)}
 
 
+def lengths(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
 class Rank(Scorer):
     """Share of the group's samples that are shorter."""
 

@@ -311,11 +311,9 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
         if key not in REWARD_KEYS:
             raise file.error((key,), f"is not a key{did_you_mean(key, REWARD_KEYS)}")
     aggregate = block.get("aggregate", AGGREGATES[0])
-    learned = isinstance(aggregate, str) and aggregate.endswith(".json")
-    if aggregate not in AGGREGATES and not learned:
-        hint = did_you_mean(aggregate, AGGREGATES)
-        names = ", ".join((*AGGREGATES, "a .json file"))
-        raise file.error(("aggregate",), f"must be {names}, got {aggregate!r}{hint}")
+    if aggregate not in AGGREGATES and not str(aggregate).endswith(".json"):
+        names = f"{', '.join(AGGREGATES)}, a .json file, got {aggregate!r}"
+        raise file.error(("aggregate",), f"must be {names}{did_you_mean(aggregate, AGGREGATES)}")
     components = block["components"]
     if not isinstance(components, Mapping) or not components:
         raise file.error(("components",), "must be names with a scorer each")
@@ -325,8 +323,7 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
             continue
         keys = ("components", name)
         if not isinstance(block.get("scorer"), str):
-            near = next((key for key in block if did_you_mean(key, ("scorer",))), None)
-            hint = f", not {near!r}" if near else ""
+            hint = next((f", not {key!r}" for key in block if did_you_mean(key, ("scorer",))), "")
             raise file.error(keys, f"must have a scorer{hint}, such as scorer: CTRLEval")
         weight = block.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float):

@@ -32,11 +32,14 @@ _UNKNOWN = re.compile(
     r"Group '([\w.]+)' does not accept option '([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
 )
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
-_NO_MODULE = re.compile(r"No module named '[\w.]+'$")
+_FIXES = {
+    "No module named": ". Install it, or add its folder to PYTHONPATH.",
+    "Unexpected import path": ". Write it with dots, as in package.module.name.",
+    "to a subclass of Scorer": ". For a function, use FunctionScorer and its option function.",
+}
 _TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))(?:\. Got value: ?(.*))?$")
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
 _BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$", re.MULTILINE)
-_LITERAL = re.compile(r"Literal\[(.*)\]")
 
 
 def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
@@ -49,18 +52,19 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
         return missing(no_file[1], files)
     if not re.search(r"Parser key|Does not validate|Problem with given", message):
         return message
-    mistakes = list(_mistakes(message))
-    if not mistakes:
+    found = list(_mistakes(message))
+    if not found:
         return " ".join(message.partition("Given value")[0].split())
-    keys, text = max(mistakes, key=lambda each: (not _OTHER_TYPE.match(each[1]), len(each[0])))
+    keys, text = max(found, key=lambda m: (not _OTHER_TYPE.match(m[1]), len(m[0]), "Got" in m[1]))
+    if text.startswith("Expected a typing.Literal") and "Got" not in text:  # in a union
+        text += f". Got value:{message.partition('Given value:')[2]}".splitlines()[0]
     if not keys:  # raised by a class
         return text
     if _BARE_TYPE.match(text):  # none of the types of a union
         problem = f"must be {' or '.join(dict.fromkeys(_BARE_TYPE.findall(message)))}"
     else:
         keys, problem = _described(keys, text)
-    if not problem.startswith(":"):
-        problem = f" {problem}"
+    problem = problem if problem.startswith(":") else f" {problem}"
     dotted = ".".join(key for key in keys if not key.startswith("="))
     for argument in arguments:
         option = argument.partition("=")[0].rstrip("+")
@@ -80,8 +84,7 @@ def missing(path: str, files: Sequence[ConfigFile]) -> str:
     for file in reversed(files):
         for keys, value in file.values():
             if value == path:
-                place = f"{file.path}:{file.line(keys)}: {'.'.join(keys)}"
-                return f"{place} = {path}: no such file"
+                return str(file.error(keys, f"= {path}: no such file"))
     return f"No such file: {path}"
 
 
@@ -111,16 +114,15 @@ def _described(keys: Keys, text: str) -> tuple[Keys, str]:
             names = dir(import_module(module))
         return (*keys, "class_path"), f"= {path}: {module} has no {name}{did_you_mean(name, names)}"
     if wrong := _TYPE.search(text):
-        expected, found, hint = wrong[1] or wrong[2], wrong[3], ""
-        if choice := _LITERAL.match(expected):
-            names = choice[1].replace("'", "").split(", ")
-            expected = f"one of {', '.join(names)}"
-            hint = did_you_mean(found or "", names)
-        return keys, f"must be {expected}" + ("" if found is None else f", got {found!r}{hint}")
+        expected, found = wrong[1] or wrong[2], wrong[3]
+        names = re.findall(r"'(.*?)'", expected)  # of a Literal
+        expected = f"one of {', '.join(names)}" if names else expected
+        got = "" if found is None else f", got {found!r}{did_you_mean(found, names)}"
+        return keys, f"must be {expected}{got}"
     if text.startswith("the following arguments are required: "):
         of = f" of {path.rpartition('.')[2]}" if path else ""
         return keys, f"lacks {text.partition(': ')[2]}{of}"
-    fix = ". Install it, or add its folder to PYTHONPATH." if _NO_MODULE.match(text) else ""
+    fix = next((fix for part, fix in _FIXES.items() if part in text), "")
     return keys, f": {text[:1].lower()}{text[1:]}{fix}"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,7 @@ def reward_of(
         reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
     else:
         own = file and file.below(("components",))
-        components = {
-            name: _component(name, component, own)
-            for name, component in block["components"].items()
-        }
+        components = {key: _component(key, each, own) for key, each in block["components"].items()}
         reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
@@ -101,13 +99,16 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
     options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
     options |= block.get("options") or {}
     path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
+    module, _, attribute = path.rpartition(".")
+    with suppress(ImportError):  # the parser reports it
+        if isfunction(getattr(importlib.import_module(module), attribute, None)):
+            path, options = "ctrlreward.scorers.FunctionScorer", {"function": path, **options}
     component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
     if "score" in block:
         try:
             component = component[block["score"]]
         except (KeyError, ValueError) as error:
-            message = error.args[0]
-            raise file.error((name, "score"), f"= {message}") if file else error from None
+            raise file.error((name, "score"), f"= {error.args[0]}") if file else error from None
     if "given" in block or "at_least" in block:
         component = replace(
             as_component(name, component), given=block.get("given"), at_least=block.get("at_least")

@@ -112,14 +112,15 @@ class Task:
         built_in = _BUILT_IN / f"{name}.yaml"
         path = Path(str(built_in)) if built_in.is_file() else Path(name).expanduser()
         if not path.is_file():
-            known = sorted(f.name[:-5] for f in _BUILT_IN.iterdir() if f.name.endswith(".yaml"))
             raise ValueError(
-                f"task = {str(name)!r} is neither a built-in task ({', '.join(known)}) nor a "
+                f"task = {str(name)!r} is neither a built-in task (sentiment, topic) nor a "
                 "YAML file. Use one of these, or Task(prompts=..., verbalizers=...)."
             )
         content = read_yaml(path)
-        if not isinstance(content, dict) or "verbalizers" not in content:
-            raise ValueError(f"{path} lacks the key 'verbalizers'")
+        keys = list(content) if isinstance(content, dict) else []
+        if "verbalizers" not in keys or {*keys} - {"prompts", "phrases", "verbalizers"}:
+            wanted = "must have the keys verbalizers, and phrases or prompts"
+            raise ValueError(f"{path} {wanted}; got {', '.join(map(str, keys)) or 'none'}")
         prompts = list(require_texts(f"{path}: prompts", content.get("prompts", [])))
         for phrase in require_texts(f"{path}: phrases", content.get("phrases", [])):
             prompts += [f"{TEXT_SLOT} {phrase}", f"{phrase} {TEXT_SLOT}"]

@@ -369,6 +369,22 @@ WITHOUT_SCORERS = [
         "in.jsonl o.csv --scorers no.Such",
         "no module named 'no'. Install it, or add its folder to PYTHONPATH. scorers: Acc",
     ),
+    (
+        "in.jsonl o.csv --scorers os.path.join",
+        "subclass of Scorer. For a function, use FunctionScorer and its option function. scorers: ",
+    ),
+    (
+        "in.jsonl o.csv --scorers FunctionScorer --scorers.function=words.py:count",
+        "words.py:count. Write it with dots, as in package.module.name.",
+    ),
+    *(
+        (
+            f"in.jsonl o.csv --scorers CTRLEval --scorers.aspects={given}",
+            "scorers.aspects must be one of coherence, consistency, attribute_relevance, got "
+            "'relevance' (did you mean 'attribute_relevance'?)",
+        )
+        for given in ("relevance", "[relevance]")
+    ),
     ("in.jsonl o.csv --scorers Scorer", "No such scorer: Scorer"),
     (
         "in.jsonl o.csv --scorers Accuracy",

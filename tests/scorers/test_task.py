@@ -136,11 +136,20 @@ def test_an_unknown_task_raises() -> None:
         Task.load("sentimint")
 
 
-@pytest.mark.parametrize("content", ["prompts: []", "- a list", ""])
-def test_a_file_without_verbalizers_raises(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "keys"),
+    [
+        ("prompts: []", "prompts"),
+        ("phrase: [So <mask_token>!]\nverbalizers: {a: [b], c: [d]}", "phrase, verbalizers"),
+        ("- a list", "none"),
+        ("", "none"),
+    ],
+)
+def test_a_file_with_other_keys_raises(tmp_path: Path, content: str, keys: str) -> None:
     path = tmp_path / "food.yaml"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"food\.yaml lacks the key 'verbalizers'"):
+    message = rf"food\.yaml must have the keys verbalizers, and phrases or prompts; got {keys}$"
+    with pytest.raises(ValueError, match=message):
         Task.load(path)
 
 

@@ -151,6 +151,14 @@ def test_components_as_a_reader_of_the_page_writes_them(
     assert build_reward(path).weights == expected.weights
 
 
+@pytest.mark.parametrize("given", ["%s", "{scorer: %s}", "{scorer: %s, pointwise: true}"])
+def test_a_component_is_the_import_path_of_a_function(
+    written: Callable[[str], Path], given: str
+) -> None:
+    path = written("components:\n  length: " + given % "letter_scorers.lengths")
+    assert build_reward(path)(["soup", "foo"]).total.tolist() == [4, 3]
+
+
 def test_conditions_and_scales_in_the_short_form(written: Callable[[str], Path]) -> None:
     path = written(
         """
@@ -191,6 +199,7 @@ MISTAKES = [
      "(did you mean 'CTRLEval'?)"),
     ("scorer: CTRLEval", "scoer: CTRLEval",
      "reward.yaml:3: components.relevance must have a scorer"),
+    ("scorer: CTRLEval", "scorer: letter_scorers.none", "letter_scorers has no none"),
     ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
     ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
     ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
