@@ -32,7 +32,7 @@ _UNKNOWN = re.compile(
     r"Group '([\w.]+)' does not accept option '([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
 )
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
-_NO_MODULE = re.compile(r"No module named '[\w.]+'$")
+_NO_MODULE = re.compile(r"^(?:.*: )?(No module named '[\w.]+')(?:\. Got value: .*)?$")
 _TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
 _BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$", re.MULTILINE)
@@ -119,8 +119,8 @@ def _described(keys: Keys, text: str) -> tuple[Keys, str]:
         return keys, f"must be {expected}, got {found!r}"
     if text.startswith("the following arguments are required: "):
         return keys, f"lacks {text.partition(': ')[2]}"
-    fix = ". Install it, or add its folder to PYTHONPATH." if _NO_MODULE.match(text) else ""
-    return keys, f": {text[:1].lower()}{text[1:]}{fix}"
+    text = _NO_MODULE.sub(r"\1. Install it, or add its folder to PYTHONPATH.", text)
+    return keys, f": {text[:1].lower()}{text[1:]}"
 
 
 def _unknown(keys: Keys, path: str, names: Keys) -> tuple[Keys, str]:
