@@ -196,7 +196,8 @@ def test_resolution_is_logged_after_the_second_validation(
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
     assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
-    assert "score/uniqueness: " in shown[0] and "nan" not in shown[0]
+    assert "score/uniqueness: " in shown[0]
+    assert "nan" not in shown[0]
     assert shown[0].endswith(
         "score/failed: not known, as fewer than two prompts have a score at both validations"
     )
