@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, RunReport, pl
 
-from ctrlreward import CorpusFold, Samples, Uniqueness
+from ctrlreward import CorpusFold, Distinct, Samples
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.sequential import resolution
@@ -184,7 +184,7 @@ def test_resolution_is_logged_after_the_second_validation(
 
     scores = {
         "letters": Counts()["letters"],
-        "uniqueness": Uniqueness(),  # one score for all completions of a prompt
+        "distinct": Distinct()["distinct_1"],  # one score for all completions of a prompt
         "failed": lambda texts: [None] * len(texts),
     }
     scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
@@ -196,7 +196,7 @@ def test_resolution_is_logged_after_the_second_validation(
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
     assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
-    assert "score/uniqueness: " in shown[0]
+    assert "score/distinct: " in shown[0]
     assert "nan" not in shown[0]
     assert shown[0].endswith(
         "score/failed: not known, as fewer than two prompts have a score at both validations"
