@@ -244,8 +244,7 @@ def require_same(
     """Raise a ValueError if a file or folder, `what`, was started with other settings."""
     differing = [name for name, value in settings.items() if started.get(name) != value]
     if differing:
-        sides = ([side.get(name) for name in differing] for side in (started, settings))
-        was, now = (json.dumps(side)[:300] for side in sides)
+        was, now = (json.dumps([s.get(n) for n in differing])[:300] for s in (started, settings))
         raise ValueError(
             f"{path} was started with a different {' and '.join(differing)}: {was}, not {now}. "
             f"Resume with the same, or delete the {what} to start over"
