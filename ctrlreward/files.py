@@ -283,11 +283,12 @@ def hold(lock: Path, what: object, advice: str, temporary: bool = False) -> Iter
 
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(lock).acquire(timeout=0)
+        try:
+            held = FileLock(lock).acquire(timeout=0)
+        except Timeout:
+            holder = lock.read_text(encoding="utf-8") or "another process"
+            raise ValueError(f"{what} is in use by {holder}. {advice}") from None
         lock.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-    except Timeout:
-        holder = lock.read_text(encoding="utf-8") or "another process"
-        raise ValueError(f"{what} is in use by {holder}. {advice}") from None
     except OSError as error:
         raise OSError(f"{what} can't be written: {error.strerror or error}") from None
     with held:

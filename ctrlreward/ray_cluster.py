@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ctrlreward.arguments import positive
 from ctrlreward.extras import import_extra
@@ -68,11 +70,9 @@ class RayServeOptions(RayOptions):
         super().__post_init__()
         for name in ("target_ongoing_requests", "max_ongoing_requests"):
             positive(f"ray.{name}", getattr(self, name))
-        if self.max_queued_requests < -1 or self.max_queued_requests == 0:
-            raise ValueError(
-                "ray.max_queued_requests must be positive, or -1 for no limit, got "
-                f"{self.max_queued_requests}"
-            )
+        queued, must = self.max_queued_requests, "must be positive, or -1 for no limit"
+        if queued < 1 and queued != -1:
+            raise ValueError(f"ray.max_queued_requests {must}, got {queued}")
 
 
 def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> bool:
@@ -81,15 +81,20 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
     statistics; `ray.init` takes the options in addition to ours.
     """
+    place = urlsplit(f"//{(address or '').removeprefix('ray://')}")
+    if place.port:  # Ray itself repeats for minutes
+        try:
+            socket.create_connection((place.hostname, place.port), timeout=10).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
         # Read when Ray is imported: its processes listen on the loopback address, not on all.
         # `_node_ip_address` does not work, since Ray resolves 127.0.0.1 to another address.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, **own}
     ray = import_extra("ray", "--engine ray")
     if ray.is_initialized():
         return False
-    if not address:
-        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, **own}
     ray.init(address or "local", logging_level=logging.ERROR, **options)
     return True

@@ -153,9 +153,10 @@ def test_a_disk_without_space_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(raised.value.__notes__) == 1
 
 
-def test_a_lock_that_can_not_be_written_names_what_it_protects(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["file", "/proc"])  # a file, and a folder without new files
+def test_a_lock_that_can_not_be_written_names_what_it_protects(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
-    lock = tmp_path / "file" / ".out.lock"
+    lock = tmp_path / folder / ".out.lock"
     with (
         pytest.raises(OSError, match=r"^out\.jsonl can't be written: "),
         hold(lock, "out.jsonl", ""),

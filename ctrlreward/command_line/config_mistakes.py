@@ -32,6 +32,7 @@ _UNKNOWN = re.compile(
     r"Group '([\w.]+)' does not accept option '([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
 )
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
+_NO_MODULE = re.compile(r"^(?:.*: )?(No module named '[\w.]+')(?:\. Got value: .*)?$")
 _FIXES = {
     "No module named": ". Install it, or add its folder to PYTHONPATH.",
     "Unexpected import path": ". Write it with dots, as in package.module.name.",
@@ -122,6 +123,7 @@ def _described(keys: Keys, text: str) -> tuple[Keys, str]:
     if text.startswith("the following arguments are required: "):
         of = f" of {path.rpartition('.')[2]}" if path else ""
         return keys, f"lacks {text.partition(': ')[2]}{of}"
+    text = _NO_MODULE.sub(r"\1", text)
     fix = next((fix for part, fix in _FIXES.items() if part in text), "")
     return keys, f": {text[:1].lower()}{text[1:]}{fix}"
 

@@ -50,7 +50,10 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
-    identity = _identity(config.as_dict()["scorers"])
+    identity = json.loads(
+        parser.dump(config, format="json"),  # functions by their paths
+        object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in _NOT_IDENTITY},
+    )["scorers"]
 
     def resumes() -> bool:
         target = _target(config.output)
@@ -162,9 +165,9 @@ def score_file(
                     "of --columns or of the scorers' options are not detected."
                 )
                 return
-            else:
-                store.start(manifest)
             with pool as score_shards:
+                if not started:
+                    store.start(manifest)
                 score_corpus(corpus, components, manifest, store, score_shards)
             read = enumerate(unchanged_shards(corpus, manifest))
             shards = ((rows, store.read(i)) for i, rows in read)
@@ -216,8 +219,9 @@ def _resume(
     components: Mapping[str, Component],
 ) -> None:
     """Keep the scores of an unfinished run whose rows have not changed, and delete the others."""
-    settings = json.loads(json.dumps(manifest.settings))
-    require_same(settings, started.settings, store.folder, "folder")
+    require_same(
+        json.loads(json.dumps(manifest.settings)), started.settings, store.folder, "folder"
+    )
     pairs = enumerate(zip_longest(manifest.checksums, started.checksums))
     changed = [shard for shard, (now, was) in pairs if now != was]  # or only one run has it
     if not changed:
@@ -232,15 +236,6 @@ def _resume(
     if of_all_rows:
         line += f", except {', '.join(of_all_rows)}, which depend on all rows"
     write_line(line)
-
-
-def _identity(configuration: Any) -> Any:
-    """Drop the options that don't change the scores from a configuration."""
-    if isinstance(configuration, dict):
-        return {k: _identity(v) for k, v in configuration.items() if k not in _NOT_IDENTITY}
-    if isinstance(configuration, list | tuple):
-        return [_identity(item) for item in configuration]
-    return configuration if isinstance(configuration, int | float | None) else str(configuration)
 
 
 def _require_complete(

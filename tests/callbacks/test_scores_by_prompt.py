@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, RunReport, pl
 
-from ctrlreward import CorpusFold, Samples
+from ctrlreward import CorpusFold, Distinct, Samples
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.sequential import resolution
@@ -182,7 +182,11 @@ def test_resolution_is_logged_after_the_second_validation(
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             tables.append(scorer.by_prompt["score/letters"])
 
-    scores = {"letters": Counts()["letters"], "failed": lambda texts: [None] * len(texts)}
+    scores = {
+        "letters": Counts()["letters"],
+        "distinct": Distinct()["distinct_1"],  # one score for all completions of a prompt
+        "failed": lambda texts: [None] * len(texts),
+    }
     scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2)
     keeper = RewardCheckpoint("score/letters", dirpath=str(tmp_path / "kept"))
     callbacks = [scorer, Record(), keeper, RunReport(str(tmp_path))]
@@ -192,6 +196,8 @@ def test_resolution_is_logged_after_the_second_validation(
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])
     assert f"score/letters: {first.detectable:.3g}; 16 prompts would show half of it" in shown[0]
+    assert "score/distinct: " in shown[0]
+    assert "nan" not in shown[0]
     assert shown[0].endswith(
         "score/failed: not known, as fewer than two prompts have a score at both validations"
     )

@@ -406,6 +406,10 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
             "port must be a free port on the cluster's head, got 0",
         ),
         (
+            ["--engine=ray", "--port=8700", "--ray.address=127.0.0.1:1"],
+            "error: no Ray cluster answers at 127.0.0.1:1: [Errno 111] Connection refused",
+        ),
+        (
             ["--engine=ray", "--replicas=3", "--ray.max_replicas=2"],
             "max_replicas must be 3 or more, got 2",
         ),

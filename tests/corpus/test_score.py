@@ -216,6 +216,24 @@ def test_a_killed_run_resumes(stopped: None, refused: Callable[..., str]) -> Non
     assert not partial.exists()
 
 
+def raises(texts: list[str]) -> list[float]:
+    raise ValueError("no score")
+
+
+def test_a_run_of_a_function_can_be_resumed_by_another_process(refused: Callable[..., str]) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    function = f"{__name__}.raises"
+    refused(
+        "in.jsonl",
+        "o.csv",
+        "--scorers=FunctionScorer",
+        f"--scorers.function={function}",
+        "--chunk=4",
+    )
+    manifest = json.loads(Path("o.csv.partial/manifest.json").read_text())
+    assert manifest["settings"]["scorers"][0][0]["init_args"]["function"] == function
+
+
 def test_a_full_disk_keeps_the_shards_and_is_named(
     stopped: None, refused: Callable[..., str]
 ) -> None:
@@ -384,6 +402,10 @@ WITHOUT_SCORERS = [
             "'relevance' (did you mean 'attribute_relevance'?)",
         )
         for given in ("relevance", "[relevance]")
+    ),
+    (
+        "in.jsonl o.csv --scorers FunctionScorer --scorers.function=no.length",
+        "scorers.function: no module named 'no'. Install it, or add its folder to PYTHONPATH.",
     ),
     ("in.jsonl o.csv --scorers Scorer", "No such scorer: Scorer"),
     (
