@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection
@@ -34,24 +35,35 @@ MOST_DEATHS = 3
 _SHOWN = 10
 
 
-class _FirstWarnings(ItemFilter):
+class FirstWarnings(ItemFilter):
     """Names rows in warnings, and passes the first ones of each line of code."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[tuple[str, int]] = Counter()
+        self._counts: Counter[tuple[str, int]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Rename items; say at the last warning of a line of code that it is the last."""
         super().filter(record)
+        if record.levelno != logging.WARNING:
+            return True
         line = record.pathname, record.lineno
-        self.counts[line] += 1
-        if self.counts[line] == _SHOWN:
+        self._counts[line] += 1
+        if self._counts[line] == _SHOWN:
             record.msg, record.args = f"{record.getMessage()} (further ones are not shown)", ()
-        return self.counts[line] <= _SHOWN
+        return self._counts[line] <= _SHOWN
 
-
-_ROW_WARNINGS = _FirstWarnings()
+    @contextmanager
+    def on_handlers(self) -> Iterator[None]:
+        """Filter all warnings that are shown; their loggers may belong to a user's scorer."""
+        handlers = [h for h in (*logging.root.handlers, logging.lastResort) if h is not None]
+        for handler in handlers:
+            handler.addFilter(self)
+        try:
+            yield
+        finally:
+            for handler in handlers:
+                handler.removeFilter(self)
 
 
 @dataclass(frozen=True)
@@ -83,21 +95,20 @@ ScoreShards: TypeAlias = Callable[
 @contextmanager
 def in_process(threads: int | None = None) -> Iterator[ScoreShards]:
     """Yield the function that scores shards in this process."""
-    _ROW_WARNINGS.counts.clear()  # of an earlier run
     former = torch.get_num_threads()
     torch.set_num_threads(threads or former)
     try:
-        yield _score_here
+        yield partial(_score_here, FirstWarnings())
     finally:
         torch.set_num_threads(former)
 
 
 def _score_here(
-    components: Mapping[str, Component], shards: Iterable[Shard]
+    warnings: FirstWarnings, components: Mapping[str, Component], shards: Iterable[Shard]
 ) -> Iterator[tuple[int, dict[str, Scores]]]:
     try:
         for shard in shards:
-            yield shard.number, score_shard(components, shard)
+            yield shard.number, score_shard(components, shard, warnings)
     finally:
         release(components)
 
@@ -219,6 +230,7 @@ class LoadedComponents:
         torch.set_num_threads(threads)
         self.device = device
         self._components: dict[str, Component] = {}
+        self._warnings = FirstWarnings()
 
     def load(self, content: bytes) -> None:
         """Replace the components by pickled ones."""
@@ -232,7 +244,7 @@ class LoadedComponents:
     def score(self, shard: Shard) -> dict[str, Scores]:
         """Return the scores of a shard."""
         with _portable_errors():
-            return score_shard(self._components, shard)
+            return score_shard(self._components, shard, self._warnings)
 
 
 class ProcessWorkers(WorkerPool):
@@ -308,11 +320,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
+def score_shard(
+    components: Mapping[str, Component], shard: Shard, warnings: FirstWarnings
+) -> dict[str, Scores]:
     """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
-    for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
-        handler.addFilter(_ROW_WARNINGS)  # once; the loggers may belong to a user's scorer
-    with items_named(ItemPlaces(shard.places, shard.columns)):
+    with warnings.on_handlers(), items_named(ItemPlaces(shard.places, shard.columns)):
         try:
             scores = score(components, shard.samples)
         except Exception as error:
