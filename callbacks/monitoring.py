@@ -66,9 +66,10 @@ class Reader:
         """Note a decision."""
         self.step, self._decided = step, self._looks
 
-    def restore(self, step: int) -> None:
-        """Continue; a resumed run has no metrics of before."""
-        self.step = step
+    def note_restored(self, trainer: Trainer) -> None:
+        """Note the metrics of the interrupted run, which are not new."""
+        self._look(trainer.callback_metrics)
+        self._decided = self._looks
 
     def start(self, trainer: Trainer) -> None:
         """Note what is logged when a validation starts."""

@@ -65,6 +65,7 @@ from ctrlreward.scorers.records import (
     read_scored_samples,
     write_scored_samples,
 )
+from ctrlreward.selection.best import CHOICES
 from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
@@ -299,7 +300,7 @@ class RunReportMixin(ReadingMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
         self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
-        self._reader.restore(state_dict.get("decided", -1))
+        self._reader.step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
@@ -349,7 +350,8 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    bounds = getattr(ours, "constraints", {})  # of a RewardCheckpoint, as the last two
+    bounds = getattr(ours, "constraints", {})  # of a RewardCheckpoint, as all but step and reason
+    rule = ours.rule if ours else None
     best = keeper.best_model_path or keeper.last_model_path if keeper else ""
     return {
         "steps": trainer.global_step,
@@ -360,6 +362,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
             "monitor": keeper.monitor if keeper else None,
             "step": ours.selected_step if ours else None,
             "constraints": {key: list(interval) for key, interval in bounds.items()},
+            **{name: getattr(rule, name, None) for name in CHOICES},
             "optimism": getattr(ours, "optimism", None),
             "reason": getattr(ours, "reason", ""),
         },

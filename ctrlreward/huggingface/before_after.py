@@ -33,6 +33,7 @@ from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import write_scored_samples
+from ctrlreward.selection.best import CHOICES
 
 
 @checked_keywords(**SAMPLING_NAMES, generation_config="generation")
@@ -153,6 +154,7 @@ class BeforeAfter(TrainerCallback):
                     names.get(key, key): list(bounds)
                     for key, bounds in (keeper.constraints if keeper else {}).items()
                 },
+                **{name: getattr(keeper and keeper.rule, name, None) for name in CHOICES},
                 "optimism": keeper.optimism if keeper else None,
                 "reason": keeper.reason if keeper else "",
             },
