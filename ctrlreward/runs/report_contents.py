@@ -553,7 +553,8 @@ def _verdict(
                   -1: ("bad", "It got worse")}[outcome]  # fmt: skip
     if outcome > 0 and fallen:
         tone, head = "warn", f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse"
-    guard = "no alarm was raised" if rules.alarm else "no held-out score was watched"
+    watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
+    guard = "no alarm was raised" if watched else "no held-out score was watched"
     sentence = f"{head}, and {guard}." + (f" {take}." if seen else "")
     return {"tone": tone, "sentence": sentence, "details": changes}
 
