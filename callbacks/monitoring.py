@@ -66,11 +66,6 @@ class Reader:
         """Note a decision."""
         self.step, self._decided = step, self._looks
 
-    def note_restored(self, trainer: Trainer) -> None:
-        """Note the metrics of the interrupted run, which are not new."""
-        self._look(trainer.callback_metrics)
-        self._decided = self._looks
-
     def start(self, trainer: Trainer) -> None:
         """Note what is logged when a validation starts."""
         self._look(trainer.callback_metrics)

@@ -350,25 +350,32 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    bounds = getattr(ours, "constraints", {})  # of a RewardCheckpoint, as all but step and reason
-    rule = ours.rule if ours else None
     best = keeper.best_model_path or keeper.last_model_path if keeper else ""
     return {
         "steps": trainer.global_step,
         "stopped_by": stopped_by(trainer),
         "best_checkpoint": (ours.best_adapter_path if ours else "") or str(best),
         "constraints_met": bool(keeper and keeper.best_model_path),
-        "selection": {
-            "monitor": keeper.monitor if keeper else None,
-            "step": ours.selected_step if ours else None,
-            "constraints": {key: list(interval) for key, interval in bounds.items()},
-            **{name: getattr(rule, name, None) for name in CHOICES},
-            "optimism": getattr(ours, "optimism", None),
-            "reason": getattr(ours, "reason", ""),
-        },
+        "selection": selection_facts(ours, keeper.monitor if keeper else None),
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
         "ranges": known_bounds(trainer),
+    }
+
+
+def selection_facts(
+    keeper: Any, monitor: str | None, names: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what a checkpoint callback selected and how; `names` are other names of keys."""
+    names, rule = names or {}, getattr(keeper, "rule", None)
+    bounds = getattr(keeper, "constraints", {})
+    return {
+        "monitor": monitor and names.get(monitor, monitor),
+        "step": getattr(keeper, "selected_step", None),
+        "constraints": {names.get(key, key): list(pair) for key, pair in bounds.items()},
+        **{name: getattr(rule, name, None) for name in CHOICES},
+        "optimism": getattr(keeper, "optimism", None),
+        "reason": getattr(keeper, "reason", ""),
     }
 
 

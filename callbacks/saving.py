@@ -175,8 +175,9 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         """Log the metrics of the interrupted run, as old ones."""
         super().on_train_start(trainer, pl_module)
         trainer.callback_metrics.update(self._logged)
-        for callback in callbacks_of(trainer, ReadingMixin) if self._logged else ():
-            callback._reader.note_restored(trainer)
+        for reader in [each._reader for each in callbacks_of(trainer, ReadingMixin)]:
+            reader.start(trainer)
+            reader.note(reader.step)
         self._logged = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

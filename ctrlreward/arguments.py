@@ -47,8 +47,8 @@ def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], obje
     """Return the hint of an error, with a space before it: the most similar known name, or ""."""
     names = list(known)
     # A key without its prefix, 'relevance' for 'score/relevance', or the number of its loader.
-    parts = [name for name in names if name.endswith(f"/{given}")]
-    parts = parts or [name for name in names if name == f"{given}/dataloader_idx_0"]
+    whole = f"{given}/dataloader_idx_0"
+    parts = [name for name in names if name.endswith(f"/{given}") or name == whole]
     if len(parts) == 1:
         return f" (did you mean {show(parts[0])}?)"
     folded = get_close_matches(str(given).casefold(), [name.casefold() for name in names], n=1)
