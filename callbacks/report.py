@@ -356,24 +356,24 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
         "stopped_by": stopped_by(trainer),
         "best_checkpoint": (ours.best_adapter_path if ours else "") or str(best),
         "constraints_met": bool(keeper and keeper.best_model_path),
-        "selection": selection_facts(ours, keeper.monitor if keeper else None),
+        "selection": selection_facts(ours, keeper.monitor if keeper else None, {}),
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
         "ranges": known_bounds(trainer),
     }
 
 
-def selection_facts(
-    keeper: Any, monitor: str | None, names: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def selection_facts(keeper: Any, monitor: str | None, names: Mapping[str, str]) -> dict[str, Any]:
     """Return what a checkpoint callback selected and how; `names` are other names of keys."""
-    names, rule = names or {}, getattr(keeper, "rule", None)
+    how = {name: getattr(getattr(keeper, "rule", None), name, None) for name in CHOICES}
+    if isinstance(how["ties_by"], Mapping):
+        how["ties_by"] = {names.get(key, key): mode for key, mode in how["ties_by"].items()}
     bounds = getattr(keeper, "constraints", {})
     return {
         "monitor": monitor and names.get(monitor, monitor),
         "step": getattr(keeper, "selected_step", None),
         "constraints": {names.get(key, key): list(pair) for key, pair in bounds.items()},
-        **{name: getattr(rule, name, None) for name in CHOICES},
+        **how,
         "optimism": getattr(keeper, "optimism", None),
         "reason": getattr(keeper, "reason", ""),
     }

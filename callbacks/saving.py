@@ -172,7 +172,7 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         self._logged = checkpoint.get("logged_metrics", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the metrics of the interrupted run, as old ones."""
+        """Show the metrics of the interrupted run, as old ones."""
         super().on_train_start(trainer, pl_module)
         trainer.callback_metrics.update(self._logged)
         for reader in [each._reader for each in callbacks_of(trainer, ReadingMixin)]:
