@@ -66,10 +66,6 @@ class Reader:
         """Note a decision."""
         self.step, self._decided = step, self._looks
 
-    def restore(self, step: int) -> None:
-        """Continue; a resumed run has no metrics of before."""
-        self.step = step
-
     def start(self, trainer: Trainer) -> None:
         """Note what is logged when a validation starts."""
         self._look(trainer.callback_metrics)

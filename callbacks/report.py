@@ -65,6 +65,7 @@ from ctrlreward.scorers.records import (
     read_scored_samples,
     write_scored_samples,
 )
+from ctrlreward.selection.best import CHOICES
 from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
@@ -299,7 +300,7 @@ class RunReportMixin(ReadingMixin):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
         self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
-        self._reader.restore(state_dict.get("decided", -1))
+        self._reader.step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
@@ -349,23 +350,32 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    bounds = getattr(ours, "constraints", {})  # of a RewardCheckpoint, as the last two
     best = keeper.best_model_path or keeper.last_model_path if keeper else ""
     return {
         "steps": trainer.global_step,
         "stopped_by": stopped_by(trainer),
         "best_checkpoint": (ours.best_adapter_path if ours else "") or str(best),
         "constraints_met": bool(keeper and keeper.best_model_path),
-        "selection": {
-            "monitor": keeper.monitor if keeper else None,
-            "step": ours.selected_step if ours else None,
-            "constraints": {key: list(interval) for key, interval in bounds.items()},
-            "optimism": getattr(ours, "optimism", None),
-            "reason": getattr(ours, "reason", ""),
-        },
+        "selection": selection_facts(ours, keeper.monitor if keeper else None, {}),
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
         "ranges": known_bounds(trainer),
+    }
+
+
+def selection_facts(keeper: Any, monitor: str | None, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a checkpoint callback selected and how; `names` are other names of keys."""
+    how = {name: getattr(getattr(keeper, "rule", None), name, None) for name in CHOICES}
+    if isinstance(how["ties_by"], Mapping):
+        how["ties_by"] = {names.get(key, key): mode for key, mode in how["ties_by"].items()}
+    bounds = getattr(keeper, "constraints", {})
+    return {
+        "monitor": monitor and names.get(monitor, monitor),
+        "step": getattr(keeper, "selected_step", None),
+        "constraints": {names.get(key, key): list(pair) for key, pair in bounds.items()},
+        **how,
+        "optimism": getattr(keeper, "optimism", None),
+        "reason": getattr(keeper, "reason", ""),
     }
 
 

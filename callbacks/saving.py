@@ -13,13 +13,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
-from ctrlreward.callbacks.monitoring import DecidingMixin, read_metrics
+from ctrlreward.callbacks.monitoring import DecidingMixin, ReadingMixin, read_metrics
 from ctrlreward.files import remove_at_once, whole_folder, write_by_ranks, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
     TorchCheckpointIO,
     Trainer,
     averaging_callbacks,
+    callbacks_of,
     is_sharded,
     misconfigured,
     mixed,
@@ -100,6 +101,7 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`."""
 
     _writes_last = False
+    _logged: Mapping[str, torch.Tensor] = {}  # of the checkpoint that this run resumes from
 
     @property
     def best_adapter_path(self) -> str:
@@ -156,6 +158,27 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
             error = f"dirpath must be a local folder, to which adapters are written, got {folder!r}"
         if error:
             raise misconfigured(trainer, error)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the logged metrics, which a callback or scheduler may read as the epoch ends."""
+        checkpoint["logged_metrics"] = dict(trainer.callback_metrics)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the logged metrics until Lightning has forgotten its own."""
+        self._logged = checkpoint.get("logged_metrics", {})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the metrics of the interrupted run, as old ones."""
+        super().on_train_start(trainer, pl_module)
+        trainer.callback_metrics.update(self._logged)
+        for reader in [each._reader for each in callbacks_of(trainer, ReadingMixin)]:
+            reader.start(trainer)
+            reader.note(reader.step)
+        self._logged = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the checkpoint if it is selected, and always `last.ckpt`."""

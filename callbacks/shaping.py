@@ -174,7 +174,7 @@ class RewardShapingMixin(ReadingMixin):
         """Restore them from a checkpoint; schedules, bounds and target are not changed."""
         moments = dict(state_dict)
         self.beta = moments.pop("beta")
-        self._reader.restore(moments.pop("decided", -1))
+        self._reader.step = moments.pop("decided", -1)
         ranges = moments.pop("ranges", None)
         if ranges is not None and self.ranges is not None:
             self.ranges.restore(ranges)

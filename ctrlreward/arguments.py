@@ -46,9 +46,11 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
     """Return the hint of an error, with a space before it: the most similar known name, or ""."""
     names = list(known)
-    ends = [name for name in names if name.endswith(f"/{given}")]
-    if len(ends) == 1:  # a key without its prefix: 'relevance' for 'score/relevance'
-        return f" (did you mean {show(ends[0])}?)"
+    # A key without its prefix, 'relevance' for 'score/relevance', or the number of its loader.
+    whole = f"{given}/dataloader_idx_0"
+    parts = [name for name in names if name.endswith(f"/{given}") or name == whole]
+    if len(parts) == 1:
+        return f" (did you mean {show(parts[0])}?)"
     folded = get_close_matches(str(given).casefold(), [name.casefold() for name in names], n=1)
     alike = [name for name in names if name.casefold() in folded]
     similar = get_close_matches(str(given), alike, n=1, cutoff=0.0)

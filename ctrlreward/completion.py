@@ -131,10 +131,11 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
             f"{caller} returned {shortened(completions)}, a {type(completions).__name__}. Return a "
             "list of one string per prompt."
         )
-    if len(completions) != len(rows) or not all(isinstance(c, str) for c in completions):
+    others = [each for each in completions if not isinstance(each, str)]
+    if len(completions) != len(rows) or others:
         raise ValueError(
-            f"{caller} returned {len(completions)} items for {len(rows)} prompts, first "
-            f"{completions[:1]!r}. Return one string per prompt."
+            f"{caller} returned {len(completions)} items for {len(rows)} prompts, such as "
+            f"{(others or completions)[:1]!r}. Return one string per prompt."
         )
     pairs = zip(rows.require("prompts", name), completions, strict=True)
     # With sources it may be a copy of the input, which some models begin with.

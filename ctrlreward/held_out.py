@@ -255,7 +255,7 @@ class HeldOutScorer:
             shown = "not known, as fewer than two prompts have a score at both validations"
             if r.prompts > 1:
                 spread = f"{r.between_prompts:.3g} between prompts"
-                if not np.isnan(r.between_decodings):
+                if np.isfinite(r.between_decodings):
                     spread += f", {r.between_decodings:.3g} between completions of a prompt"
                 shown = (
                     f"{r.detectable:.3g}; {r.prompts_for_half} prompts would show half of it "

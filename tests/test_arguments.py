@@ -53,6 +53,7 @@ def test_several_names(given: object) -> None:
         ("fail_rate", ["score/pos", "score/fail_rate", "eval_score/pos"], "score/fail_rate"),
         ("pos", ["score/pos", "score/fail_rate"], "score/pos"),  # without its prefix
         ("pos", ["score/pos", "score/fail_rate", "eval_score/pos"], None),  # two
+        ("val_loss", ["train_loss", "val_loss/dataloader_idx_0"], "val_loss/dataloader_idx_0"),
     ],
 )
 def test_the_most_similar_name(given: str, known: list[str], hint: str | None) -> None:

@@ -18,7 +18,7 @@ from transformers import (
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.judges import AUC, check_judges, judges_by_name, with_judges
-from ctrlreward.callbacks.report import scored_texts, write_comparison
+from ctrlreward.callbacks.report import scored_texts, selection_facts, write_comparison
 from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
 from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStopping
 from ctrlreward.huggingface.generation import (
@@ -146,14 +146,5 @@ class BeforeAfter(TrainerCallback):
             "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
             "resolution": {k: r._asdict() for each in scorers for k, r in each.resolutions.items()},
             "constraints_met": keeper is None or keeper.selected_step is not None,
-            "selection": {
-                "monitor": names.get(keeper.monitor, keeper.monitor) if keeper else None,
-                "step": keeper.selected_step if keeper else None,
-                "constraints": {
-                    names.get(key, key): list(bounds)
-                    for key, bounds in (keeper.constraints if keeper else {}).items()
-                },
-                "optimism": keeper.optimism if keeper else None,
-                "reason": keeper.reason if keeper else "",
-            },
+            "selection": selection_facts(keeper, keeper.monitor if keeper else None, names),
         }

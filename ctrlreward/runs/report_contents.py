@@ -38,6 +38,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
+from ctrlreward.selection.best import CHOICES
 from ctrlreward.selection.metrics import Validation, describe
 
 Words: TypeAlias = list[str]
@@ -258,7 +259,10 @@ def _rules(
                 for key, (low, high) in (chosen.get("constraints") or {}).items()
             }
             mode = better_mode(stored, monitor)
-            found["best"] = BestRule(monitor, mode, constraints=bounds, ranges=stored.ranges)
+            how = {k: chosen[k] for k in CHOICES if chosen.get(k)}
+            if isinstance(ties := how.get("ties_by"), Mapping):
+                how["ties_by"] = {logged_key(stored, key): ties[key] for key in ties}
+            found["best"] = BestRule(monitor, mode, constraints=bounds, ranges=stored.ranges, **how)
         except ValueError as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
@@ -549,7 +553,8 @@ def _verdict(
                   -1: ("bad", "It got worse")}[outcome]  # fmt: skip
     if outcome > 0 and fallen:
         tone, head = "warn", f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse"
-    guard = "no alarm was raised" if rules.alarm else "no held-out score was watched"
+    watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
+    guard = "no alarm was raised" if watched else "no held-out score was watched"
     sentence = f"{head}, and {guard}." + (f" {take}." if seen else "")
     return {"tone": tone, "sentence": sentence, "details": changes}
 

@@ -386,17 +386,20 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
         for sign, bound in zip((">=", "<="), pair, strict=True)
         if bound is not None
     ]
+    ties = recorded.get("ties_by")
+    ties = options.ties_by or (":".join(*ties.items()) if isinstance(ties, dict) else ties)
+    test = (not options.subject_to and recorded.get("constraint_test")) or options.constraint_test
     keys: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
     keys |= dict.fromkeys(options.minimise, "min")
+    one = {**vars(options), "subject_to": bounds, "ties_by": ties, "constraint_test": test}
+    one |= {"maximise": None, "minimise": None}
     if not keys and (options.pareto or options.guard):
-        none: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
-        return [argparse.Namespace(**{**vars(options), **none})]
+        return [argparse.Namespace(**one)]
     if not keys:
         known = {**report.get("directions", {}), **run.modes, **new}
         monitor = recorded.get("monitor")
         keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
         keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
-    one = {**vars(options), "subject_to": bounds, "maximise": None, "minimise": None}
     return [argparse.Namespace(**{**one, f"{mode}imise": key}) for key, mode in keys.items()]
 
 

@@ -32,6 +32,8 @@ from ctrlreward.selection.metrics import (
 ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
 Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
 
+CHOICES = ("top_k", "ties_by", "constraint_test", "level")  # settings that a report repeats
+
 
 class KeepDecision(NamedTuple):
     """Decision whether to keep the checkpoint of a validation.
@@ -160,12 +162,11 @@ class BestRule:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
         one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))
         check_level(self.level)
-        if isinstance(self.ties_by, str):
-            one_of("ties_by", self.ties_by, ("earliest",))
-        elif self.ties_by is not None:
-            if len(self.ties_by) != 1:
+        if self.ties_by not in (None, "earliest"):
+            if not isinstance(self.ties_by, Mapping) or len(self.ties_by) != 1:
                 raise ValueError(
-                    f"ties_by must be 'earliest' or one key with its direction, got {self.ties_by}"
+                    "ties_by must be 'earliest' or one key with its direction, {'policy/kl': "
+                    f"'min'}}, got {self.ties_by!r}"
                 )
             for key, direction in self.ties_by.items():
                 check_direction(f"ties_by[{key!r}]", direction)

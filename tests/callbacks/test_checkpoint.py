@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -185,3 +186,22 @@ def test_resumes_from_the_last_validation_after_sigkill(
     assert len(module.draws) == 2  # steps 7 and 8 of 8: six were done
     assert (stopper.stopped_step, stopper.stopped_by) == (8, "patience_exhausted")
     assert Path(keeper.best_model_path).name == "step=000004-v=0.500.ckpt"
+
+
+@pytest.mark.lightning
+def test_callbacks_of_lightning_find_their_metric_when_a_run_resumes(
+    fit, counter, curve, held_out, tmp_path
+) -> None:
+    def run(epochs: int, **resumed: str) -> tuple[RewardCheckpoint, pl.Trainer]:
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
+        stopper = pl.callbacks.EarlyStopping("score/v", mode="max", patience=9)
+        often = {"check_val_every_n_epoch": 1, "val_check_interval": 1.0, "max_steps": -1}
+        callbacks = [watch(curve(VALUES * 9), held_out), stopper, keeper]
+        return keeper, fit(counter(), callbacks, max_epochs=epochs, **often, **resumed)
+
+    whole, _ = run(3)
+    shutil.rmtree(tmp_path / "kept")
+    run(1)
+    keeper, trainer = run(3, ckpt_path="last")  # as an epoch ends, before it is validated again
+    assert (keeper.state, keeper.best_model_path) == (whole.state, whole.best_model_path)
+    assert trainer.current_epoch == 3

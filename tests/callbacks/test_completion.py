@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -102,7 +103,9 @@ def test_one_completion_per_prompt(method: str, completions: list[str]) -> None:
         pass
 
     setattr(Wrong, method, lambda self, rows: completions)
-    returned = rf"Wrong\.{method} returned {len(completions)} items for 2 prompts"
+    shown = [None] if None in completions else completions[:1]
+    returned = rf"Wrong\.{method} returned {len(completions)} items for 2 prompts, such as "
+    returned += re.escape(f"{shown}. Return one")
     with pytest.raises(ValueError, match=returned):
         generate(Wrong(), Samples(texts=["a", "b"]))
 

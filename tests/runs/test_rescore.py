@@ -455,11 +455,13 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
     assert "No such folder" in refused(folder / "nowhere", capsys=capsys)
 
 
+@pytest.mark.parametrize("ties", [None, "earliest", {"score/variety": "min"}])
 def test_the_selection_of_the_run_is_replayed(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, ties: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without options: the key and the constraints of `summary.json`, then each new score."""
-    selection = {"monitor": "score/share", "constraints": {"score/variety": [None, 0.4]}}
+    """Without options: the selection of `summary.json`, then each new score."""
+    bounds = {"score/variety": [None, 0.4]}
+    selection = {"monitor": "score/share", "constraints": bounds, "ties_by": ties}
     summary = {"selection": selection, "directions": {"score/share": "max"}}
     path = folder / "run" / "summary.json"
     path.write_text(json.dumps(summary))
@@ -469,7 +471,11 @@ def test_the_selection_of_the_run_is_replayed(
     keys = ["share", "consonants", "variety", "corpus/consonants", "total"]
     assert names == [f"best by score/{key}" for key in keys]
     best = RewardCheckpoint(
-        "score/share", dirpath=str(tmp_path / "c"), constraints={"score/variety": (None, 0.4)}
+        "score/share",
+        dirpath=str(tmp_path / "c"),
+        constraints={"score/variety": (None, 0.4)},
+        ties_by=ties,
+        save_top_k=1 if ties is None else -1,
     )
     lightning_run(tmp_path / "live", FIRST, best)
     assert found["decisions"][0]["logged"]["step"] == best.selected_step
