@@ -57,9 +57,12 @@ class DecisionCallback(Decides, TrainerCallback):
         self._evaluated, self._started = False, 0  # in this training, and its first step
 
     def _begin(self, state: TrainerState) -> None:
-        """Set directions and ranges, which a scorer declares when it begins or evaluates."""
+        """Set the directions and ranges that scorers declare when training begins."""
         rule = with_assigned(self._given, self)
-        self.decider.begin(rule, partial(resolve_mode, state), ranges(state))
+        try:
+            self.decider.begin(rule, partial(resolve_mode, state), ranges(state))
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from None
 
     def bounded(self) -> Collection[str]:
         """Return the keys that the rule reads with an old value if there is no new one."""
@@ -123,8 +126,10 @@ class DecisionCallback(Decides, TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Raise if no set of the last evaluation had the keys."""
+        """Raise for an unknown direction at the first step, or if no evaluated set had the keys."""
         self._save = False
+        if state.global_step == self._started:  # all scorers have begun
+            self._begin(state)
         if self._missing is not None:
             raise self._missing
 
@@ -151,8 +156,7 @@ class DecisionCallback(Decides, TrainerCallback):
         evaluation inside a callback can be a copy that is lost.
         """
         self._evaluated |= self._training
-        saved = state.global_step > 0 or not self.saves  # the trainer saves nothing at step 0
-        if not self._training or not saved:
+        if not self._training or (self.saves and not state.global_step):  # nothing is saved at 0
             return
         if state.global_step != self.decider.step:
             self._decide(args, state, kwargs.get("metrics", {}))
@@ -163,10 +167,8 @@ class DecisionCallback(Decides, TrainerCallback):
     def _decide(
         self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
-        hint = ""
+        self._begin(state)
         try:
-            self._begin(state)
-            hint = ". Add the callback that logs it before this one"
             decided, awaited = self.decider.step, partial(awaits, args, state)
             values, stale, evidence = read_validation(state, metrics, decided, awaited)
             if self._waits(state, stale):
@@ -174,7 +176,8 @@ class DecisionCallback(Decides, TrainerCallback):
             decision = self.decider.decide(state.global_step, values, stale, evidence)
         except ValueError as error:  # unless another set has the keys
             if not (isinstance(error, NotLogged) and awaits(args, state, error.key)):
-                self._missing = ValueError(f"{type(self).__name__}: {error}{hint}")
+                hint = "Add the callback that logs it before this one"
+                self._missing = ValueError(f"{type(self).__name__}: {error}. {hint}")
             return
         self._missing = None
         stored(state)[self._key] = self.decider.to_dict()
@@ -225,9 +228,9 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
 
     Raises:
-        ValueError: A setting is out of range; at the start: `ties_by` with settings of the trainer
-            that would remove checkpoints; after the first evaluation: a key is not logged, or its
-            direction is unknown.
+        ValueError: A setting is out of range; at the start: an unknown direction, or `ties_by` with
+            settings of the trainer that would remove checkpoints; after the first evaluation: a key
+            is not logged.
     """
 
     saves = True
@@ -242,12 +245,12 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         level: float = 0.05,
     ) -> None:
         self.monitor, self.mode = monitor, mode
-        self.constraints = dict(constraints or {})
         self._strategy: str | None = None  # the save_strategy of the trainer
         self._folder: Path | None = None  # of the run's checkpoints
         top_k = 1 if ties_by is None else -1
-        settings = (top_k, self.constraints, ties_by, constraint_test, level)
+        settings = (top_k, constraints or {}, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode, *settings))
+        self.constraints = dict(self.rule.constraints)
 
     def bounded(self) -> Collection[str]:
         """Return the keys of the constraints and of the choice among ties."""
@@ -336,10 +339,8 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         """Log the selection."""
         self._return_strategy(args)
         super().on_train_end(args, state, control, **kwargs)
-        if self.selected_step is None:
-            self.say(state, f"{self.reason}: the model has the weights of the last step")
-        else:
-            self.say(state, self.reason)
+        last = ": the model has the weights of the last step" if self.selected_step is None else ""
+        self.say(state, f"{self.reason}{last}")
 
 
 def _saved_in(args: TrainingArguments, step: int) -> Path:
@@ -402,8 +403,8 @@ class RewardEarlyStopping(DecisionCallback):
         patience: Number of scores in a row without improvement that stops training.
 
     Raises:
-        ValueError: A setting is out of range; after the first evaluation: the key is not logged, or
-            its direction is unknown.
+        ValueError: A setting is out of range; at the start: its direction is unknown; after the
+            first evaluation: the key is not logged.
     """
 
     def __init__(
@@ -459,8 +460,8 @@ class ProxyGuard(DecisionCallback):
         name: Prefix of the keys. Two guards in one trainer need different names.
 
     Raises:
-        ValueError: A setting is out of range; after the first evaluation: a key is not logged, or
-            its direction is unknown.
+        ValueError: A setting is out of range; at the start: a direction is unknown; after the first
+            evaluation: a key is not logged.
     """
 
     def __init__(
@@ -494,10 +495,8 @@ class ProxyGuard(DecisionCallback):
         """Log the test, warn when an alarm begins, and stop training if asked to."""
         if decision.p_value is None:
             return
-        row = {
-            f"{PREFIX}{self.name}/alarm": float(decision.alarm),
-            f"{PREFIX}{self.name}/p_value": decision.p_value,
-        }
+        values = {"alarm": float(decision.alarm), "p_value": decision.p_value}
+        row = {f"{PREFIX}{self.name}/{key}": value for key, value in values.items()}
         if row.keys() & metrics.keys():
             raise ValueError(f"two ProxyGuards have the name {self.name!r}. Pass name='...'.")
         metrics.update(row)

@@ -330,14 +330,15 @@ def read_texts(address: str | Path, kind: str | None = None) -> FoundTexts | Non
 
 def unread_texts(address: str | Path) -> str:
     """Return which texts would be read, and why those that are there are not, for an error."""
-    root = Location(address)
-    pickles = [name for name in _names(root) if Path(name).suffix in PICKLES]
-    why = (
-        f". {pickles[0]} may be a pickle, as of slime's --save-debug-rollout-data, which is not "
-        "loaded, since it can run code. Write its texts as JSONL"
-        if pickles
-        else ""
-    )
+    why = ""
+    for name in _names(Location(address)):
+        saved = any(map(_STEP.search, Path(name).parts[:-1]))  # in the folder of a checkpoint
+        if Path(name).suffix in PICKLES and not saved:
+            why = (
+                f". {name} may be a pickle, as of slime's --save-debug-rollout-data, which is not "
+                "loaded, since it can run code. Write its texts as JSONL"
+            )
+            break
     return f"; nor has it texts that are read: {_READ}{why}"
 
 

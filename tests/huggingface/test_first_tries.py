@@ -217,6 +217,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         ),
         "Use mode='max', or leave it out.$",
     ),
+    "bounds as in the command": (
+        lambda make: RewardCheckpoint("score/a", constraints="score/b>=0.8"),  # type: ignore[arg-type]
+        "constraints must map keys to .*, got 'score/b>=0.8'",
+    ),
     "Lightning": (
         lambda make: train(make(), OfLightning("score/a")),
         "this RewardEarlyStopping is a callback of Lightning; ctrlreward.huggingface has",
@@ -230,6 +234,16 @@ def test_a_mistake_is_named(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         run(make_trainer)
+
+
+@pytest.mark.parametrize("best", [("score/a", "min"), ("score/b",)])
+def test_a_direction_is_checked_before_the_first_step(
+    make_trainer: Callable[..., Trainer], best: tuple[Any, ...]
+) -> None:
+    trainer = make_trainer(**SAVING, eval_steps=2)
+    with pytest.raises(ValueError, match=f"RewardCheckpoint: mode .*'{best[0]}'"):
+        train(trainer, RewardCheckpoint(*best), scorer_of(trainer))
+    assert trainer.state.global_step == 0
 
 
 def test_trl_logs_a_reward_that_is_better_when_higher(make_trainer: Callable[..., Trainer]) -> None:

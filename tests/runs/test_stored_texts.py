@@ -574,10 +574,13 @@ def test_a_given_format(tmp_path: Path) -> None:
 
 def test_an_unknown_folder_and_a_pickle(tmp_path: Path) -> None:
     lines(tmp_path / "notes.txt", [{"a": 1}])
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "optimizer.pt").write_bytes(b"\x80\x04N.")  # no texts
     with pytest.raises(
         ValueError, match=r"nor has it texts that are read: completions_\*\.parquet"
-    ):
+    ) as raised:
         read_stored_run(tmp_path)
+    assert "pickle" not in str(raised.value)
     file = tmp_path / "rollout_20.pt"
     file.write_bytes(b"\x80\x04N.")
     for run in (tmp_path, file):
