@@ -38,7 +38,10 @@ _FIXES = {
     "Unexpected import path": ". Write it with dots, as in package.module.name.",
     "to a subclass of Scorer": ". For a function, use FunctionScorer and its option function.",
 }
-_TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))(?:\. Got value: ?(.*))?$")
+_TYPE = re.compile(
+    r"Expected an? (?!dot import path)"
+    r"(?:<class '(.+?)'>|(?:typing\.)?(.*?))(?:\. Got value: ?(.*))?$"
+)
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
 _BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$", re.MULTILINE)
 
