@@ -219,7 +219,9 @@ class Samples:
                 column = column.tolist()
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
-            if isinstance(column, str) or table_of(column) or not isinstance(column, Iterable):
+            if not isinstance(column, list | tuple) and (
+                isinstance(column, str) or table_of(column) or not isinstance(column, Iterable)
+            ):
                 raise TypeError(
                     f"{name} must be a list of strings, got {shortened(column)}, a "
                     f"{type(column).__name__}"
