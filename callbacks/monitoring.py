@@ -49,7 +49,7 @@ GUARD_NAMES = {
 
 
 class Reader:
-    """What was logged when; the time is how often the metrics of a run were looked at.
+    """Age of logged metrics, in looks at the metrics of a run.
 
     Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
     again is in other memory. `step` is the training step of the last decision, -1 before.

@@ -51,7 +51,7 @@ def filled(model: Any, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
 
 @contextmanager
 def inputs_seen(module: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """What a model is given while the context lasts."""
+    """Inputs that a model gets inside the context."""
     seen: list[dict[str, torch.Tensor]] = []
     hook = module.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each run has left when it ended; then it is resumed."""
+    """Files that each interrupted run leaves; then it is resumed."""
     found = {}
     for run in RUNS:
         how, overlap = run.split("-")

@@ -252,7 +252,7 @@ def run_all(rank: int) -> None:
     curve = [0.0, 0.25, 0.5, 0.25, 0.25]
     seen = {
         "shaped": run_shaped(normalise=True, kl_target=0.5),
-        # A bound on the totals of both ranks, of which only those of rank 1 are above it.
+        # A bound on the totals of both ranks; only the totals of rank 1 exceed it.
         "ranged": run_shaped(ranges={"v": UsefulRange(high=5.0)}, range_rate=0.5),
         "guarded": run_guarded(),
         "reported": run_reported(folder / "reported"),

@@ -77,7 +77,7 @@ def placed(device: str) -> dict[str, Any]:
         """The second device, as Lightning sees it."""
 
         def setup_device(self, device: torch.device) -> None:
-            """Accept it, since it is no CPU."""
+            """Accept it: the device is not a CPU."""
 
     accelerator = Second()
     strategy = pl.strategies.SingleDeviceStrategy(torch.device(device), accelerator)

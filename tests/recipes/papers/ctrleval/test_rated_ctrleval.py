@@ -57,20 +57,6 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -
     Path("task.yaml").write_text(json.dumps(TASK))
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Figures that are saved."""
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
-        drawn.append(figure)
-        save(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return drawn
-
-
 def report(model: str, *options: str) -> dict[str, Any]:
     main([*COMMAND, f"--model={model}", "--task=task.yaml", "--output=found.json", *options])
     found: dict[str, Any] = json.loads(Path("found.json").read_text())

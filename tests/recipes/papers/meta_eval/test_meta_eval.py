@@ -142,15 +142,7 @@ def test_scores_are_kept_when_the_statistics_fail(
     assert len(read_rows(Path("rows.jsonl"))) == len(MINE)
 
 
-def test_the_plot_shows_the_ratings_and_scores(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
-        drawn.append(figure)
-        save(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
+def test_the_plot_shows_the_ratings_and_scores(mine: Mine, drawn: list[Figure]) -> None:
     main([*COMMAND, "--scorers+=stubs.Length", "--plot=pictures/scatter.png"])
     assert Path("pictures/scatter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     lengths, good, _ = mine
