@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import sys
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -165,6 +167,26 @@ def run_script() -> Callable[..., None]:
     def run(script: Path, *arguments: object, timeout: float) -> None:
         process = run_warm(script, *arguments, timeout=timeout)
         assert process.returncode == 0, process.stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all tests of a module."""
+    return tmp_path_factory.mktemp("module")
+
+
+@pytest.fixture(scope="module")
+def run_ranks(module_folder: Path, run_script: Callable[..., None]) -> Callable[..., list[Any]]:
+    """Return a function that runs a script for `module_folder`, and returns what both ranks wrote.
+
+    It has a time limit, as a rank that waits for one that failed would wait for half an hour.
+    """
+
+    def run(script: Path, *arguments: object) -> list[Any]:
+        run_script(script, module_folder, *arguments, timeout=300)
+        return [json.loads((module_folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
     return run
 

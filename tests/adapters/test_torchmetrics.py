@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import runpy
@@ -26,12 +25,8 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def values_by_rank(
-    tmp_path_factory: pytest.TempPathFactory, run_script
-) -> list[dict[str, dict[str, float]]]:
-    folder = tmp_path_factory.mktemp("two_ranks")
-    run_script(SCRIPT, folder, timeout=240)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def values_by_rank(run_ranks) -> list[dict[str, dict[str, float]]]:
+    return run_ranks(SCRIPT)
 
 
 def check(metrics: dict[str, float], rows: list[int], texts: list[str]) -> None:

@@ -20,25 +20,15 @@ from wandb_runs import read_runs
 
 from ctrlreward import Samples
 
-two_ranks = load(Path(__file__).with_name("two_ranks.py"))
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+two_ranks = load(SCRIPT)
 
 # Under both packages in `make soak` (test_other_lightning.py).
 
 
 @pytest.fixture(scope="module")
-def folder(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run_script
-) -> Path:
-    folder = tmp_path_factory.mktemp("two_ranks")
-    # A rank waiting for a failed one would wait for half an hour.
-    script = Path(__file__).with_name("two_ranks.py")
-    run_script(script, folder, *names_on_two_ranks(request), timeout=120)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def seen(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def seen(request: pytest.FixtureRequest, run_ranks) -> list[dict[str, Any]]:
+    return run_ranks(SCRIPT, *names_on_two_ranks(request))
 
 
 def test_each_rank_generates_its_share_and_rank_zero_scores_all(seen) -> None:
@@ -68,15 +58,15 @@ def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, name: str, run: str, 
             assert without_prompts(state) == without_prompts(expected), callback
 
 
-def test_rank_zero_writes_samples_and_adapters(folder: Path, seen) -> None:
-    written = Samples.from_jsonl(folder / "good" / "samples" / "score" / "step=000004.jsonl")
+def test_rank_zero_writes_samples_and_adapters(module_folder: Path, seen) -> None:
+    written = Samples.from_jsonl(module_folder / "good" / "samples" / "score" / "step=000004.jsonl")
     assert list(written.texts) == seen[0]["good"]["scored"][-1]
     for name in ("step=000002-v=0.500-adapter", "last-adapter"):
-        exported = folder / "good" / "kept" / name
+        exported = module_folder / "good" / "kept" / name
         assert [path.name for path in exported.iterdir()] == ["rank0"]
 
 
-def test_all_ranks_keep_the_same_front(folder: Path, seen) -> None:
+def test_all_ranks_keep_the_same_front(module_folder: Path, seen) -> None:
     """Rank 0 decides, even for a metric that each rank logs for itself."""
     for rank in seen:
         assert rank["good"]["front"]["kept"] == {"2": [0.5, 0.0]}
@@ -84,7 +74,7 @@ def test_all_ranks_keep_the_same_front(folder: Path, seen) -> None:
         assert rank["uneven"]["front"]["pruned"] == {"3": [0.25, -3.0], "4": [0.25, -4.0]}
     names = ("step=000001-v=0.250-uneven=-1.000", "step=000002-v=0.500-uneven=-2.000")
     expected = [f"{name}{end}" for name in names for end in (".ckpt", "-adapter")]
-    front = folder / "uneven" / "front"
+    front = module_folder / "uneven" / "front"
     assert sorted(path.name for path in front.iterdir()) == sorted([*expected, "front.png"])
     for name in names:
         assert [path.name for path in (front / f"{name}-adapter").iterdir()] == ["rank0"]
@@ -98,7 +88,9 @@ def test_a_failing_scorer_ends_all_ranks(seen, run: str) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_ranks_log_and_write_the_same_as_one(folder, seen, tmp_path, overlap: bool) -> None:
+def test_two_ranks_log_and_write_the_same_as_one(
+    module_folder, seen, tmp_path, overlap: bool
+) -> None:
     """Of seven prompts the ranks get four and three; the duplicate is scored once."""
     name = "steady late" if overlap else "steady"
     single = two_ranks.run_steady(tmp_path, 1, overlap)
@@ -109,12 +101,12 @@ def test_two_ranks_log_and_write_the_same_as_one(folder, seen, tmp_path, overlap
     assert seen[1][name]["scored"] == []
     for step in (1, 2, 3):
         file = Path("samples", "score", f"step={step:06d}.jsonl")
-        assert (folder / name / file).read_text() == (tmp_path / file).read_text()
+        assert (module_folder / name / file).read_text() == (tmp_path / file).read_text()
         assert len((tmp_path / file).read_text().splitlines()) == 7
 
 
 def test_two_ranks_share_the_texts_before_and_after_and_write_the_same_as_one(
-    folder: Path, seen, tmp_path: Path
+    module_folder: Path, seen, tmp_path: Path
 ) -> None:
     single = two_ranks.run_compared(tmp_path, 1)
     rows = [f"t{i}" for i in range(5) for _ in range(2)]
@@ -126,11 +118,12 @@ def test_two_ranks_share_the_texts_before_and_after_and_write_the_same_as_one(
     assert seen[0]["compared"]["scored"] == single["scored"]
     assert seen[1]["compared"]["scored"] == []
     for name in ("before", "after", "copy"):
-        written = (folder / "compared" / f"{name}.jsonl").read_text()
+        written = (module_folder / "compared" / f"{name}.jsonl").read_text()
         assert written == (tmp_path / f"{name}.jsonl").read_text()
         assert len(written.splitlines()) == 10
     summaries = [
-        json.loads((at / "summary.json").read_text()) for at in (folder / "compared", tmp_path)
+        json.loads((at / "summary.json").read_text())
+        for at in (module_folder / "compared", tmp_path)
     ]
     for key in ("before", "after", "difference", "difference_ci95", "others", "steps"):
         assert summaries[0][key] == summaries[1][key]
@@ -165,8 +158,8 @@ def test_all_ranks_share_the_multipliers_of_ranges(seen) -> None:
     assert seen[1]["ranged"] == seen[0]["ranged"]
 
 
-def test_rank_zero_alone_reports_to_weights_and_biases(seen, folder: Path) -> None:
-    (run,) = read_runs(folder / "reported")
+def test_rank_zero_alone_reports_to_weights_and_biases(seen, module_folder: Path) -> None:
+    (run,) = read_runs(module_folder / "reported")
     assert [rank["reported"]["run_id"] for rank in seen] == [run.id, ""]
     assert [rank["reported"]["best"] for rank in seen] == [
         {"score/v": [0.5, 2], "score/fail_rate": [0.0, 1]},

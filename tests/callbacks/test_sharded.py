@@ -19,7 +19,8 @@ from lightning_choice import (
 from module_files import load
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-sharded_ranks = load(Path(__file__).with_name("sharded_ranks.py"))
+SCRIPT = Path(__file__).with_name("sharded_ranks.py")
+sharded_ranks = load(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +29,8 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, model: str, run_script) -> Path:
-    folder = tmp_path_factory.mktemp("sharded")
-    run_script(Path(__file__).with_name("sharded_ranks.py"), folder, model, timeout=300)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def seen(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def seen(run_ranks, model: str) -> list[dict[str, Any]]:
+    return run_ranks(SCRIPT, model)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +59,17 @@ def test_two_ranks_write_the_texts_and_scores_of_one(seen, alone, name: str) -> 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_ranks_keep_the_checkpoint_of_one(seen, alone, folder: Path, name: str) -> None:
+def test_two_ranks_keep_the_checkpoint_of_one(seen, alone, module_folder: Path, name: str) -> None:
     expected = alone[1]
     assert 2 < expected["selected"] < sharded_ranks.STEPS
     for rank in seen:
         for key in ("selected", "state", "stop"):
             assert rank[name][key] == expected[key]
-        assert rank[name]["best"] == str(folder / name / "kept" / Path(expected["best"]).name)
+        assert rank[name]["best"] == str(
+            module_folder / name / "kept" / Path(expected["best"]).name
+        )
     names = {Path(expected["best"]).name, "last.ckpt"}  # the displaced ones are gone
-    assert {path.name for path in (folder / name / "kept").iterdir()} == names
+    assert {path.name for path in (module_folder / name / "kept").iterdir()} == names
 
 
 def test_the_kept_checkpoint_has_the_weights_of_one_rank(seen, alone, tmp_path, model: str) -> None:
@@ -92,13 +88,13 @@ def test_the_kept_checkpoint_has_the_weights_of_one_rank(seen, alone, tmp_path, 
             torch.testing.assert_close(weights[key], whole[key], rtol=1e-4, atol=1e-5)
 
 
-def test_a_checkpoint_that_was_not_finished_is_absent(seen, folder: Path) -> None:
+def test_a_checkpoint_that_was_not_finished_is_absent(seen, module_folder: Path) -> None:
     failed = [rank["full disk"]["error"] for rank in seen]
     assert failed == ["OSError: no space left", "rank 0 failed with OSError: no space left"]
-    first, last = sorted((folder / "full disk" / "kept").iterdir(), reverse=True)
+    first, last = sorted((module_folder / "full disk" / "kept").iterdir(), reverse=True)
     assert (first.name[:11], last.name) == ("step=000001", "last.ckpt")
     for path in (first, last):  # whole
-        dcp_to_torch_save(path, folder / "weights")
+        dcp_to_torch_save(path, module_folder / "weights")
         state = torch.load(path / "meta.pt", weights_only=True)
         assert state["global_step"] == 1
         (keeper,) = (s for key, s in state["callbacks"].items() if "RewardCheckpoint" in key)

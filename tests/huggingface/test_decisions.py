@@ -31,16 +31,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def ranks(
     request: pytest.FixtureRequest,
     tiny_llama: Callable[[str], str],
-    tmp_path_factory: pytest.TempPathFactory,
-    run_script: Callable[..., None],
+    run_ranks: Callable[..., list[Any]],
 ) -> list[dict[str, Any]]:
     """Decisions of both ranks. Cases by prompt are cut at 2, others where the table says so."""
     if not compare_version("transformers", operator.ge, "5.18"):
         pytest.skip("transformers 5.17 can't resume on several CPU ranks: it loads to cpu:0")
-    folder = tmp_path_factory.mktemp("two_ranks")
     script = Path(__file__).with_name("two_ranks.py")
-    run_script(script, folder, tiny_llama("abcdef"), *names_on_two_ranks(request), timeout=300)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return run_ranks(script, tiny_llama("abcdef"), *names_on_two_ranks(request))
 
 
 def text(state: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ from module_files import load
 from ctrlreward import Samples
 from ctrlreward.huggingface.generation import TrainerGenerator
 
-sharded_ranks = load(Path(__file__).with_name("sharded_ranks.py"))
+SCRIPT = Path(__file__).with_name("sharded_ranks.py")
+sharded_ranks = load(SCRIPT)
 RUNS = ("FSDP2", "FSDP2, resumed", "FSDP1")
 
 
@@ -24,15 +25,8 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, model: str, run_script) -> Path:
-    folder = tmp_path_factory.mktemp("sharded")
-    run_script(Path(__file__).with_name("sharded_ranks.py"), folder, model, timeout=200)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def seen(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def seen(run_ranks, model: str) -> list[dict[str, Any]]:
+    return run_ranks(SCRIPT, model)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_ranks_write_and_decide_as_one(seen, alone, folder: Path, name: str) -> None:
+def test_two_ranks_write_and_decide_as_one(seen, alone, module_folder: Path, name: str) -> None:
     assert len({text for texts in alone["scored"] for text in texts}) > 10
     assert 2 < alone["selected"] < sharded_ranks.STEPS
     resumed = 2 if name.endswith("resumed") else 0
@@ -54,7 +48,7 @@ def test_two_ranks_write_and_decide_as_one(seen, alone, folder: Path, name: str)
         assert rank[name]["losses"] == pytest.approx(alone["losses"], abs=1e-4)
         for key in ("scores", "selected", "state", "after"):
             assert rank[name][key] == alone[key]
-        assert rank[name]["best"] == str(folder / name / f"checkpoint-{alone['selected']}")
+        assert rank[name]["best"] == str(module_folder / name / f"checkpoint-{alone['selected']}")
 
 
 def test_zero3_is_gathered_by_trl(make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ def llama(tiny_llama) -> str:
 
 
 @pytest.fixture(scope="module")
-def seen(llama: str, tmp_path_factory: pytest.TempPathFactory, run_script) -> list[dict[str, Any]]:
-    out = tmp_path_factory.mktemp("two_ranks")
-    # A rank that waits for one that failed would wait for half an hour.
-    run_script(SCRIPT, llama, out, timeout=240)
-    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+def seen(llama: str, run_ranks) -> list[dict[str, Any]]:
+    return run_ranks(SCRIPT, llama)
 
 
 @pytest.mark.parametrize("form", script.FORMS)

@@ -132,7 +132,7 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
 
 
 def run(rank: int) -> None:
-    folder, out = sys.argv[1:]
+    out, folder = sys.argv[1:]
     seen = {form: tune(folder, 2, shared.Share(), **choices) for form, choices in FORMS.items()}
     seen["broken"] = tune(folder, 2, FailsForPrompts(broken="db"))
     seen["unknown"] = tune(folder, 2, FailsForPrompts(unknown="ab ba"))
