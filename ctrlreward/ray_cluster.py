@@ -81,12 +81,6 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
     statistics; `ray.init` takes the options in addition to ours.
     """
-    place = urlsplit(f"//{(address or '').removeprefix('ray://')}")
-    if place.port:  # Ray itself repeats for minutes
-        try:
-            socket.create_connection((place.hostname, place.port), timeout=10).close()
-        except OSError as error:
-            raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
         # Read when Ray is imported: its processes listen on the loopback address, not on all.
@@ -94,6 +88,12 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, **own}
     ray = import_extra("ray", "--engine ray")
+    place = urlsplit(f"//{(address or '').removeprefix('ray://')}")
+    if place.port:  # Ray itself repeats for minutes
+        try:
+            socket.create_connection((place.hostname, place.port), timeout=10).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from None
     if ray.is_initialized():
         return False
     ray.init(address or "local", logging_level=logging.ERROR, **options)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 from ctrlreward.arguments import checked_keywords, did_you_mean
-from ctrlreward.files import json_line, read_jsonl
+from ctrlreward.files import json_line, read_jsonl, whole_file
 
 # Column of `Samples` → key in a record of one sample.
 JSON_KEYS = {
@@ -456,10 +457,10 @@ class Samples:
     def to_jsonl(self, path: str | PathLike[str]) -> None:
         """Write one JSON record per sample, with singular keys (`text`, `prefix`, …)."""
         columns = self.columns()
-        with open(path, "w", encoding="utf-8") as file:
+        with whole_file(Path(path)) as file:
             for row in zip(*columns.values(), strict=True):
                 record = {JSON_KEYS[name]: item for name, item in zip(columns, row, strict=True)}
-                file.write(json_line(record))
+                file.write(json_line(record).encode())
 
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:

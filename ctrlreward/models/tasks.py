@@ -17,6 +17,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.tokenization import Pieces
+from ctrlreward.samples import shortened
 
 TEXT_SLOT = "<gen_result>"
 """Piece of a pattern that stands for the text of the task."""
@@ -35,7 +36,16 @@ class Continuation(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of characters of the context and of the targets that differ between tasks."""
+        """Number of characters of the context and of the targets that differ between tasks.
+
+        Raises:
+            TypeError: A text or a list stands for a tuple.
+        """
+        if not all(isinstance(part, tuple) for part in (self.context, self.targets, *self.targets)):
+            raise TypeError(
+                f"{shortened(self)} must have a tuple of texts and one of pairs (read, scored). "
+                "Write Continuation((prompt,), (('', text),))."
+            )
         own = 0 if self.fixed else sum(len(a) + len(b) for a, b in self.targets)
         return sum(map(len, self.context)) + own
 

@@ -556,7 +556,7 @@ def checked_scores(
             i = int(outside.argmax())
             raise ValueError(
                 f"{subject} = {values[i]} for texts[{i}] = {shortened(texts[i])}, outside its "
-                f"range [{low}, {high}]. Correct the score, or the range in specs."
+                f"range [{low}, {high}]. Correct the score, or the range."
             )
         scores[name] = values
     return scores

@@ -50,8 +50,10 @@ class FunctionScorer(Scorer):
         function: The function. It has to pickle if the reward does.
         higher_is_better: Direction of the score.
         pointwise: True if the score of a text does not depend on the other texts.
+        range: Smallest and largest possible score, infinite for no bound.
 
     Raises:
+        ValueError: The range is empty.
         TypeError: It is not a function, it is a coroutine function, or it needs an argument that
             is not a column of `Samples`, such as TRL's `completion_ids`.
 
@@ -66,12 +68,15 @@ class FunctionScorer(Scorer):
     function: Callable[..., Any]
     higher_is_better: bool = True
     pointwise: bool = False
+    range: tuple[float, float] = (-np.inf, np.inf)
 
     def __post_init__(self) -> None:
         if not callable(self.function) or isinstance(self.function, type):
             raise TypeError(f"function = {shortened(self.function)} is not a function")
         if iscoroutinefunction(self.function):
             raise TypeError(f"{self.name} is a coroutine function, must be a plain one")
+        if not self.range[0] < self.range[1]:
+            raise ValueError(f"range must be (lowest, highest), got {self.range}")
         parameters = self._parameters()
         first = next(iter(parameters), "")
         if "completions" not in parameters and first in _NOT_TEXTS:
@@ -96,8 +101,8 @@ class FunctionScorer(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction of the score; its range is open."""
-        return {self.name: ScoreSpec(self.higher_is_better, (-np.inf, np.inf))}
+        """Direction and range of the score."""
+        return {self.name: ScoreSpec(self.higher_is_better, self.range)}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that the function names without a default; prompts may also be prefixes."""

@@ -19,7 +19,9 @@ from ctrlreward.progress import track_part
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+# Hosts of this machine, which a proxy of the environment can't reach.
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
 _LIMITED = 429
 _BUSY = (_LIMITED, 500, 502, 503, 504)
 _REJECTED = (400, 413, 422)
@@ -67,7 +69,7 @@ class ModelServer(NamedTuple):
         if not response.is_success:
             words = f"{self.name}: {response.status_code}, {response.text[:200]}"
             if response.status_code in _BUSY:
-                after = _seconds(response.headers.get("Retry-After", ""))
+                after = retry_after(response) or 0.0
                 raise Busy(words, after, response.status_code == _LIMITED)
             raise (Rejected if response.status_code in _REJECTED else ConnectionError)(words)
         try:
@@ -84,13 +86,14 @@ def _pause(state: tenacity.RetryCallState) -> float:
     return max(_BACKOFF(state), error.retry_after if isinstance(error, Busy) else 0.0)
 
 
-def _seconds(given: str) -> float:
-    """Return the seconds of a `Retry-After`, a number or a date; 0 if it is neither."""
+def retry_after(response: httpx2.Response) -> float | None:
+    """Return the seconds of the header Retry-After, a number or a date; None without either."""
+    given = response.headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(given))
     with suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
-    return 0.0
+    return None
 
 
 @contextmanager
@@ -110,8 +113,7 @@ def connected(
     with httpx2.Client(
         headers={"Authorization": f"Bearer {key}"} if key else None,
         timeout=timeout,
-        # A proxy of the environment can't reach a server of this machine.
-        trust_env=urlsplit(address).hostname not in _LOOPBACK,
+        trust_env=urlsplit(address).hostname not in LOOPBACK,
     ) as client:
         yield ModelServer(f"{name} at {address}", address, client, retrying)
 

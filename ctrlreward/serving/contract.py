@@ -225,6 +225,7 @@ ERRORS = {
     401: "The token is missing or wrong",
     408: "The body does not arrive in time",
     413: "The body is too long",
+    415: "The body is compressed",
     422: "The body has another schema, or a scorer rejects its samples",
     429: "The queue is full",
     500: "A scorer fails, or its model can't be loaded",

@@ -170,6 +170,10 @@ class LimitsMiddleware:
             self._check_token(scope["path"], headers)
             async with asyncio.timeout(self.options.body_seconds):
                 body = await self._body(headers, receive, reply)
+            coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+            if body and coding.lower() != "identity":
+                message = f"the body has Content-Encoding: {coding}, must be sent uncompressed"
+                raise _Refused(415, message, {"accept-encoding": "identity"})
             if body is not None:
                 # All bodies are JSON, and FastAPI parses one only with the content type.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
 import logging
 import os
@@ -10,13 +9,13 @@ import random
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 
+from ctrlreward.scorers.model_servers import LOOPBACK, retry_after
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
 from ctrlreward.serving.limits import CLIENT_HEADER, check_token
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 # Token of a server and its clients, so that it is not in a command line, YAML or checkpoint.
 TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
 
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _IDLE = 30  # seconds that an unused connection is kept
 _CONNECT = 10  # seconds to open one
 # Seconds by default: to repeat a request to a server that has replied before, and to reach
@@ -133,8 +131,7 @@ class ServerConnection:
                 | ({"Authorization": f"Bearer {token}"} if token else {}),
                 timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
-                # A proxy of the environment can't reach a server of this machine.
-                trust_env=address.hostname not in _LOOPBACK,
+                trust_env=address.hostname not in LOOPBACK,
                 # Reading the machine's certificates takes longer than a request. Without them, no
                 # HTTPS server is trusted.
                 verify=True if address.scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
@@ -194,7 +191,7 @@ class ServerConnection:
             self.connect()  # raises with the difference
             raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
         if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
-            raise _Transient(_message(response), _retry_after(response))
+            raise _Transient(_message(response), retry_after(response))
         if response.status_code == 422:
             raise ValueError(_message(response))
         if response.status_code == 401:
@@ -231,16 +228,6 @@ _random = random.SystemRandom()
 def _backoff(number: int) -> float:
     """Return the seconds after a failed attempt, 0.1 and twice as many each time, with jitter."""
     return min(0.1 * 2.0 ** min(number, 7), 10.0) * _random.uniform(0.5, 1.0)
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Return the seconds of the header Retry-After, which may also be a date."""
-    value = response.headers.get("Retry-After", "")
-    with suppress(ValueError):
-        return max(0.0, float(value))
-    with suppress(ValueError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return None
 
 
 def _detail(response: httpx2.Response) -> str | None:

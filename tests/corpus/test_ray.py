@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from warm_python import WarmProcess
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.corpus.ray_workers import RayWorkers
 from ctrlreward.corpus.workers import ScoreShards, Shard, in_process
-from ctrlreward.ray_cluster import RayOptions, RayServeOptions
+from ctrlreward.ray_cluster import RayOptions, RayServeOptions, connect_ray
 from ctrlreward.scorers.base import Scores
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.limits import ServeOptions
@@ -421,6 +422,12 @@ def test_wrong_options_are_named(
     path = tmp_path / "reward.yaml"
     path.write_text("class_path: letter_scorers.letters_reward\n")
     assert message in fails("serve", str(path), "--port=0", *options)
+
+
+def test_a_missing_package_is_named_before_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match="--engine ray needs ray: pip install"):
+        connect_ray("127.0.0.1:1", {})
 
 
 @pytest.mark.parametrize(

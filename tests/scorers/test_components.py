@@ -109,7 +109,17 @@ def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
 def test_it_pickles_and_may_be_better_when_lower() -> None:
     reward = Reward(FunctionScorer(of_texts, higher_is_better=False))
     assert reward.weights == {"of_texts": -1.0}
+    assert reward["of_texts"].spec.bounds == [None, None]
     assert pickle.loads(pickle.dumps(reward["of_texts"]))(["abc"]).tolist() == [3.0]
+
+
+def test_its_range_is_declared_and_checked() -> None:
+    bounded = FunctionScorer(of_texts, range=(0, 2))
+    assert bounded.specs["of_texts"].bounds == [0, 2]
+    with pytest.raises(ValueError, match=r"'of_texts' = 3.0 for texts\[1\] = 'abc', outside its"):
+        bounded.score(["ab", "abc"])
+    with pytest.raises(ValueError, match=r"range must be \(lowest, highest\), got \(1, 0\)"):
+        FunctionScorer(of_texts, range=(1, 0))
 
 
 async def later(texts: list[str]) -> list[float]:

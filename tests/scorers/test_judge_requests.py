@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import tenacity
@@ -28,7 +29,7 @@ from ctrlreward.held_out import HeldOutScorer
 from ctrlreward.runs.report_contents import _explanations
 from ctrlreward.scorers import judge_requests
 from ctrlreward.scorers.judge_requests import ReplyCache
-from ctrlreward.scorers.model_servers import _seconds
+from ctrlreward.scorers.model_servers import retry_after
 from ctrlreward.scorers.records import (
     read_reasons,
     read_scored_samples,
@@ -321,10 +322,14 @@ def test_a_limited_server_is_waited_for(serve: Serve, clock: Simulated) -> None:
 
 
 def test_retry_after() -> None:
+    def seconds(given: str) -> float | None:
+        return retry_after(httpx2.Response(503, headers={"Retry-After": given}))
+
     given = ["3", "0.5", "-1", "soon", "", "Wed, 21 Oct 2015 07:28:00 GMT"]
-    assert [*map(_seconds, given)] == [3, 0.5, 0, 0, 0, 0]
+    given.append("Wed, 21 Oct 99999999999999999999 07:28:00 GMT")
+    assert [*map(seconds, given)] == [3, 0.5, 0, None, None, 0, None]
     later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 3600))
-    assert 3500 < _seconds(later) <= 3600
+    assert 3500 < (seconds(later) or 0) <= 3600
 
 
 # Outages

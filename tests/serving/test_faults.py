@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import socket
@@ -53,6 +54,18 @@ def test_malformed_json(live_server: Start, reward: Reward, content: bytes) -> N
     reply = live_server(reward).client.post("/score", content=content)
     assert reply.status_code == 400
     assert "malformed JSON" in reply.json()["detail"]
+
+
+def test_a_compressed_body_is_refused(live_server: Start, reward: Reward) -> None:
+    client, body = live_server(reward).client, json.dumps(one("soup")).encode()
+    sent = client.post("/score", content=body, headers={"Content-Encoding": "Identity"})
+    assert sent.status_code == 200
+    packed = gzip.compress(body)
+    for route in ("/score", "/get_reward"):  # one that does not exist here, too
+        refused = client.post(route, content=packed, headers={"Content-Encoding": "gzip"})
+        assert refused.status_code == 415
+        detail = "the body has Content-Encoding: gzip, must be sent uncompressed"
+        assert refused.json() == {"detail": detail}
 
 
 def test_long_bodies_are_refused_and_not_kept(live_server: Start, reward: Reward) -> None:

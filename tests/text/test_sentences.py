@@ -13,9 +13,7 @@ from ctrlreward.text.sentences import find_splitter, split_sentences, without_un
 
 # Arbitrary text, and text dense in the marks and abbreviations that the rules look for.
 fragments = st.lists(
-    st.sampled_from(
-        ["Dr.", "e.g.", "U.S.", "etc.", "Hi", "so", "…", "...", "!", "?”", ")", " ", "\n"]
-    )
+    st.sampled_from([*"Dr. e.g. U.S. etc. Hi so … ... ! ?” ) 汤。 ！".split(), " ", "\n"])
 )
 texts = st.text() | fragments.map("".join)
 
@@ -23,7 +21,7 @@ texts = st.text() | fragments.map("".join)
 @given(texts)
 def test_only_whitespace_is_lost(text: str) -> None:
     pieces = split_sentences(text)
-    assert " ".join(pieces).split() == text.split()
+    assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece and piece == piece.strip() for piece in pieces)
 
 
@@ -54,6 +52,12 @@ def test_a_sentence_is_not_split_again(text: str) -> None:
 )
 def test_splits(sentences: list[str]) -> None:
     assert split_sentences("  ".join(sentences)) == sentences
+
+
+@pytest.mark.parametrize("space", ["", "\n"])
+def test_splits_chinese_and_japanese(space: str) -> None:
+    sentences = "今天下雨。 你去吗？！ 「好！」 他说3.5元。 おいしい。 没有".split()
+    assert split_sentences(space.join(sentences)) == sentences
 
 
 def test_splits_the_papers_texts_as_nltk_does(shared_golden_dir: Path) -> None:
@@ -87,6 +91,7 @@ def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("He met Mr. Bell and", 0, "He met Mr. Bell and"),
         ("“Stop!” He met Mr.", 0, "“Stop!”"),
         ("", 0, ""),
+        ("汤很热。还有", 0, "汤很热。"),
     ],
 )
 def test_an_unfinished_sentence_is_dropped(text: str, start: int, kept: str) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ctrlreward.functional.ctrleval import Weighting, evaluator_weights, weighted_mean
 from ctrlreward.models.tasks import TEXT_SLOT
-from ctrlreward.plots.style import SERIES, finish_panel, new_figure
+from ctrlreward.plots.style import SERIES, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS, cell, print_rows
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
@@ -382,8 +382,7 @@ def draw_deviations(
         axes[0, 0].legend(
             fontsize=7, frameon=False, ncols=LEVELS, loc="lower left", bbox_to_anchor=(0, 1)
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def subset_means(scores: Scores, weights: Scores, chosen: Sequence[int]) -> Scores:

@@ -14,7 +14,15 @@ from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.transfer import paired_transfer_bootstrap
 from ctrlreward.plots.curves import curve
-from ctrlreward.plots.style import FAINT, FIRST, SERIES, TEXT, finish_panel, new_figure
+from ctrlreward.plots.style import (
+    FAINT,
+    FIRST,
+    SERIES,
+    TEXT,
+    finish_panel,
+    new_figure,
+    save_figure,
+)
 from ctrlreward.recipes.papers.li2018.system_figures import SystemFigures
 from ctrlreward.recipes.papers.li2018.system_outputs import REFERENCES, SystemOutputs
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
@@ -247,7 +255,7 @@ def draw_systems(
     finish_panel(
         panel, "content against style", "independent Acc", "Sim", legend=bool(best or trails)
     )
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def _points(figures: Mapping[str, SystemFigures]) -> dict[str, tuple[float, float]]:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ctrlreward.command_line.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
-from ctrlreward.plots.style import FIRST, finish_panel, new_figure
+from ctrlreward.plots.style import FIRST, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.meta_eval.published_figures import (
     Published,
     best_model,
@@ -190,8 +190,7 @@ def draw_scatter(
             f"rated {pair.rating}".replace("_", " "),
             pair.score.replace("_", " "),
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def require_plot(path: Path) -> None:
