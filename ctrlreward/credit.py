@@ -10,7 +10,7 @@ import numpy as np
 from ctrlreward.engine.sharing import locked
 from ctrlreward.reward import AnyReward, Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Credit, Scorer, Scores, check_columns, score
+from ctrlreward.scorers.base import Credit, Scorer, Scores, check_columns, named_error, score
 
 Offsets = Sequence[tuple[int, int]]
 
@@ -105,6 +105,6 @@ def _credits(scorer: Scorer, samples: Samples, names: set[str]) -> dict[str, lis
     distinct, inverse = samples.distinct()
     if invalid := distinct.invalid_unicode():
         distinct = distinct.blanked(invalid)
-    with locked(scorer):
+    with locked(scorer), named_error({scorer: names}, distinct):
         found = scorer.credit_samples(distinct, names)
     return {name: [found[name][row] for row in inverse] for name in names}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 from ctrlreward.arguments import checked_keywords, did_you_mean
-from ctrlreward.files import json_line, read_jsonl, whole_file
+from ctrlreward.files import json_line, read_jsonl, write_whole
 
 # Column of `Samples` → key in a record of one sample.
 JSON_KEYS = {
@@ -456,11 +456,7 @@ class Samples:
 
     def to_jsonl(self, path: str | PathLike[str]) -> None:
         """Write one JSON record per sample, with singular keys (`text`, `prefix`, …)."""
-        columns = self.columns()
-        with whole_file(Path(path)) as file:
-            for row in zip(*columns.values(), strict=True):
-                record = {JSON_KEYS[name]: item for name, item in zip(columns, row, strict=True)}
-                file.write(json_line(record).encode())
+        write_whole(Path(path), "".join(map(json_line, records_of(self))))
 
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:
@@ -469,6 +465,12 @@ class Samples:
         if not records:
             return Samples([])
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
+
+
+def records_of(samples: Samples) -> list[dict[str, Any]]:
+    """Return one record per sample, with the singular keys of the columns that are present."""
+    columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def is_unicode(text: str) -> bool:

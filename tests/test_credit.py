@@ -159,6 +159,14 @@ def test_weighted_components_and_what_lies_before_the_tokens(encoder: str) -> No
     assert np.isnan(tokens[4]).all()
 
 
+def test_an_exception_names_the_scorer(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = Alignment(encoder, aspects="consistency")
+    monkeypatch.setattr(Alignment, "credit_samples", lambda *_: {}["odd"])
+    with pytest.raises(KeyError, match="odd") as raised:
+        token_credit(scorer, SAMPLES, OFFSETS)
+    assert raised.value.__notes__ == ["raised by Alignment (consistency) for 6 samples"]
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_tokens_sum_to_the_reward(encoder: str, data: st.DataObject) -> None:

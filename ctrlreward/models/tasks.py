@@ -36,11 +36,7 @@ class Continuation(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of characters of the context and of the targets that differ between tasks.
-
-        Raises:
-            TypeError: A text or a list stands for a tuple.
-        """
+        """Number of characters that differ between tasks; a TypeError if a part is not a tuple."""
         if not all(isinstance(part, tuple) for part in (self.context, self.targets, *self.targets)):
             raise TypeError(
                 f"{shortened(self)} must have a tuple of texts and one of pairs (read, scored). "

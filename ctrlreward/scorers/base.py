@@ -453,7 +453,7 @@ def scores_of(
     spans: dict[Scorer, tuple[int, slice]] = {}
     for scorer, names in wanted.items():
         if isinstance(scorer, TaskScorer):
-            with _named_error({scorer: names}, samples):
+            with named_error({scorer: names}, samples):
                 tasks, model = scorer.tasks(samples, names), scorer.loaded_model
             of_model = asked.setdefault(id(model), (model, []))[1]
             spans[scorer] = id(model), slice(len(of_model), len(of_model) + len(tasks))
@@ -461,11 +461,11 @@ def scores_of(
     answered = {}
     for key, (model, tasks) in asked.items():
         together = {scorer: wanted[scorer] for scorer in spans if spans[scorer][0] == key}
-        with _named_error(together, samples), locked(model):
+        with named_error(together, samples), locked(model):
             answered[key] = model.answer(tasks)
     found = {}
     for scorer, names in wanted.items():
-        with _named_error({scorer: names}, samples):
+        with named_error({scorer: names}, samples):
             returned: Any
             if isinstance(scorer, TaskScorer):
                 key, span = spans[scorer]
@@ -481,7 +481,7 @@ def scores_of(
 
 
 @contextmanager
-def _named_error(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> Iterator[None]:
+def named_error(wanted: Mapping[Scorer, Collection[str]], samples: Samples) -> Iterator[None]:
     """Add the scorers to an error, unless it names an item of the samples."""
     try:
         yield

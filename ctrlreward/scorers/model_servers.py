@@ -29,11 +29,11 @@ _UNANSWERED = (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtoc
 _BACKOFF = tenacity.wait_exponential(multiplier=0.2, max=10)
 
 
-def check_address(address: str, example: str) -> str:
+def check_address(address: str, example: str, name: str = "address") -> str:
     """Return an address without its last slash; raise a ValueError if it is not a URL."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"address must be a URL such as {example!r}, got {address!r}")
+        raise ValueError(f"{name} must be a URL such as {example!r}, got {address!r}")
     return address.rstrip("/")
 
 

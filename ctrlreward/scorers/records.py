@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ctrlreward.files import finite_or_none, json_line, read_jsonl, without_nan, write_whole
-from ctrlreward.samples import JSON_KEYS, Samples, columns_from_records
+from ctrlreward.samples import JSON_KEYS, Samples, columns_from_records, records_of
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
 Cell: TypeAlias = str | float | None
@@ -30,11 +30,9 @@ def write_scored_samples(
     NaN and infinite scores, (n,), are null. `by_prompt`, (prompts,), are values of prompts that are
     not means, in the first record of each. `explanations` are by row, `reasons` by score.
     """
-    columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     prompts = len(next(iter(by_prompt.values()))) if by_prompt else 0
     lines = []
-    for i in range(len(samples)):
-        record: dict[str, object] = {name: column[i] for name, column in columns.items()}
+    for i, record in enumerate(records_of(samples)):
         record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
         place, rest = divmod(i * prompts, len(samples))
         if by_prompt and not rest:

@@ -241,12 +241,6 @@ class ScoredRequest:
     errors: Mapping[int, str]
 
 
-def records(samples: Samples) -> list[dict[str, Any]]:
-    """Return one record per sample, with the singular keys of the columns that are present."""
-    columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def score_reply(scored: ScoredRequest) -> dict[str, Any]:
     """Return the reply to `POST /score`; see `Result`."""
     batch = scored.batch

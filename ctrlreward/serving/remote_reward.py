@@ -11,9 +11,9 @@ from typing import Any
 from ctrlreward.files import read_json
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, records_of
 from ctrlreward.scorers.base import Component, CorpusFold, Scorer, Scores, ScoreSpec, check_columns
-from ctrlreward.serving.contract import FoldReply, ScoreReply, ScoresReply, records, to_numbers
+from ctrlreward.serving.contract import FoldReply, ScoreReply, ScoresReply, to_numbers
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.server_connection import ServerConnection
 
@@ -117,7 +117,7 @@ class RemoteReward(AnyReward):
         """Return the rewards that the server computed; `seconds` is the duration of its scoring."""
         components = self.components
         check_columns(components, samples)
-        body = {"samples": records(samples), "strict": True}
+        body = {"samples": records_of(samples), "strict": True}
         reply = ScoreReply.model_validate(self._connection.post("/score", body))
         return reply.to_batch([*components, *self.derived], len(samples))
 
@@ -170,7 +170,7 @@ class RemoteScorer(Scorer):
     ) -> dict[str, Scores]:
         """Request the scores, or only `names`, from the server, each float64 of shape (n,)."""
         wanted = sorted(self.specs if names is None else names)
-        body = {"samples": records(samples), "names": wanted}
+        body = {"samples": records_of(samples), "names": wanted}
         reply = self.connection.post(f"/scorers/{self.id}/score", body)
         return ScoresReply.model_validate(reply).to_scores(wanted, len(samples))
 

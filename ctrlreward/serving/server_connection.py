@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from ctrlreward.scorers.model_servers import LOOPBACK, retry_after
+from ctrlreward.scorers.model_servers import LOOPBACK, check_address, retry_after
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
 from ctrlreward.serving.limits import CLIENT_HEADER, check_token
@@ -70,13 +70,10 @@ class ServerConnection:
         patience: float | None = None,
         expect: Mapping[str, Any] | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must be an address such as 'http://127.0.0.1:8700', got {url!r}")
         for name, seconds in (("timeout", timeout), ("patience", patience)):
             if seconds is not None and not seconds > 0:
                 raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
-        self.url = url.rstrip("/")
+        self.url = check_address(url, "http://127.0.0.1:8700", "url")
         self.token = token
         self.timeout = timeout
         self.patience = patience

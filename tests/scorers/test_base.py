@@ -181,6 +181,20 @@ def test_an_exception_of_a_scorer_names_it(call: str) -> None:
     assert raised.value.__notes__ == ["raised by Raises (ease) for 2 samples"]
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_a_panic_of_a_tokenizer_is_an_ordinary_error(call: str) -> None:
+    class PanicException(BaseException):
+        pass
+
+    class Panics(Returns):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            raise PanicException("byte index 3")
+
+    message = r"another library failed while scoring Panics \(ease\): byte index 3"
+    with pytest.raises(RuntimeError, match=message):
+        CALLS[call](Panics(None), Samples(["a"]))
+
+
 @pytest.mark.parametrize("method", ["compute", "update"])
 def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
     with pytest.raises(AttributeError, match=rf"Returns has no method '{method}'. Call score\(te"):

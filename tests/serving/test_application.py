@@ -11,11 +11,9 @@ import pytest
 from fastapi import APIRouter, Request
 
 from ctrlreward import Accuracy, LexiconSentiment, Reward, Samples
+from ctrlreward.samples import records_of
 from ctrlreward.scorers.base import Scores
-from ctrlreward.serving.contract import (
-    FINGERPRINT_HEADER,
-    records,
-)
+from ctrlreward.serving.contract import FINGERPRINT_HEADER
 from ctrlreward.serving.limits import ServeOptions
 
 Start = Callable[..., Any]
@@ -94,7 +92,7 @@ def test_every_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> 
         client.get("/nowhere"),
         client.post("/score", content=b"{"),
         client.post("/score", json=[]),
-        client.post("/score", json={"samples": records(SAMPLES)}),
+        client.post("/score", json={"samples": records_of(SAMPLES)}),
     ]
     for reply in replies:
         assert reply.headers[FINGERPRINT_HEADER] == described["fingerprint_id"]
@@ -168,7 +166,7 @@ def test_further_routes_score_with_the_queue(live_server: Start, reward: Reward)
 
 def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
-    client.post("/score", json={"samples": records(SAMPLES)})
+    client.post("/score", json={"samples": records_of(SAMPLES)})
     client.post("/score", json=[])
     expected = {
         'ctrlreward_requests_total{route="/score",status="200"} 1.0',

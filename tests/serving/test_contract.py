@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ctrlreward import RewardBatch, Samples
+from ctrlreward.samples import records_of
 from ctrlreward.serving.contract import (
     FoldBody,
     FoldReply,
@@ -25,7 +26,6 @@ from ctrlreward.serving.contract import (
     ScoresReply,
     dumps,
     explained,
-    records,
     score_reply,
     to_number,
     to_numbers,
@@ -94,10 +94,10 @@ def test_samples_survive_the_wire(rows: list[tuple[str, str, str]], strict: bool
         samples = Samples(
             [a + b for a, b in zip(prefixes, ends, strict=True)], prefixes=prefixes, labels=labels
         )
-    given = json.loads(dumps({"samples": records(samples), "strict": strict}))
+    given = json.loads(dumps({"samples": records_of(samples), "strict": strict}))
     body = ScoreBody.model_validate(given)
     assert (body.to_samples(), body.strict) == (samples, strict)
-    given = json.loads(dumps({"samples": records(samples), "names": ["coherence"]}))
+    given = json.loads(dumps({"samples": records_of(samples), "names": ["coherence"]}))
     asked = ScorerBody.model_validate(given)
     assert (asked.to_samples(), asked.names) == (samples, ["coherence"])
 
@@ -185,7 +185,7 @@ def test_scores_of_another_form_are_no_scores(reply: Any) -> None:
 
 def test_several_references_survive_the_wire() -> None:
     samples = Samples(["a", "b"], references=[["x", "y"], "z"])
-    body = ScoreBody.model_validate(json.loads(dumps({"samples": records(samples)})))
+    body = ScoreBody.model_validate(json.loads(dumps({"samples": records_of(samples)})))
     assert body.to_samples() == samples
 
 
@@ -198,7 +198,7 @@ def test_a_label_may_be_an_object() -> None:
     body = ScoreBody.model_validate_json(json.dumps({"samples": rows}))
     named = {"sentiment": ["good", "bad"], "topic": [3, 4]}
     assert body.to_samples() == Samples(["a", "b"], labels=named)
-    assert records(body.to_samples())[0]["label"] == "sentiment=good topic=3"
+    assert records_of(body.to_samples())[0]["label"] == "sentiment=good topic=3"
     kinds = {each["type"] for each in Sample.model_json_schema()["properties"]["label"]["anyOf"]}
     assert kinds == {"string", "object"}
     with pytest.raises(ValidationError, match="are ambiguous as 'my mood=glad': names must"):
