@@ -264,6 +264,18 @@ def test_invalid_unicode_is_found_and_blanked() -> None:
     assert blanked.labels == batch.labels
 
 
+def test_a_file_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.jsonl"
+    Samples(["a", "b"]).to_jsonl(path)
+    monkeypatch.setattr("os.fsync", lambda _: {}["disk"])  # stands for a full one
+    with pytest.raises(KeyError, match="disk"):
+        Samples(["c"]).to_jsonl(path)
+    assert Samples.from_jsonl(path).texts == ("a", "b")
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_an_empty_batch_makes_an_empty_file(tmp_path: Path) -> None:
     Samples([]).to_jsonl(tmp_path / "none.jsonl")
     assert (tmp_path / "none.jsonl").read_bytes() == b""
