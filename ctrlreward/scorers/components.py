@@ -53,7 +53,7 @@ class FunctionScorer(Scorer):
         range: Smallest and largest possible score, infinite for no bound.
 
     Raises:
-        ValueError: The range is empty.
+        ValueError: `range` is not two numbers, the smaller first.
         TypeError: It is not a function, it is a coroutine function, or it needs an argument that
             is not a column of `Samples`, such as TRL's `completion_ids`.
 
@@ -75,8 +75,11 @@ class FunctionScorer(Scorer):
             raise TypeError(f"function = {shortened(self.function)} is not a function")
         if iscoroutinefunction(self.function):
             raise TypeError(f"{self.name} is a coroutine function, must be a plain one")
-        if not self.range[0] < self.range[1]:
-            raise ValueError(f"range must be (lowest, highest), got {self.range}")
+        match self.range:
+            case [low, high] if low < high:
+                pass
+            case _:
+                raise ValueError(f"range must be (lowest, highest), got {self.range!r}")
         parameters = self._parameters()
         first = next(iter(parameters), "")
         if "completions" not in parameters and first in _NOT_TEXTS:
@@ -102,7 +105,7 @@ class FunctionScorer(Scorer):
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of the score."""
-        return {self.name: ScoreSpec(self.higher_is_better, self.range)}
+        return {self.name: ScoreSpec(self.higher_is_better, (self.range[0], self.range[1]))}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that the function names without a default; prompts may also be prefixes."""

@@ -118,8 +118,10 @@ def test_its_range_is_declared_and_checked() -> None:
     assert bounded.specs["of_texts"].bounds == [0, 2]
     with pytest.raises(ValueError, match=r"'of_texts' = 3.0 for texts\[1\] = 'abc', outside its"):
         bounded.score(["ab", "abc"])
-    with pytest.raises(ValueError, match=r"range must be \(lowest, highest\), got \(1, 0\)"):
-        FunctionScorer(of_texts, range=(1, 0))
+    assert FunctionScorer(of_texts, range=[0, 2]).specs == bounded.specs
+    for wrong in [(1, 0), (0,), 2]:
+        with pytest.raises(ValueError, match=r"range must be \(lowest, highest\), got"):
+            FunctionScorer(of_texts, range=wrong)
 
 
 async def later(texts: list[str]) -> list[float]:
