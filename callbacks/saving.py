@@ -175,9 +175,9 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         """Show the metrics of the interrupted run, as old ones."""
         super().on_train_start(trainer, pl_module)
         trainer.callback_metrics.update(self._logged)
-        for reader in [each._reader for each in callbacks_of(trainer, ReadingMixin)]:
-            reader.start(trainer)
-            reader.note(reader.step)
+        for each in callbacks_of(trainer, ReadingMixin):
+            each._reader.start(trainer)
+            each._reader.note()
         self._logged = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -25,11 +25,19 @@ from ctrlreward.huggingface.run_state import (
     rules_of,
     stored,
 )
+from ctrlreward.items import counted
 from ctrlreward.lightning_package import package_of
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
 from ctrlreward.selection.best import ConstraintTest, Ties
-from ctrlreward.selection.decider import Decider, Decides, KeepsBest, KeepsFront, with_assigned
+from ctrlreward.selection.decider import (
+    Decider,
+    Decides,
+    KeepsBest,
+    KeepsFront,
+    check_declared,
+    with_assigned,
+)
 from ctrlreward.selection.metrics import Bounds, NotLogged
 
 log = logging.getLogger(__name__)
@@ -56,11 +64,12 @@ class DecisionCallback(Decides, TrainerCallback):
         self._missing: ValueError | None = None
         self._evaluated, self._started = False, 0  # in this training, and its first step
 
-    def _begin(self, state: TrainerState) -> None:
-        """Set the directions and ranges that scorers declare when training begins."""
+    def _begin(self, state: TrainerState, declared: Mapping[str, Bounds]) -> None:
+        """Set the directions and ranges that scorers declare; check the keys against `declared`."""
         rule = with_assigned(self._given, self)
         try:
             self.decider.begin(rule, partial(resolve_mode, state), ranges(state))
+            check_declared(rule.keys, declared)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
 
@@ -108,7 +117,7 @@ class DecisionCallback(Decides, TrainerCallback):
         self._save = self._stop = self._had_stopped = False
         before = stored(state).get(self._key)
         if state.global_step and before is not None:
-            self._begin(state)
+            self._begin(state, {})  # a scorer may begin after this callback
             self.decider.load(before)
             self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped
@@ -126,10 +135,10 @@ class DecisionCallback(Decides, TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Raise for an unknown direction at the first step, or if no evaluated set had the keys."""
+        """Raise for a wrong key or direction at the first step, or if no set had the keys."""
         self._save = False
         if state.global_step == self._started:  # all scorers have begun
-            self._begin(state)
+            self._begin(state, ranges(state))
         if self._missing is not None:
             raise self._missing
 
@@ -144,7 +153,7 @@ class DecisionCallback(Decides, TrainerCallback):
             self.say(
                 state,
                 "training ended before the first validation. eval_steps is more than the "
-                f"{state.global_step} steps of the run. Evaluate more often.",
+                f"{counted(state.global_step, 'step')} of the run. Evaluate more often.",
             )
 
     def on_evaluate(
@@ -167,7 +176,7 @@ class DecisionCallback(Decides, TrainerCallback):
     def _decide(
         self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
-        self._begin(state)
+        self._begin(state, ranges(state))
         try:
             decided, awaited = self.decider.step, partial(awaits, args, state)
             values, stale, evidence = read_validation(state, metrics, decided, awaited)
@@ -254,8 +263,7 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
 
     def bounded(self) -> Collection[str]:
         """Return the keys of the constraints and of the choice among ties."""
-        ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
-        return {*self.constraints, *ties}
+        return self.rule.keys[1:]
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import counted, plain_console, user_errors
+from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import (
@@ -21,6 +21,7 @@ from ctrlreward.functional.reproducibility import (
     compare_curves,
     compare_tables,
 )
+from ctrlreward.items import counted
 from ctrlreward.runs.results import SINGLE_SYSTEM, Run, read_run
 
 _DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
@@ -186,8 +187,8 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         yield from _correlation_lines(agreement)
         findings = agreement.findings
         yield (
-            f"findings (type IV): {findings.upheld} of {findings.total} pairs of systems are in "
-            f"the same order ({100 * findings.share:.1f} %)"
+            f"findings (type IV): {findings.upheld} of {counted(findings.total, 'pair')} of systems "
+            f"in the same order ({100 * findings.share:.1f} %)"
             if findings.total
             else "findings (type IV): none, because no metric has values of two systems in all runs"
         )

@@ -171,6 +171,11 @@ class AlarmRule:
             )
 
     @property
+    def keys(self) -> list[str]:
+        """Keys that the rule reads, the proxy first."""
+        return [self.proxy, *self.modes]
+
+    @property
     def modes(self) -> dict[str, HeldOutMode]:
         """Mode of each held-out metric."""
         return {key: mode or "max" for key, mode in self._given.items()}
@@ -212,7 +217,7 @@ class AlarmRule:
         evidence: Evidence | None = None,
     ) -> tuple[AlarmState, AlarmDecision]:
         """Return the new state, and whether there is an alarm; arguments as in `StopRule`."""
-        keys = [self.proxy, *self.modes]
+        keys = self.keys
         waiting = no_new_value(keys, stale)
         if waiting:
             return state, AlarmDecision(state.alarm, None, waiting)

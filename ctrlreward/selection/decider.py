@@ -6,10 +6,11 @@ not a new validation; and a value counts as new only if it was logged since the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
 
 
@@ -33,6 +34,19 @@ def stale_keys(
         for key, time in logged.items()
         if (time < began if key in validated else time <= decided)
     }
+
+
+def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
+    """Raise a ValueError for a key that is likely a misspelt one of those that scorers declare.
+
+    Other keys that are not declared may be logged later, by someone else.
+    """
+    for key in keys:
+        group, _, name = key.rpartition("/")
+        names = [each[len(group) + 1 :] for each in declared if each.rpartition("/")[0] == group]
+        hint = did_you_mean(name, names, lambda each: repr(f"{group}/{each}"))
+        if key not in declared and hint:
+            raise ValueError(f"{key!r} is not a score of this run{hint}")
 
 
 class Decider:
@@ -118,7 +132,7 @@ class KeepsBest(Decides):
 
     @property
     def reason(self) -> str:
-        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
+        """Reason for the selected checkpoint, and what it is not distinguishable from."""
         return self.rule.explain(self.state)
 
     @property
