@@ -351,7 +351,9 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    best = keeper.best_model_path or keeper.last_model_path if keeper else ""
+    paths = [keeper.best_model_path, keeper.last_model_path] if keeper else []
+    # A run may end with an error while it writes the best one.
+    best = next((p for p in paths if "://" in str(p) or (p and Path(p).exists())), "")
     return {
         "steps": trainer.global_step,
         "stopped_by": stopped_by(trainer),

@@ -47,11 +47,17 @@ def _fsdp2(model: nn.Module) -> Iterator[None]:
     from torch.distributed.fsdp import FSDPModule
 
     parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
-    states = [part._get_fsdp_state() for part in parts]
-    for state in states:  # the outermost first
-        state._lazy_init()
-    groups = [group for state in states for group in state._fsdp_param_groups]
-    frees = [group.post_forward_mesh_info for group in groups]
+    try:
+        states = [part._get_fsdp_state() for part in parts]
+        for state in states:  # the outermost first
+            state._lazy_init()
+        groups = [group for state in states for group in state._fsdp_param_groups]
+        frees = [group.post_forward_mesh_info for group in groups]
+    except AttributeError as error:
+        raise RuntimeError(
+            f"the model of fully_shard can't be gathered with PyTorch {torch.__version__}: {error}. "
+            "Use PyTorch 2.13, with which this was checked, or FSDP1."
+        ) from error
     try:
         for group in groups:
             group.post_forward_mesh_info = None

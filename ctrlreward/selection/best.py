@@ -34,6 +34,7 @@ ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
 Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
 
 CHOICES = ("top_k", "ties_by", "constraint_test", "level")  # settings that a report repeats
+LAST_STEP = "the last step"  # for the checkpoint, in the summary of a run that loaded none
 
 
 class KeepDecision(NamedTuple):
