@@ -55,7 +55,7 @@ def _fsdp2(model: nn.Module) -> Iterator[None]:
         frees = [group.post_forward_mesh_info for group in groups]
     except AttributeError as error:
         raise RuntimeError(
-            f"the model of fully_shard can't be gathered with PyTorch {torch.__version__}: {error}. "
+            f"a model under fully_shard can't be gathered by PyTorch {torch.__version__}: {error}. "
             "Use PyTorch 2.13, with which this was checked, or FSDP1."
         ) from error
     try:

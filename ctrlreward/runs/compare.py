@@ -187,8 +187,9 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         yield from _correlation_lines(agreement)
         findings = agreement.findings
         yield (
-            f"findings (type IV): {findings.upheld} of {counted(findings.total, 'pair')} of systems "
-            f"in the same order ({100 * findings.share:.1f} %)"
+            "findings (type IV): "
+            f"{findings.upheld} of {counted(findings.total, 'pair')} of systems in the same order "
+            f"({100 * findings.share:.1f} %)"
             if findings.total
             else "findings (type IV): none, because no metric has values of two systems in all runs"
         )

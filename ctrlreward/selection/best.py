@@ -153,9 +153,9 @@ class BestRule:
             )
         for key, bounds in self.constraints.items():
             match bounds:
-                case [None, high] | [high, None] if high is not None:
+                case [low, high] if (low is None) != (high is None):
                     pass
-                case [low, high] if None not in (low, high) and low <= high:
+                case [low, high] if low is not None and high is not None and low <= high:
                     pass
                 case _:
                     raise ValueError(

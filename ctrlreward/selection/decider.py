@@ -44,7 +44,7 @@ def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
     for key in keys:
         group, _, name = key.rpartition("/")
         names = [each[len(group) + 1 :] for each in declared if each.rpartition("/")[0] == group]
-        hint = did_you_mean(name, names, lambda each: repr(f"{group}/{each}"))
+        hint = did_you_mean(name, names, f"'{group}/{{}}'".format)
         if key not in declared and hint:
             raise ValueError(f"{key!r} is not a score of this run{hint}")
 

@@ -68,7 +68,7 @@ class Engine:
         of_ranks: list[Any] = [None, None]
         torch.distributed.all_gather_object(of_ranks, prompts)
         start = torch.distributed.get_rank() * len(prompts)
-        return None, sum(of_ranks, [])[start : start + len(prompts)]
+        return None, [*of_ranks[0], *of_ranks[1]][start : start + len(prompts)]
 
 
 def maker(name: str) -> Callable[..., Trainer]:

@@ -264,7 +264,9 @@ def test_the_verdict_on_texts_before_and_after(
     tmp_path: Path, judges: dict[str, float], sentence: str
 ) -> None:
     """The texts after training are of the last step, and the log selects the first."""
-    falling = write_run(tmp_path / "run", varied, lambda place, _: {"sentiment": -place}, summary=True)
+    falling = write_run(
+        tmp_path / "run", varied, lambda place, _: {"sentiment": -place}, summary=True
+    )
     log = falling / "metrics.jsonl"
     log.write_text(log.read_text().replace("reward/total", "policy/total"))
 
