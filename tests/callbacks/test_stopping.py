@@ -272,7 +272,7 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         (lambda: RewardCheckpoint("v", save_top_k=1.5), "save_top_k must be an integer, got 1.5"),
         (
             lambda: RewardCheckpoint("v", constraints={"l": 0.1}),
-            r"constraints\['l'\] must be \(smallest, largest\), None for no bound, got 0.1",
+            r"constraints\['l'\] must be \(smallest, largest\), None for at most one, got 0.1",
         ),
         (
             lambda: RewardCheckpoint("v", constraints={"l": (0.5, 0.1)}),
