@@ -26,13 +26,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.scorers.base import Scores
-from ctrlreward.selection.decider import (
-    Decider,
-    Decides,
-    check_declared,
-    stale_keys,
-    with_assigned,
-)
+from ctrlreward.selection.decider import Decider, Decides, stale_keys, with_assigned
 
 # Names in other libraries of the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -182,9 +176,8 @@ class DecidingMixin(Decides, ReadingMixin):
         super().setup(trainer, pl_module, stage)
         self.needs_validation(trainer, stage)
         with rule_errors(self):
-            bounds = known_bounds(trainer)
-            self.decider.begin(self.settings(), partial(resolve_mode, trainer), bounds)
-            check_declared(self.rule.keys, bounds)
+            mode_of = partial(resolve_mode, trainer)
+            self.decider.begin(self.settings(), mode_of, known_bounds(trainer))
 
     def decide(
         self,

@@ -30,14 +30,7 @@ from ctrlreward.lightning_package import package_of
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
 from ctrlreward.selection.best import ConstraintTest, Ties
-from ctrlreward.selection.decider import (
-    Decider,
-    Decides,
-    KeepsBest,
-    KeepsFront,
-    check_declared,
-    with_assigned,
-)
+from ctrlreward.selection.decider import Decider, Decides, KeepsBest, KeepsFront, with_assigned
 from ctrlreward.selection.metrics import Bounds, NotLogged
 
 log = logging.getLogger(__name__)
@@ -65,11 +58,10 @@ class DecisionCallback(Decides, TrainerCallback):
         self._evaluated, self._started = False, 0  # in this training, and its first step
 
     def _begin(self, state: TrainerState, declared: Mapping[str, Bounds]) -> None:
-        """Set the directions and ranges that scorers declare; check the keys against `declared`."""
+        """Set the directions and ranges that scorers declare when training begins."""
         rule = with_assigned(self._given, self)
         try:
-            self.decider.begin(rule, partial(resolve_mode, state), ranges(state))
-            check_declared(rule.keys, declared)
+            self.decider.begin(rule, partial(resolve_mode, state), declared)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
 
@@ -117,7 +109,7 @@ class DecisionCallback(Decides, TrainerCallback):
         self._save = self._stop = self._had_stopped = False
         before = stored(state).get(self._key)
         if state.global_step and before is not None:
-            self._begin(state, {})  # a scorer may begin after this callback
+            self._begin(state, {})  # some scorers may begin later
             self.decider.load(before)
             self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped

@@ -221,7 +221,7 @@ def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
         yield "  by system and at once, metrics on different scales bring the correlation near 1"
     if systems.n and len(agreement.systems) > _MAX_PRINTED:
         rest = len(agreement.systems) - _MAX_PRINTED
-        yield f"  and {rest} more systems: --output FILE.json lists all"
+        yield f"  and {counted(rest, 'more system')}: --output FILE.json lists all"
 
 
 def _correlation(correlation: Correlation) -> tuple[str, str]:

@@ -316,8 +316,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
                 keys = [keys] if isinstance(keys, str) else keys
                 settings["held_out"] = {key: better_mode(stored, key) for key in keys}
             rule = kind(**settings)
-            one = RunRules(**{role: rule})
-            absent = [key for key in (*one.monitored, *one.others) if key not in stored.keys]
+            absent = [key for key in rule.keys if key not in stored.keys]
         except (TypeError, ValueError) as error:
             missing.append(f"{name} of config.yaml: {error}")
             continue

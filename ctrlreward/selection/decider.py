@@ -68,6 +68,7 @@ class Decider:
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
         self.rule = rule.directed(mode_of, ranges)
+        check_declared(rule.keys, ranges)
         if self.step < 0:
             self.state = self.before = self.rule.start()
 
@@ -122,13 +123,17 @@ class Decides:
         return self.decider.state
 
 
-class KeepsBest(Decides):
-    """Callback that keeps checkpoints by a `BestRule`."""
+class Keeps(Decides):
+    """Callback that keeps checkpoints by a rule."""
 
     @property
     def selected_step(self) -> int | None:
         """Step of the selected checkpoint, None if no validation qualified."""
         return self.rule.best(self.state)
+
+
+class KeepsBest(Keeps):
+    """Callback that keeps checkpoints by a `BestRule`."""
 
     @property
     def reason(self) -> str:
@@ -141,7 +146,7 @@ class KeepsBest(Decides):
         return self.rule.optimism(self.state)
 
 
-class KeepsFront(Decides):
+class KeepsFront(Keeps):
     """Callback that keeps checkpoints by a `ParetoRule`."""
 
     @property

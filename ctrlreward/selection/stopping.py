@@ -255,7 +255,8 @@ class StopRule:
         if self.decline and k > 0 and leader is not None:
             difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
             if difference is not None and difference.high < 0:
-                return DECLINE, f"is worse than at step {leader.step}, {self._told(difference)},"
+                told = describe(difference, self.mode)
+                return DECLINE, f"is worse than at step {leader.step}, {told},"
         if self.futility and k > 0 and len(state.recent) > self.patience:
             before = state.recent[-1 - self.patience]
             difference = self._gain(before, now, 2 * level_of_test(self.level, k))
@@ -263,22 +264,17 @@ class StopRule:
             if difference is not None and difference.high < least:
                 return FUTILITY, (
                     f"has not improved by {least} since step {before.step}, "
-                    f"{self._told(difference)},"
+                    f"{describe(difference, self.mode)},"
                 )
         return None, ""
 
     def _gain(self, before: Validation, now: Validation, level: float) -> PairedDifference | None:
         """Return the difference with its interval, positive if now is better."""
         difference = before.differs(now, self.monitor, min(level, 0.5))
-        return None if difference is None else self._signed(difference)
-
-    def _signed(self, difference: PairedDifference) -> PairedDifference:
-        """Return a difference of scores as a gain, or a gain as a difference."""
+        if difference is None or self.mode != "min":
+            return difference
         value, low, high, prompts = difference
-        return PairedDifference(-value, -high, -low, prompts) if self.mode == "min" else difference
-
-    def _told(self, gain: PairedDifference) -> str:
-        return describe(self._signed(gain))  # of the scores that the reason names
+        return PairedDifference(-value, -high, -low, prompts)
 
     def _beyond_limits(self, score: float) -> tuple[str | None, str]:
         """Return cause and reason of an immediate stop, else `(None, "")`."""

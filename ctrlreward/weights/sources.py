@@ -90,13 +90,12 @@ def resolve(model: str) -> str:
         from ctrlreward.weights import gguf
 
         return str(gguf.convert_once(path))
-    check_path(model)
-    check_spelling(model)
+    check_name(model)
     return model
 
 
-def check_path(model: str) -> None:
-    """Raise a ValueError for a path that is neither a folder nor a `*.gguf` file."""
+def check_name(model: str) -> None:
+    """Raise a ValueError for a path without a model, or a misspelt short name; loads nothing."""
     path = Path(model).expanduser()
     is_gguf = path.suffix == ".gguf"
     is_path = is_gguf or path.is_absolute() or model.startswith((".", "~"))
@@ -106,6 +105,7 @@ def check_path(model: str) -> None:
             f"model = {model!r} is neither a folder nor a *.gguf file, must be a folder written by "
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
+    check_spelling(model)
 
 
 def check_spelling(model: object) -> None:

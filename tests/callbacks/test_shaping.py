@@ -346,7 +346,7 @@ def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None
         (
             {"weights": {"fun": [(0, 1.0)]}},
             "weighted",
-            r"weights has the key 'fun', but the components of the reward are share, length",
+            r"a key of weights must be one of share, length, got 'fun'",
         ),
         (
             {"weights": {"share": [(0, 1.0), (9, -0.5)]}},
