@@ -396,5 +396,5 @@ def _bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]:
         raise TypeError(f"clip must be (lower, upper), None for no bound, got {clip!r}")
     low, high = -math.inf if clip[0] is None else clip[0], math.inf if clip[1] is None else clip[1]
     if not low < high or tuple(clip) == (None, None):
-        raise ValueError(f"clip must have the smaller bound first, None for one, got {clip}")
+        raise ValueError(f"clip must be (lower, upper), None for at most one, got {clip}")
     return low, high
