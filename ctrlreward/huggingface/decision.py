@@ -65,10 +65,6 @@ class DecisionCallback(Decides, TrainerCallback):
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
 
-    def bounded(self) -> Collection[str]:
-        """Return the keys that the rule reads with an old value if there is no new one."""
-        return ()
-
     def resume(self, step: int) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
         return False
@@ -191,11 +187,13 @@ class DecisionCallback(Decides, TrainerCallback):
         if self._waited not in (-1, state.global_step):
             return False
         decided, declared = self.decider.step, directions(state)
+        # Of constraints and ties the rule would read an old value.
+        read_old = self.rule.keys[1:] if isinstance(self.rule, BestRule) else ()
         waits = any(
             key in stale
             and key.removeprefix(PREFIX) not in declared
             and last_evaluated(state, key) == decided
-            for key in self.bounded()
+            for key in read_old
         )
         if waits:
             self._waited = state.global_step
@@ -252,10 +250,6 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         settings = (top_k, constraints or {}, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode, *settings))
         self.constraints = dict(self.rule.constraints)
-
-    def bounded(self) -> Collection[str]:
-        """Return the keys of the constraints and of the choice among ties."""
-        return self.rule.keys[1:]
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -129,5 +129,5 @@ def describe(difference: PairedDifference, mode: Mode | None = "max") -> str:
     if mode == "min":
         value, low, high = -value, -high, -low
     if math.isinf(low) and math.isinf(high):
-        return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"
-    return f"difference {value:+.4f}, {low:+.4f} to {high:+.4f}, with {prompts} prompts"
+        return f"difference {value:+z.4f}, too few prompts ({prompts}) for an interval"
+    return f"difference {value:+z.4f}, {low:+z.4f} to {high:+z.4f}, with {prompts} prompts"

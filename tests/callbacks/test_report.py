@@ -534,6 +534,9 @@ def test_numbers_of_the_table_do_not_run_together() -> None:
     assert tiny.split() == ["tiny", "0.000", "0.000", "0.000"]
     assert len(header) == len(long) == len(tiny)
     assert before == "tiny, after - before: 0.000 (95 % interval -1.00e+12 to +0.250)"
+    for met, told in ((True, "best checkpoint"), (False, "NO CHECKPOINT QUALIFIED, last one")):
+        table = console_table({**report, "steps": 1, "constraints_met": met})
+        assert table.endswith(f"1 step in 9 s; stopped by max_steps\n{told}: a.ckpt")
 
 
 def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
