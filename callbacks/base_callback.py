@@ -11,6 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import log_at_global_step
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.items import counted
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -77,7 +78,7 @@ class CallbackMixin(Callback):
                 callback._awaits_validation = False  # one of them warns
             rank_zero_warn(
                 "training ended before the first validation: no text was scored, and nothing was "
-                f"decided or selected in {trainer.global_step} steps. The interval "
+                f"decided or selected in {counted(trainer.global_step, 'step')}. The interval "
                 "(val_check_interval, check_val_every_n_epoch) is longer than the run, or the "
                 "training data are shorter than their length says. Validate more often."
             )

@@ -127,8 +127,7 @@ class RewardCheckpointMixin(KeepsBest, MonitorMixin, SelectingCheckpointMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that no score comes late."""
         super().setup(trainer, pl_module, stage)
-        ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
-        check_timely(trainer, self, [self.rule.monitor, *self.constraints, *ties])
+        check_timely(trainer, self, self.rule.keys)
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is among the best, and remove the ones that it replaces."""

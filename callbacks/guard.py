@@ -122,7 +122,7 @@ class ProxyGuardMixin(DecidingMixin):
                 trainer, f"two ProxyGuards have the name {self.name!r}. Pass name='...'."
             )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for key in (self.rule.proxy, *self.rule.modes):
+        for key in self.rule.keys:
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
                 raise misconfigured(
@@ -160,7 +160,7 @@ class ProxyGuardMixin(DecidingMixin):
         step, before = trainer.global_step, self.state
         metrics, stale, evidence = read_metrics(trainer, self._reader)
         if wait:
-            stale |= {self.rule.proxy, *self.rule.modes} - metrics.keys()
+            stale |= {*self.rule.keys} - metrics.keys()
         decision = self.decide(trainer, metrics, stale, evidence)
         if decision.p_value is None:
             return {}

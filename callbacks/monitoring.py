@@ -52,19 +52,19 @@ class Reader:
     """Age of logged metrics, in looks at the metrics of a run.
 
     Lightning keeps a metric until it is logged again, and gives no sign of age. But what is logged
-    again is in other memory. `step` is the training step of the last decision, -1 before.
+    again is in other memory.
     """
 
     def __init__(self) -> None:
-        self.step = self._decided = -1
+        self._decided = -1
         self._looks = self._started = 0
         self._values: dict[str, torch.Tensor] = {}  # alive, so that no other one has their memory
         self._logged: dict[str, int] = {}
         self._validated: set[str] = set()
 
-    def note(self, step: int) -> None:
+    def note(self) -> None:
         """Note a decision."""
-        self.step, self._decided = step, self._looks
+        self._decided = self._looks
 
     def start(self, trainer: Trainer) -> None:
         """Note what is logged when a validation starts."""
@@ -129,6 +129,8 @@ def read_metrics(
 class ReadingMixin(CallbackMixin):
     """Callback that reads what a validation logged, and decides once on the same weights."""
 
+    _decided_step: int = -1  # training step of the last decision, -1 before
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reader = Reader()
@@ -145,7 +147,7 @@ class ReadingMixin(CallbackMixin):
 
     def is_undecided(self, trainer: Trainer) -> bool:
         """Return whether a validation is part of training, and the first of these weights."""
-        return is_fitting(trainer) and self._reader.step != trainer.global_step
+        return is_fitting(trainer) and self._decided_step != trainer.global_step
 
 
 class DecidingMixin(Decides, ReadingMixin):
@@ -164,18 +166,18 @@ class DecidingMixin(Decides, ReadingMixin):
         """Return the rule with the settings that were assigned to this callback."""
         return with_assigned(self._given, self)
 
-    def is_undecided(self, trainer: Trainer) -> bool:
-        """Return whether a validation is part of training, and the first of these weights."""
-        return is_fitting(trainer) and self.decider.step != trainer.global_step
+    @property
+    def _decided_step(self) -> int:  # type: ignore[override]
+        """Training step of the last decision, -1 before."""
+        return self.decider.step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the directions of the rule: given, or declared by the scorers of the trainer."""
         super().setup(trainer, pl_module, stage)
         self.needs_validation(trainer, stage)
         with rule_errors(self):
-            self.decider.begin(
-                self.settings(), partial(resolve_mode, trainer), known_bounds(trainer)
-            )
+            mode_of = partial(resolve_mode, trainer)
+            self.decider.begin(self.settings(), mode_of, known_bounds(trainer))
 
     def decide(
         self,
@@ -187,8 +189,8 @@ class DecidingMixin(Decides, ReadingMixin):
         """Return the rule's decision on the weights of this step."""
         with rule_errors(self):
             decision = self.decider.decide(trainer.global_step, metrics, stale, evidence)
-        if self.decider.step == trainer.global_step:
-            self._reader.note(trainer.global_step)
+        if self._decided_step == trainer.global_step:
+            self._reader.note()
         return decision
 
 

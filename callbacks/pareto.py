@@ -108,11 +108,6 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         """Do nothing: Lightning assigns it in its constructor."""
 
     @property
-    def selected_step(self) -> int | None:
-        """`trainer.global_step` of `best_model_path`, None while the front is empty."""
-        return self.rule.best(self.state)
-
-    @property
     def state_key(self) -> str:
         """Key of the front in a checkpoint."""
         return state_key(self, metrics=self.metrics)

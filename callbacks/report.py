@@ -295,12 +295,12 @@ class RunReportMixin(ReadingMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics and the seconds so far."""
         seconds = self._seconds_before + time.perf_counter() - self._started
-        return {"rows": list(self.rows), "decided": self._reader.step, "seconds": seconds}
+        return {"rows": list(self.rows), "decided": self._decided_step, "seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
         self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
-        self._reader.step = state_dict.get("decided", -1)
+        self._decided_step = state_dict.get("decided", -1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
@@ -319,7 +319,8 @@ class RunReportMixin(ReadingMixin):
             if not self.is_undecided(trainer):  # the same weights, with other new values
                 new = {**self.rows.pop(), **new}
             self.rows.append({"step": trainer.global_step, **new})
-            self._reader.note(trainer.global_step)
+            self._reader.note()
+            self._decided_step = trainer.global_step
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files."""
@@ -350,7 +351,9 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
     ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
-    best = keeper.best_model_path or keeper.last_model_path if keeper else ""
+    paths = [keeper.best_model_path, keeper.last_model_path] if keeper else []
+    # A run may end with an error while it writes the best one.
+    best = next((p for p in paths if "://" in str(p) or (p and Path(p).exists())), "")
     return {
         "steps": trainer.global_step,
         "stopped_by": stopped_by(trainer),

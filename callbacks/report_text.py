@@ -7,10 +7,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.items import counted
 from ctrlreward.plots.style import change_text, plain
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import Cell, sample_table
+from ctrlreward.selection.best import LAST_STEP
 
 _PAIRS = 6
 _LONGEST = 400  # characters of a text that are shown
@@ -35,17 +37,19 @@ def console_table(report: Mapping[str, Any]) -> str:
     for name, entry in {report["score"]: report, **judges}.items():
         for other, change in {"before": entry, **entry["others"]}.items():
             lines.append(f"{name}, after - {other}: {change_text(change)}")
-    best = "best" if report["constraints_met"] else "CONSTRAINTS NOT MET, last"
+    kept = report["best_checkpoint"]
+    what = "best checkpoint" if report["constraints_met"] else "NO CHECKPOINT QUALIFIED, last one"
+    what = "weights after training" if kept == LAST_STEP else what
     seconds = report["seconds"]["total"]
     lines += [
-        f"{report['steps']} steps in {seconds:.0f} s; stopped by {report['stopped_by']}",
-        f"{best} checkpoint: {report['best_checkpoint']}",
+        f"{counted(report['steps'], 'step')} in {seconds:.0f} s; stopped by {report['stopped_by']}",
+        f"{what}: {kept}",
     ]
     return "\n".join(lines)
 
 
 def text_pairs(score: str, before: tuple[Samples, Scores], after: tuple[Samples, Scores]) -> str:
-    """Return six pairs of texts to read: untuned and selected policy for the same prompt.
+    """Return six pairs of texts to read: of the policy before and after, for the same prompt.
 
     The pairs are evenly spaced over the samples, and as wide as the terminal, within bounds.
     `before` and `after` are n samples of the two policies and their score `score`, shape (n,).
@@ -68,7 +72,7 @@ def _pair(header: Sequence[str], pair: Sequence[Sequence[Cell]], width: int) -> 
     if label := rows[0].get("label"):
         title += f"  [{label}]"
     lines = textwrap.wrap(title, width, subsequent_indent="  ")
-    for name, row in zip(("untuned", "selected"), rows, strict=True):
+    for name, row in zip(("before", "after"), rows, strict=True):
         value = row[header[-1]]
         number = plain(value) if isinstance(value, float) else "failed"
         beginning = f"  {name} {number:>{15 - len(name)}}  "

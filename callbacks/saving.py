@@ -27,6 +27,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.ranks import on_rank_zero
+from ctrlreward.selection.decider import Keeps
 
 
 @runtime_checkable
@@ -97,7 +98,7 @@ def write_shards_whole(strategy: Any) -> None:
     strategy.save_checkpoint = save_checkpoint
 
 
-class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
+class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`."""
 
     _writes_last = False
@@ -108,11 +109,6 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         """Adapter folder of `best_model_path`, "" if there is none."""
         folder = adapter_folder(self.best_model_path)
         return folder if self.best_model_path and os.path.isdir(folder) else ""
-
-    @property
-    @abstractmethod
-    def selected_step(self) -> int | None:
-        """`trainer.global_step` of `best_model_path`, None if no validation qualified."""
 
     @abstractmethod
     def select(self, trainer: Trainer) -> None:
@@ -175,9 +171,9 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         """Show the metrics of the interrupted run, as old ones."""
         super().on_train_start(trainer, pl_module)
         trainer.callback_metrics.update(self._logged)
-        for reader in [each._reader for each in callbacks_of(trainer, ReadingMixin)]:
-            reader.start(trainer)
-            reader.note(reader.step)
+        for each in callbacks_of(trainer, ReadingMixin):
+            each._reader.start(trainer)
+            each._reader.note()
         self._logged = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

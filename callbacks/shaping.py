@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ctrlreward.arguments import check_type, checked_keywords
-from ctrlreward.callbacks.monitoring import ReadingMixin, read_metrics
+from ctrlreward.callbacks.monitoring import ReadingMixin, known_bounds, read_metrics
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
 from ctrlreward.callbacks.terms import (
     KLWeighted,
@@ -38,6 +38,7 @@ from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scores
+from ctrlreward.selection.decider import check_declared
 
 KL = "policy/kl"
 
@@ -168,13 +169,13 @@ class RewardShapingMixin(ReadingMixin):
     def state_dict(self) -> dict[str, Any]:
         """Return the running statistics, the weight of the KL term, and the multipliers."""
         ranges = {} if self.ranges is None else {"ranges": self.ranges.to_dict()}
-        return {**asdict(self.moments), "beta": self.beta, **ranges, "decided": self._reader.step}
+        return {**asdict(self.moments), "beta": self.beta, **ranges, "decided": self._decided_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them from a checkpoint; schedules, bounds and target are not changed."""
         moments = dict(state_dict)
         self.beta = moments.pop("beta")
-        self._reader.step = moments.pop("decided", -1)
+        self._decided_step = moments.pop("decided", -1)
         ranges = moments.pop("ranges", None)
         if ranges is not None and self.ranges is not None:
             self.ranges.restore(ranges)
@@ -202,6 +203,8 @@ class RewardShapingMixin(ReadingMixin):
             self.schedules.check(pl_module.reward)
         if self.ranges is not None:
             self.ranges.check(pl_module.reward)
+            keys = [each.monitor for each in self.ranges.ranges.values() if each.monitor]
+            check_declared(keys, known_bounds(trainer))
         if self._uses_policy and not isinstance(pl_module, ReferredModule):
             raise misconfigured(
                 trainer,
@@ -250,7 +253,8 @@ class RewardShapingMixin(ReadingMixin):
                 self.ranges.end_validation(metrics, stale)
             except KeyError as error:
                 raise misconfigured(trainer, f"RewardShaping: {error.args[0]}") from None
-            self._reader.note(trainer.global_step)
+            self._reader.note()
+            self._decided_step = trainer.global_step
 
     def release(self) -> None:
         """Restore the module, and free the potential's model."""
@@ -391,6 +395,6 @@ def _bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]:
     if not isinstance(clip, Sequence) or len(clip) != 2:
         raise TypeError(f"clip must be (lower, upper), None for no bound, got {clip!r}")
     low, high = -math.inf if clip[0] is None else clip[0], math.inf if clip[1] is None else clip[1]
-    if not low < high:
-        raise ValueError(f"clip must have the smaller bound first, None for no bound, got {clip}")
+    if not low < high or tuple(clip) == (None, None):
+        raise ValueError(f"clip must be (lower, upper), None for at most one, got {clip}")
     return low, high

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from ctrlreward.arguments import one_of
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.shaping import (
     distance_outside,
@@ -78,11 +79,7 @@ class WeightSchedules:
     def check(self, reward: Reward) -> None:
         """Raise if the schedules do not fit the reward."""
         for name, points in self.points.items():
-            if name not in reward.components:
-                raise ValueError(
-                    f"weights has the key {name!r}, but the components of the reward are "
-                    f"{', '.join(reward.components)}"
-                )
+            one_of("a key of weights", name, reward.components)
             if reward.weights is None:
                 raise ValueError(
                     f"weights[{name!r}] schedules a weight, but the reward is not a weighted sum. "

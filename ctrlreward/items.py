@@ -1,4 +1,4 @@
-"""Names of items in errors and warnings: `labels[2]` of a scorer becomes the user's row."""
+"""Names of items in messages: `labels[2]` of a scorer becomes the user's row; counts of items."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ _RENAMED = "_ctrlreward_items_renamed"  # attribute of a record
 
 # From the innermost to the outermost.
 _NAMES: ContextVar[tuple[ItemName, ...]] = ContextVar("names", default=())
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: `"1 pair"`, `"2 pairs"`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @contextmanager

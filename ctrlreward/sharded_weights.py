@@ -42,16 +42,28 @@ def _fsdp2(model: nn.Module) -> Iterator[None]:
 
     PyTorch has a public method to set whether a part frees its weights after a forward pass, but
     none to read it; and the outermost part has to be initialized before a part inside it runs.
-    Both are private names, checked with 2.13.
+    Both are private names, checked with 2.11 and 2.13.
     """
     from torch.distributed.fsdp import FSDPModule
 
     parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
-    states = [part._get_fsdp_state() for part in parts]
-    for state in states:  # the outermost first
-        state._lazy_init()
-    groups = [group for state in states for group in state._fsdp_param_groups]
-    frees = [group.post_forward_mesh_info for group in groups]
+    try:
+        states = [part._get_fsdp_state() for part in parts]
+        for state in states:  # the outermost first
+            state._lazy_init()
+        several = all(hasattr(state, "_fsdp_param_groups") for state in states)  # not in 2.11
+        groups = [
+            group
+            for state in states
+            for group in (state._fsdp_param_groups if several else [state._fsdp_param_group])
+            if group is not None
+        ]
+        frees = [group.post_forward_mesh_info for group in groups]
+    except AttributeError as error:
+        raise RuntimeError(
+            f"a model under fully_shard can't be gathered by PyTorch {torch.__version__}: {error}. "
+            "Use PyTorch 2.11 or 2.13, with which this was checked, or FSDP1."
+        ) from error
     try:
         for group in groups:
             group.post_forward_mesh_info = None

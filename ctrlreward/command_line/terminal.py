@@ -86,11 +86,6 @@ def user_errors(resumes: Callable[[], bool] = bool, maps_labels: bool = False) -
         raise SystemExit(2) from None
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun: `"1 pair"`, `"2 pairs"`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 # All but tab and line feed, and those that reverse the order of letters.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 

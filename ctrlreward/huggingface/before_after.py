@@ -33,6 +33,7 @@ from ctrlreward.samples import Samples, SamplesLike
 from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import write_scored_samples
+from ctrlreward.selection.best import LAST_STEP
 
 
 @checked_keywords(**SAMPLING_NAMES, generation_config="generation")
@@ -141,7 +142,7 @@ class BeforeAfter(TrainerCallback):
         return {
             "steps": state.global_step,
             "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
-            "best_checkpoint": best if loaded else "the last step",
+            "best_checkpoint": best if loaded else LAST_STEP,
             "directions": directions(state),
             "ranges": {k: spec.bounds for each in scorers for k, spec in each.specs.items()},
             "resolution": {k: r._asdict() for each in scorers for k, r in each.resolutions.items()},

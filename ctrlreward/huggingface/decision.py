@@ -25,6 +25,7 @@ from ctrlreward.huggingface.run_state import (
     rules_of,
     stored,
 )
+from ctrlreward.items import counted
 from ctrlreward.lightning_package import package_of
 from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
@@ -56,17 +57,13 @@ class DecisionCallback(Decides, TrainerCallback):
         self._missing: ValueError | None = None
         self._evaluated, self._started = False, 0  # in this training, and its first step
 
-    def _begin(self, state: TrainerState) -> None:
+    def _begin(self, state: TrainerState, declared: Mapping[str, Bounds]) -> None:
         """Set the directions and ranges that scorers declare when training begins."""
         rule = with_assigned(self._given, self)
         try:
-            self.decider.begin(rule, partial(resolve_mode, state), ranges(state))
+            self.decider.begin(rule, partial(resolve_mode, state), declared)
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
-
-    def bounded(self) -> Collection[str]:
-        """Return the keys that the rule reads with an old value if there is no new one."""
-        return ()
 
     def resume(self, step: int) -> bool:
         """Return whether a resumed run had stopped, and would stop with these settings."""
@@ -108,7 +105,7 @@ class DecisionCallback(Decides, TrainerCallback):
         self._save = self._stop = self._had_stopped = False
         before = stored(state).get(self._key)
         if state.global_step and before is not None:
-            self._begin(state)
+            self._begin(state, {})  # some scorers may begin later
             self.decider.load(before)
             self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped
@@ -126,10 +123,10 @@ class DecisionCallback(Decides, TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Raise for an unknown direction at the first step, or if no evaluated set had the keys."""
+        """Raise for a wrong key or direction at the first step, or if no set had the keys."""
         self._save = False
         if state.global_step == self._started:  # all scorers have begun
-            self._begin(state)
+            self._begin(state, ranges(state))
         if self._missing is not None:
             raise self._missing
 
@@ -144,7 +141,7 @@ class DecisionCallback(Decides, TrainerCallback):
             self.say(
                 state,
                 "training ended before the first validation. eval_steps is more than the "
-                f"{state.global_step} steps of the run. Evaluate more often.",
+                f"{counted(state.global_step, 'step')} of the run. Evaluate more often.",
             )
 
     def on_evaluate(
@@ -167,7 +164,7 @@ class DecisionCallback(Decides, TrainerCallback):
     def _decide(
         self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]
     ) -> None:
-        self._begin(state)
+        self._begin(state, ranges(state))
         try:
             decided, awaited = self.decider.step, partial(awaits, args, state)
             values, stale, evidence = read_validation(state, metrics, decided, awaited)
@@ -190,11 +187,13 @@ class DecisionCallback(Decides, TrainerCallback):
         if self._waited not in (-1, state.global_step):
             return False
         decided, declared = self.decider.step, directions(state)
+        # Of constraints and ties the rule would read an old value.
+        read_old = self.rule.keys[1:] if isinstance(self.rule, BestRule) else ()
         waits = any(
             key in stale
             and key.removeprefix(PREFIX) not in declared
             and last_evaluated(state, key) == decided
-            for key in self.bounded()
+            for key in read_old
         )
         if waits:
             self._waited = state.global_step
@@ -251,11 +250,6 @@ class RewardCheckpoint(KeepsBest, DecisionCallback):
         settings = (top_k, constraints or {}, ties_by, constraint_test, level)
         super().__init__(monitor, BestRule(monitor, mode, *settings))
         self.constraints = dict(self.rule.constraints)
-
-    def bounded(self) -> Collection[str]:
-        """Return the keys of the constraints and of the choice among ties."""
-        ties = self.rule.ties_by if isinstance(self.rule.ties_by, Mapping) else ()
-        return {*self.constraints, *ties}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -40,7 +40,7 @@ from ctrlreward.held_out import (
 )
 from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
-from ctrlreward.ranks import on_rank_zero
+from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples, SamplesLike, table_of
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
@@ -263,9 +263,12 @@ class TrainerGenerator:
 
     def generate(self, prompts: Samples, repeats: int, seed: int) -> Samples:
         """Return completions, as a reward function gets them; all ranks must call this."""
+        # The calls of vLLM in TRL are collectives, to which each rank brings as many prompts.
+        more = -len(prompts) % rank_and_ranks()[1] if self._has_vllm else 0
+        rows = [*range(len(prompts)), *[0] * more]
         with self.whole_model():
-            samples = generate_across_ranks(self, prompts, repeats, seed)
-        return as_scored(samples, self.plain)
+            samples = generate_across_ranks(self, prompts[rows], repeats, seed)
+        return as_scored(samples[: len(prompts) * repeats], self.plain)
 
     @contextmanager
     def whole_model(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from ctrlreward.progress import track_part
 from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.weights.completeness import check_vocabulary
 from ctrlreward.weights.loading import load_tokenizer
+from ctrlreward.weights.sources import check_name
 
 PROMPTS_PER_BATCH = 128  # in `complete`
 _ADVICE = "Pass the model and the lora that the checkpoint was trained with."
@@ -52,6 +53,7 @@ class AdaptedModuleMixin(LightningModule):
                 "save_pretrained."
             )
         self.base_model = str(model)
+        check_name(self.base_model)
         self.generation = generation
         self.optimizer = optimizer
         self.lora = lora

@@ -95,18 +95,14 @@ class Generation:
     def __post_init__(self) -> None:
         for name in ("num_generations", "max_completion_length", "temperature"):
             positive(f"generation.{name}", getattr(self, name))
-        if not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"generation.top_p must be in (0, 1], 1 for all tokens, got {self.top_p}"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"generation.top_k must be 0 (all tokens) or more, got {self.top_k}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"generation.min_p must be in [0, 1], got {self.min_p}")
-        if self.eval_temperature is not None and not 0 <= self.eval_temperature < math.inf:
-            raise ValueError(
-                f"generation.eval_temperature must be 0 or more, got {self.eval_temperature}"
-            )
+        for name, holds, what in (
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1], 1 for all tokens"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1]"),
+            ("eval_temperature", 0 <= (self.eval_temperature or 0) < math.inf, "0 or more"),
+        ):
+            if not holds:
+                raise ValueError(f"generation.{name} must be {what}, got {getattr(self, name)}")
         for name in ("system", "chat_template_kwargs"):
             given = getattr(self, name)
             if given is not None and not self.chat:

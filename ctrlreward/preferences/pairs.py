@@ -10,10 +10,10 @@ import numpy as np
 
 from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import counted, user_errors
+from ctrlreward.command_line.terminal import user_errors
 from ctrlreward.corpus.shard_store import score_parts
 from ctrlreward.files import JsonLog, json_line, whole_file
-from ctrlreward.items import ItemPlaces, items_named
+from ctrlreward.items import ItemPlaces, counted, items_named
 from ctrlreward.preferences.candidates import PreferencePairs, preference_pairs, rows_by_prompt
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import counted, plain_console, user_errors
+from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import (
@@ -21,6 +21,7 @@ from ctrlreward.functional.reproducibility import (
     compare_curves,
     compare_tables,
 )
+from ctrlreward.items import counted
 from ctrlreward.runs.results import SINGLE_SYSTEM, Run, read_run
 
 _DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
@@ -186,8 +187,9 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         yield from _correlation_lines(agreement)
         findings = agreement.findings
         yield (
-            f"findings (type IV): {findings.upheld} of {findings.total} pairs of systems are in "
-            f"the same order ({100 * findings.share:.1f} %)"
+            "findings (type IV): "
+            f"{findings.upheld} of {counted(findings.total, 'pair')} of systems in the same order "
+            f"({100 * findings.share:.1f} %)"
             if findings.total
             else "findings (type IV): none, because no metric has values of two systems in all runs"
         )
@@ -219,7 +221,7 @@ def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
         yield "  by system and at once, metrics on different scales bring the correlation near 1"
     if systems.n and len(agreement.systems) > _MAX_PRINTED:
         rest = len(agreement.systems) - _MAX_PRINTED
-        yield f"  and {rest} more systems: --output FILE.json lists all"
+        yield f"  and {counted(rest, 'more system')}: --output FILE.json lists all"
 
 
 def _correlation(correlation: Correlation) -> tuple[str, str]:

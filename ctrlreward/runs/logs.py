@@ -36,6 +36,7 @@ _NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # spelling
 
 # Folders with files that look like logs but are not.
 _NO_LOGS = re.compile(r"samples|rescored|checkpoints|(checkpoint-|global_step).*|\..*")
+_COMPARED = ("before.jsonl", "after.jsonl")  # texts of `BeforeAfter`
 _DEPTH = 3
 
 # verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
@@ -122,6 +123,7 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
         yield max(states, key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0))
         return
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in texts]
+    files = [path for path in files if path.name not in _COMPARED]
     if any(path.name.startswith("events.out.tfevents.") for path in files):
         yield folder
         return

@@ -19,6 +19,7 @@ import numpy as np
 from ctrlreward.arguments import sign_of
 from ctrlreward.files import parse_json, read_jsonl, read_yaml
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
+from ctrlreward.items import counted
 from ctrlreward.runs.compare import compare_runs
 from ctrlreward.runs.folder import StoredRun, completions_per_prompt, sample_files
 from ctrlreward.runs.results import read_run
@@ -38,7 +39,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import evenly_spaced
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
-from ctrlreward.selection.best import CHOICES
+from ctrlreward.selection.best import CHOICES, LAST_STEP
 from ctrlreward.selection.metrics import Validation, describe
 
 Words: TypeAlias = list[str]
@@ -315,8 +316,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
                 keys = [keys] if isinstance(keys, str) else keys
                 settings["held_out"] = {key: better_mode(stored, key) for key in keys}
             rule = kind(**settings)
-            one = RunRules(**{role: rule})
-            absent = [key for key in (*one.monitored, *one.others) if key not in stored.keys]
+            absent = [key for key in rule.keys if key not in stored.keys]
         except (TypeError, ValueError) as error:
             missing.append(f"{name} of config.yaml: {error}")
             continue
@@ -476,7 +476,10 @@ def _before_after(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     for row in rows:
         for side in ("before", "after"):
             row[f"{side}_interval"] = intervals.get(side, {}).get(row["name"])
-    return {"rows": rows, "others": list(others), "texts": summary["after"].get("generations")}
+    last = summary.get("best_checkpoint") == LAST_STEP
+    step = summary.get("steps") if last else (summary.get("selection") or {}).get("step")
+    texts = summary["after"].get("generations")
+    return {"rows": rows, "others": list(others), "texts": texts, "step": step}
 
 
 def _outcome(row: Mapping[str, Any]) -> int:
@@ -545,8 +548,9 @@ def _verdict(
             any(not c.met for c in each.constraints.values()) for each in selection.decided
         )
         what = rules.best.monitor if rules.best else "the score"
-        why = f"{missed} of {len(seen)} validations miss a constraint"
-        why = why if missed else f"{what} has no finite value at any of {len(seen)} validations"
+        of = counted(len(seen), "validation")
+        why = f"{what} has no finite value at any of {of}"
+        why = f"a constraint excludes {missed} of {of}" if missed else why
         sentence = f"No checkpoint can be selected: {why}."
         return {"tone": "bad", "sentence": sentence, "details": changes}
     tone, head = {1: ("good", "It worked"), 0: ("warn", "No improvement is shown"),
@@ -554,8 +558,13 @@ def _verdict(
     if outcome > 0 and fallen:
         tone, head = "warn", f"{rows[0]['name']} improved, but {', '.join(fallen)} got worse"
     watched = rules.alarm or any(key.endswith("guard/alarm") for key in selection.run.keys)
-    guard = "no alarm was raised" if watched else "no held-out score was watched"
-    sentence = f"{head}, and {guard}." + (f" {take}." if seen else "")
+    guard = ", and no alarm was raised" if watched else ", and no held-out score was watched"
+    if not watched and any(row["judge"] for row in rows):
+        guard = "" if fallen else ", and no judge is shown to be worse"
+    sentence = f"{head}{guard}." + (f" {take}." if seen else "")
+    after = results["step"] if rows and results else None
+    if seen and after not in (None, best):
+        changes.append(f"The texts after training are of step {after}, not of step {best}.")
     return {"tone": tone, "sentence": sentence, "details": changes}
 
 

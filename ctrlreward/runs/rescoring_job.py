@@ -411,17 +411,13 @@ def decision(done: Rescored, rules: RunRules) -> Decision:
 
 def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
     """Return the rules whose keys were logged; None if there are none."""
-    alarm, best, pareto = rules.alarm, rules.best, rules.pareto
-    if alarm is not None and not {alarm.proxy, *alarm.modes} <= set(keys):
-        alarm = None
-    known = {*keys, ALARM_KEY} if alarm else set(keys)
-    ties = best.ties_by if best and isinstance(best.ties_by, Mapping) else ()
-    if best is not None and not {best.monitor, *best.constraints, *ties} <= known:
-        best = None
-    if pareto is not None and not set(pareto.metrics) <= known:
-        pareto = None
-    stop = rules.stop if rules.stop and rules.stop.monitor in known else None
-    return RunRules(best, stop, alarm, pareto) if best or stop or alarm or pareto else None
+    known, kept = {*keys}, {}
+    for name in ("alarm", "best", "stop", "pareto"):
+        rule = getattr(rules, name)
+        if rule and known.issuperset(rule.keys):
+            kept[name] = rule
+            known |= {ALARM_KEY} if name == "alarm" else set()
+    return RunRules(**kept) if kept else None
 
 
 def in_words(selection: Selection) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import plain_console, printable, user_errors
 from ctrlreward.files import json_text, remove, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
+from ctrlreward.items import counted
 from ctrlreward.runs.checkpoint_removal import removable, size_of
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.runs.stored_texts import TEXT_FORMATS
@@ -452,7 +453,7 @@ def summary(selection: Selection) -> list[str]:
             checks = [each for each in selection.decided if each.constraints]
             for key in last.constraints:
                 met = sum(each.constraints[key].met for each in checks)
-                lines.append(f"  {key}: met at {met} of {len(checks)} validations")
+                lines.append(f"  {key}: met at {met} of {counted(len(checks), 'validation')}")
         else:
             path = selection.checkpoint(selection.best)
             where = path or f"step {selection.best} (not on disk)"

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.arguments import Mode, check_direction, one_of, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
@@ -150,17 +150,14 @@ class AlarmRule:
             raise ValueError(
                 f"proxy and held_out must be different metrics, got {self.proxy!r} for both"
             )
-        if self.reference not in ("first", "best"):
-            raise ValueError(f"reference must be 'first' or 'best', got {self.reference!r}")
+        one_of("reference", self.reference, ("first", "best"))
         if not 4 <= self.window <= LONGEST:
             raise ValueError(f"window must be 4 to {LONGEST} scored validations, got {self.window}")
         check_level(self._run_level)
         margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}
         for key, margin in margins.items():
-            if key and key not in self.modes:
-                raise ValueError(
-                    f"margin has the key {key!r}, must be one of {', '.join(self.modes)}"
-                )
+            if key:
+                one_of("a key of margin", key, self.modes)
             if not margin >= 0:
                 raise ValueError(f"margin must be at least 0, got {margin}")
         smallest, level = 2.0 ** (1 - self.window), self._walk_level
@@ -169,6 +166,11 @@ class AlarmRule:
                 f"level must be less than 1 and at least {smallest:.2g}, the smallest p-value of a "
                 f"window of {self.window}, got {level}"
             )
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys that the rule reads, the proxy first."""
+        return [self.proxy, *self.modes]
 
     @property
     def modes(self) -> dict[str, HeldOutMode]:
@@ -212,7 +214,7 @@ class AlarmRule:
         evidence: Evidence | None = None,
     ) -> tuple[AlarmState, AlarmDecision]:
         """Return the new state, and whether there is an alarm; arguments as in `StopRule`."""
-        keys = [self.proxy, *self.modes]
+        keys = self.keys
         waiting = no_new_value(keys, stale)
         if waiting:
             return state, AlarmDecision(state.alarm, None, waiting)

@@ -17,6 +17,7 @@ from ctrlreward.functional.sequential import (
     mean_interval,
     selection_optimism,
 )
+from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Bounds,
     Evidence,
@@ -33,6 +34,7 @@ ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
 Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
 
 CHOICES = ("top_k", "ties_by", "constraint_test", "level")  # settings that a report repeats
+LAST_STEP = "the last step"  # for the checkpoint, in the summary of a run that loaded none
 
 
 class KeepDecision(NamedTuple):
@@ -151,12 +153,14 @@ class BestRule:
             )
         for key, bounds in self.constraints.items():
             match bounds:
-                case [low, high] if low is None or high is None or low <= high:
+                case [low, high] if (low is None) != (high is None):
+                    pass
+                case [low, high] if low is not None and high is not None and low <= high:
                     pass
                 case _:
                     raise ValueError(
-                        f"constraints[{key!r}] must be (smallest, largest), None for no bound, got "
-                        f"{bounds!r}"
+                        f"constraints[{key!r}] must be (smallest, largest), None for at most one, "
+                        f"got {bounds!r}"
                     )
         if self.top_k < -1:
             raise ValueError(f"top_k must be a count, or -1 to keep all, got {self.top_k}")
@@ -170,6 +174,12 @@ class BestRule:
                 )
             for key, direction in self.ties_by.items():
                 check_direction(f"ties_by[{key!r}]", direction)
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys that the rule reads, the monitored one first."""
+        ties = self.ties_by if isinstance(self.ties_by, Mapping) else ()
+        return [self.monitor, *self.constraints, *ties]
 
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> BestRule:
         """Return the rule with the direction and the ranges that the scorers of a run declare."""
@@ -214,10 +224,10 @@ class BestRule:
         return min(state.kept, key=self._preference(state), default=None)
 
     def explain(self, state: BestState) -> str:
-        """Return the selected step in words, and the steps not distinguishable from it."""
+        """Return the selected step in words, and the next best that it may not differ from."""
         step = self.best(state)
         if step is None:
-            return f"none of {state.validations} validations is a candidate"
+            return f"none of {counted(state.validations, 'validation')} is a candidate"
         what = f"{self.monitor} is {state.kept[step]:.4f} at step {step}"
         chosen = state.candidates.get(step)
         if chosen is None or self.monitor not in chosen.evidence:
@@ -229,27 +239,30 @@ class BestRule:
         others = [seen for seen in state.candidates.values() if seen.step != step]
         refused = state.validations - len(state.candidates)
         if refused:
-            what += f" ({refused} of {state.validations} validations violate a constraint)"
+            what += f" (a constraint excludes {refused} of {state.validations} validations)"
         if not others:
             return f"{what}, the only candidate"
         unpaired = [each for each in others if not chosen.has_prompts_of(each, self.monitor)]
         if unpaired:
             what += (
-                f" (compared by means, not by prompt, with {len(unpaired)} of {len(others)} other "
-                "candidates)"
+                f" (compared by means, not by prompt, with {len(unpaired)} of "
+                f"{counted(len(others), 'other candidate')})"
             )
             if len(unpaired) == len(others):
                 return what
+        sign = sign_of(self.mode)
         tied = [
             f"{other.metrics[self.monitor]:.4f} at step {other.step} ({describe(difference)})"
-            for other in others
-            if (difference := self._difference(state, chosen, other)) is not None
+            for other in sorted(others, key=lambda v: -sign * v.metrics[self.monitor])
+            if (difference := self._difference(state, other, chosen)) is not None
             and not difference.distinguishable
         ]
         if not tied:
             which = "the others" if unpaired else "all other candidates"
             return f"{what}, distinguishable from {which}"
-        return f"{what}, not distinguishable from {'; '.join(tied)}"
+        more = f" and {counted(len(tied) - 1, 'other candidate')}" if tied[1:] else ""
+        how = f"; ties_by = {self.ties_by!r} decides" if self.ties_by else ""
+        return f"{what}, not distinguishable from {tied[0]}{more}{how}"
 
     def optimism(self, state: BestState) -> float | None:
         """Estimate how much the best score is the best by chance, ≥ 0 on average.

@@ -6,10 +6,11 @@ not a new validation; and a value counts as new only if it was logged since the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.selection.metrics import Bounds, Evidence, ModeOf
 
 
@@ -35,6 +36,19 @@ def stale_keys(
     }
 
 
+def check_declared(keys: Iterable[str], declared: Collection[str]) -> None:
+    """Raise a ValueError for a key that is likely a misspelt one of those that scorers declare.
+
+    Other keys that are not declared may be logged later, by someone else.
+    """
+    for key in keys:
+        group, _, name = key.rpartition("/")
+        names = [each[len(group) + 1 :] for each in declared if each.rpartition("/")[0] == group]
+        hint = did_you_mean(name, names, f"'{group}/{{}}'".format)
+        if key not in declared and hint:
+            raise ValueError(f"{key!r} is not a score of this run{hint}")
+
+
 class Decider:
     """A rule of `ctrlreward.selection` with its state, which a checkpoint contains.
 
@@ -54,6 +68,7 @@ class Decider:
     def begin(self, rule: Any, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> None:
         """Take the settings of a run. A state that no validation has changed starts anew."""
         self.rule = rule.directed(mode_of, ranges)
+        check_declared(rule.keys, ranges)
         if self.step < 0:
             self.state = self.before = self.rule.start()
 
@@ -108,17 +123,21 @@ class Decides:
         return self.decider.state
 
 
-class KeepsBest(Decides):
-    """Callback that keeps checkpoints by a `BestRule`."""
+class Keeps(Decides):
+    """Callback that keeps checkpoints by a rule."""
 
     @property
     def selected_step(self) -> int | None:
         """Step of the selected checkpoint, None if no validation qualified."""
         return self.rule.best(self.state)
 
+
+class KeepsBest(Keeps):
+    """Callback that keeps checkpoints by a `BestRule`."""
+
     @property
     def reason(self) -> str:
-        """Reason for the selected checkpoint, and the checkpoints not distinguishable from it."""
+        """Reason for the selected checkpoint, and what it is not distinguishable from."""
         return self.rule.explain(self.state)
 
     @property
@@ -127,7 +146,7 @@ class KeepsBest(Decides):
         return self.rule.optimism(self.state)
 
 
-class KeepsFront(Decides):
+class KeepsFront(Keeps):
     """Callback that keeps checkpoints by a `ParetoRule`."""
 
     @property

@@ -123,9 +123,11 @@ def chosen_level(level: float, k: int) -> float:
     return level_of_test(level, k) / k
 
 
-def describe(difference: PairedDifference) -> str:
-    """Return a difference in words."""
+def describe(difference: PairedDifference, mode: Mode | None = "max") -> str:
+    """Return a difference in words; of a gain with mode "min", the difference of the scores."""
     value, low, high, prompts = difference
+    if mode == "min":
+        value, low, high = -value, -high, -low
     if math.isinf(low) and math.isinf(high):
-        return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"
-    return f"difference {value:+.4f}, {low:+.4f} to {high:+.4f}, with {prompts} prompts"
+        return f"difference {value:+z.4f}, too few prompts ({prompts}) for an interval"
+    return f"difference {value:+z.4f}, {low:+z.4f} to {high:+z.4f}, with {prompts} prompts"

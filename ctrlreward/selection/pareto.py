@@ -90,6 +90,11 @@ class ParetoRule:
             check_key("each of metrics", key)
             check_direction(f"metrics[{key!r}]", "max" if direction is None else direction)
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys that the rule reads."""
+        return list(self.metrics)
+
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> ParetoRule:
         """Return the rule with the directions that the scorers of a run declare."""
         return ParetoRule(

@@ -103,12 +103,9 @@ class RunRules:
     @property
     def others(self) -> list[str]:
         """Further keys that must be in the log: of constraints, ties and the proxy."""
-        keys: list[str] = []
-        if self.best:
-            keys += [key for key in self.best.constraints if key != ALARM_KEY or not self.alarm]
-            keys += self.best.ties_by if isinstance(self.best.ties_by, Mapping) else []
-        keys += [self.alarm.proxy] if self.alarm else []
-        return [key for key in dict.fromkeys(keys) if key not in self.monitored]
+        known = [*self.monitored, *([ALARM_KEY] if self.alarm else [])]
+        keys = [key for rule in (self.best, self.alarm) if rule for key in rule.keys]
+        return [key for key in dict.fromkeys(keys) if key not in known]
 
     def validations(
         self, steps: Iterable[tuple[int, Mapping[str, float], Evidence]]

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
+from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Bounds,
     Evidence,
@@ -142,6 +143,11 @@ class StopRule:
         if isinstance(self.min_delta, str) and self.min_delta != "noise":
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys that the rule reads."""
+        return [self.monitor]
+
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> StopRule:
         """Return the rule with the direction that the scorers of a run declare."""
         return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
@@ -217,7 +223,7 @@ class StopRule:
             cause, why = self._evidence(state, now) if may_stop else (None, "")
             why = why or (
                 f"has not improved by more than {self.min_delta} in the last "
-                f"{state.wait_count} scores"
+                f"{counted(state.wait_count, 'score')}"
             )
             if cause is None and may_stop and state.wait_count >= self.patience:
                 cause = PATIENCE
@@ -228,7 +234,7 @@ class StopRule:
 
     def _fail(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
         """Judge a NaN."""
-        reason = f"{self.monitor} is nan in the last {state.failed} validations"
+        reason = f"{self.monitor} is nan in the last {counted(state.failed, 'validation')}"
         few = state.failed <= max(self.patience, 1)
         if few or not self.check_finite or step < self.min_steps:
             return state, StopDecision(False, None, reason)
@@ -249,14 +255,16 @@ class StopRule:
         if self.decline and k > 0 and leader is not None:
             difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
             if difference is not None and difference.high < 0:
-                return DECLINE, f"is worse than at step {leader.step}, {describe(difference)},"
+                told = describe(difference, self.mode)
+                return DECLINE, f"is worse than at step {leader.step}, {told},"
         if self.futility and k > 0 and len(state.recent) > self.patience:
             before = state.recent[-1 - self.patience]
             difference = self._gain(before, now, 2 * level_of_test(self.level, k))
             least = 0.0 if isinstance(self.min_delta, str) else self.min_delta
             if difference is not None and difference.high < least:
                 return FUTILITY, (
-                    f"has not gained {least} since step {before.step}, {describe(difference)},"
+                    f"has not improved by {least} since step {before.step}, "
+                    f"{describe(difference, self.mode)},"
                 )
         return None, ""
 

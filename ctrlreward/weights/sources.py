@@ -90,13 +90,22 @@ def resolve(model: str) -> str:
         from ctrlreward.weights import gguf
 
         return str(gguf.convert_once(path))
-    if not model or path.is_absolute() or model.startswith((".", "~")) or path.suffix == ".gguf":
+    check_name(model)
+    return model
+
+
+def check_name(model: str) -> None:
+    """Raise a ValueError for a path without a model, or a misspelt short name; loads nothing."""
+    path = Path(model).expanduser()
+    is_gguf = path.suffix == ".gguf"
+    is_path = is_gguf or path.is_absolute() or model.startswith((".", "~"))
+    is_there = path.is_dir() or (is_gguf and path.is_file())
+    if not model or (is_path and not is_there):
         raise ValueError(
             f"model = {model!r} is neither a folder nor a *.gguf file, must be a folder written by "
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     check_spelling(model)
-    return model
 
 
 def check_spelling(model: object) -> None:

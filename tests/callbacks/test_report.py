@@ -411,7 +411,7 @@ def test_six_pairs_are_printed_evenly_spaced(compare, tmp_path, capsys, monkeypa
     expected = ["6 of 8 pairs of texts, evenly spaced, with their noise"]
     for i in (0, 1, 3, 4, 6, 7):
         expected += ["", f"{before[i]['prompt']}  [{before[i]['label']}]"]
-        for name, records in (("untuned", before), ("selected", after)):
+        for name, records in (("before", before), ("after", after)):
             value = records[i]["scores"]["ranking"]
             expected.append(f"  {name:8}{value:8.3f}  {records[i]['text']}")
     expected += ["", "all 8 pairs: before.jsonl, after.jsonl", ""]
@@ -427,13 +427,13 @@ def test_pairs_fit_the_terminal_and_stay_readable(monkeypatch) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0] == "3 of 3 pairs of texts, evenly spaced, with their polarity"
     assert lines[2] == "Praise: The soup"
-    assert lines[3].startswith("  untuned    0.250  The soup was warm and rich was warm")
+    assert lines[3].startswith("  before     0.250  The soup was warm and rich was warm")
     assert lines[4].startswith(" " * 20 + "rich was warm and rich")
     shown = " ".join(line[20:] for line in lines[3 : lines.index("Say: The view")])
     assert shown.count("…") == 2  # a long text is cut
     replaced = "\N{REPLACEMENT CHARACTER}"
-    assert f"  untuned   failed  The view {replaced}[31mred{replaced}" in lines
-    assert "  selected  -1.000  (empty)" in lines
+    assert f"  before    failed  The view {replaced}[31mred{replaced}" in lines
+    assert "  after     -1.000  (empty)" in lines
 
 
 @pytest.mark.parametrize(("columns", "longest"), [("40", 80), ("90", 90), ("200", 100)])
@@ -487,12 +487,25 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, watch, tmp_pat
     selection = {"monitor": "score/v", "step": 4, "constraints": {"val_loss": [0.6, None]}}
     selection |= {"top_k": 1, "ties_by": None, "constraint_test": "point", "level": 0.05}
     found = summary["selection"]
-    assert found.pop("reason").startswith("score/v is 0.5000 at step 4 (1")
+    assert found.pop("reason").startswith("score/v is 0.5000 at step 4 (a constraint excludes 1 of")
     assert found.pop("optimism") == 0
     assert (found, summary["constraints_met"]) == (selection, True)
     assert summary["resolution"]["score/v"]["prompts"] == 3
     assert summary["best_checkpoint"].endswith("step=000004-v=0.500.ckpt")
     both = [BeforeAfter({"v": curve(VALUES)["value"]}, TEST), *callbacks()]
+    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "full"))
+    save = keeper.save
+
+    def full(trainer: pl.Trainer, path: str) -> None:
+        if trainer.global_step > 1:
+            raise OSError("no space left")
+        save(trainer, path)
+
+    keeper.save = full
+    with pytest.raises(OSError, match="no space left"):
+        fit(counter(), [watch(VALUES), keeper, RunReport(str(tmp_path))])
+    assert not Path(keeper.best_model_path).exists()
+    assert Path(read_summary(tmp_path)["best_checkpoint"]).name == "last.ckpt"
     before = set(Path().iterdir())
     with pytest.raises(MisconfigurationException, match="Leave RunReport out"):
         fit(counter(), both)
@@ -521,6 +534,9 @@ def test_numbers_of_the_table_do_not_run_together() -> None:
     assert tiny.split() == ["tiny", "0.000", "0.000", "0.000"]
     assert len(header) == len(long) == len(tiny)
     assert before == "tiny, after - before: 0.000 (95 % interval -1.00e+12 to +0.250)"
+    for met, told in ((True, "best checkpoint"), (False, "NO CHECKPOINT QUALIFIED, last one")):
+        table = console_table({**report, "steps": 1, "constraints_met": met})
+        assert table.endswith(f"1 step in 9 s; stopped by max_steps\n{told}: a.ckpt")
 
 
 def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:

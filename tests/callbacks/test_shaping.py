@@ -12,6 +12,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning_choice import (
+    GenerationScorer,
     LengthWindow,
     MisconfigurationException,
     Potential,
@@ -345,7 +346,7 @@ def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None
         (
             {"weights": {"fun": [(0, 1.0)]}},
             "weighted",
-            r"weights has the key 'fun', but the components of the reward are share, length",
+            r"a key of weights must be one of share, length, got 'fun'",
         ),
         (
             {"weights": {"share": [(0, 1.0), (9, -0.5)]}},
@@ -383,7 +384,8 @@ BAD_ARGUMENTS = [
     (lambda: RewardShaping({"a": 0.5}), r"weights\['a'\] must be pairs of step and weight, .*0.5"),
     (lambda: RewardShaping({"a": [(5, 1.0), (5, 2.0)]}), "by increasing step"),
     (lambda: RewardShaping(clip=1), r"clip must be \(lower, upper\), None for no bound, got 1"),
-    (lambda: RewardShaping(clip=(1.0, -1.0)), r"the smaller bound first, .*, got \(1\.0, -1\.0\)"),
+    (lambda: RewardShaping(clip=(1.0, -1.0)), r"for at most one, got \(1\.0, -1\.0\)"),
+    (lambda: RewardShaping(clip=(None, None)), r"None for at most one, got \(None, None\)"),
     (lambda: RewardShaping(kl_target=0.0), r"kl_target must be positive .*, got 0\.0"),
     (lambda: RewardShaping(kl_target=1.0, kl_horizon=0.5), r"kl_horizon must be 1 batch or more"),
     (lambda: RewardShaping(length_alpha=0.0), r"length_alpha must be positive, got 0\.0"),
@@ -632,7 +634,7 @@ def test_bounds_from_the_start_are_differences(tuner, share, fit) -> None:
     assert [after > before for before, after in pairwise(multipliers[1:])] == rises
 
 
-def test_a_monitored_key_moves_the_multiplier_at_validations(tuner, fit) -> None:
+def test_a_monitored_key_moves_the_multiplier_at_validations(tuner, share, fit) -> None:
     """The bounds of a checkpoint's constraint, on the very key that it reads."""
     scores = iter([0.9, 0.1, math.nan, 0.1])
 
@@ -662,6 +664,10 @@ def test_a_monitored_key_moves_the_multiplier_at_validations(tuner, fit) -> None
     message = r"ranges\['share'\] monitors 'score/distinct', which is not logged \(did you mean 'sc"
     with pytest.raises(MisconfigurationException, match=message):
         run("score/distinct")
+    shaping = RewardShaping(ranges={"share": UsefulRange(low=0.5, monitor="score/shar")})
+    scorer = GenerationScorer({"share": share["share"]}, ["a"])
+    with pytest.raises(ValueError, match=r"'score/shar' is not a score .*mean 'score/share'\?"):
+        fit(tuner(), shaping, 1, scorer, validated=True)
 
 
 def test_a_failed_score_is_a_failed_sample_and_counts_in_no_mean(tuner, fit) -> None:

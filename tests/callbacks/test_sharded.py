@@ -19,6 +19,8 @@ from lightning_choice import (
 from module_files import load
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from ctrlreward import sharded_weights
+
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
 sharded_ranks = load(SCRIPT)
 
@@ -135,3 +137,12 @@ def test_strategies_that_callbacks_cannot_gather_are_refused(
     keeper = RewardCheckpoint("v", "max", dirpath=str(tmp_path))
     with pytest.raises(MisconfigurationException, match="has a shard of the adapter"):
         refused(strategies.FSDPStrategy(), keeper, tuned(), monkeypatch)
+
+
+def test_another_pytorch_is_named_with_the_one_that_was_checked(monkeypatch) -> None:
+    monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", torch.nn.Linear)
+    with (
+        pytest.raises(RuntimeError, match=r"_get_fsdp_state'?\. Use PyTorch 2\.13"),
+        sharded_weights._fsdp2(torch.nn.Linear(1, 1)),
+    ):
+        pass

@@ -129,6 +129,10 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
     for callback, message in (
         (RewardEarlyStopping("val_loss"), "mode must be 'max' or 'min' for 'val_loss', which no"),
         (RewardCheckpoint("score/vv"), r"'score/vv'.* only score/v, .*did you mean 'score/v'\?"),
+        (
+            RewardCheckpoint("score/v", constraints={"score/fail_rat": (None, 0.1)}),
+            r"'score/fail_rat' is not a score of this run \(did you mean 'score/fail_rate'\?\)",
+        ),
         (ParetoCheckpoint(["score/l", "b"]), r"metrics\['b'\] must be 'max' or 'min' for 'b'"),
         (ProxyGuard("reward/totl", "score/v"), r"\(did you mean 'reward/total'\?\)"),
         (ProxyGuard("score/v", "b"), "held_out_mode must be 'max' or 'min' for 'b'"),
@@ -268,7 +272,7 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         (lambda: RewardCheckpoint("v", save_top_k=1.5), "save_top_k must be an integer, got 1.5"),
         (
             lambda: RewardCheckpoint("v", constraints={"l": 0.1}),
-            r"constraints\['l'\] must be \(smallest, largest\), None for no bound, got 0.1",
+            r"constraints\['l'\] must be \(smallest, largest\), None for at most one, got 0.1",
         ),
         (
             lambda: RewardCheckpoint("v", constraints={"l": (0.5, 0.1)}),

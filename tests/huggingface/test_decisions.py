@@ -134,3 +134,11 @@ def test_a_loop_without_a_trainer_decides_alike_on_both_ranks(ranks: list[dict[s
     assert first["evidence"] == second["evidence"]
     assert first["evidence"]["score/a"] == [0.375, 0.875, 0.125]
     assert first["state"] == second["state"]
+
+
+def test_each_rank_brings_as_many_prompts_to_vllm(ranks: list[dict[str, Any]]) -> None:
+    """Three prompts, and one prompt: the second rank has fewer, or none."""
+    for rank in ranks:
+        three, one = rank["vllm"]
+        assert three == [text for text in ("abab", "cdcd", "efef") for _ in range(2)]
+        assert one == ["abab", "abab"]

@@ -236,12 +236,22 @@ def test_a_mistake_is_named(
         run(make_trainer)
 
 
-@pytest.mark.parametrize("best", [("score/a", "min"), ("score/b",)])
-def test_a_direction_is_checked_before_the_first_step(
-    make_trainer: Callable[..., Trainer], best: tuple[Any, ...]
+@pytest.mark.parametrize(
+    ("best", "error"),
+    [
+        (("score/a", "min"), "mode = 'min' contradicts 'score/a'"),
+        (("score/b",), "mode must be 'max' or 'min' for 'score/b'"),
+        (
+            ("score/a", None, {"score/fail_rat": (None, 0.1)}),
+            r"'score/fail_rat' is not a score of this run \(did you mean 'score/fail_rate'\?\)",
+        ),
+    ],
+)
+def test_keys_and_directions_are_checked_before_the_first_step(
+    make_trainer: Callable[..., Trainer], best: tuple[Any, ...], error: str
 ) -> None:
     trainer = make_trainer(**SAVING, eval_steps=2)
-    with pytest.raises(ValueError, match=f"RewardCheckpoint: mode .*'{best[0]}'"):
+    with pytest.raises(ValueError, match=f"RewardCheckpoint: {error}"):
         train(trainer, RewardCheckpoint(*best), scorer_of(trainer))
     assert trainer.state.global_step == 0
 

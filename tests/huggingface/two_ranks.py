@@ -21,6 +21,7 @@ from transformers import Trainer, TrainerCallback
 
 from ctrlreward import HeldOutScorer, Samples
 from ctrlreward.huggingface import RewardCheckpoint, RewardEarlyStopping
+from ctrlreward.huggingface.generation import TrainerGenerator
 from ctrlreward.scorers.base import Scores
 from ctrlreward.selection import BestRule
 
@@ -54,6 +55,22 @@ class LogsOwnRank(TrainerCallback):
         state.log_history.append({"own": sign * state.global_step, "step": state.global_step})
 
 
+class Engine:
+    """Stands for TRL's vLLM server, which repeats each prompt: both calls are collectives.
+
+    The prompts of all ranks are one list, in which a rank has as many places as it has prompts.
+    """
+
+    def sync_weights(self) -> None:
+        torch.distributed.barrier()
+
+    def generate(self, prompts: list[Any], images: None, num_generations: int) -> tuple[Any, ...]:
+        of_ranks: list[Any] = [None, None]
+        torch.distributed.all_gather_object(of_ranks, prompts)
+        start = torch.distributed.get_rank() * len(prompts)
+        return None, [*of_ranks[0], *of_ranks[1]][start : start + len(prompts)]
+
+
 def maker(name: str) -> Callable[..., Trainer]:
     def make(**settings: Any) -> Trainer:
         return trainer_runs.tiny_trainer(MODEL, FOLDER / name, ddp_backend="gloo", **settings)
@@ -72,6 +89,16 @@ def differs_by_rank() -> dict[str, Any]:
     trainer.train()
     logged = [row["own"] for row in trainer.state.log_history if "own" in row]
     return {**trainer_runs.outcome(trainer, used), "logged": logged, "scored": len(scorer.scored)}
+
+
+def by_vllm() -> list[tuple[str, ...]]:
+    trainer: Any = maker("vllm")()
+    trainer.vllm_generation = Engine()
+    found = []
+    for prompts in (["ab", "cd", "ef"], ["ab"]):
+        samples = Samples(prompts).as_prompts()
+        found.append(TrainerGenerator(trainer, None, samples).generate(samples, 2, 0).texts)
+    return found
 
 
 def plain_loop(rank: int) -> dict[str, Any]:
@@ -112,7 +139,7 @@ def run_all(rank: int) -> None:
     for name in filter(BY_PROMPT.__contains__, NAMES):
         seen["prompts"][name] = trainer_runs.run_by_prompt(BY_PROMPT[name], maker("run"))
         finish("run")
-    seen["loop"] = plain_loop(rank)
+    seen |= {"loop": plain_loop(rank), "vllm": by_vllm()}
     (FOLDER / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 

@@ -49,7 +49,7 @@ def test_published_scores_of_three_systems(
     printed = capsys.readouterr().out
     assert [f"run {i}: {name}" for i, name in enumerate(two_tables, 1)] == printed.splitlines()[:2]
     assert "CV* (type I): 3.37 %, mean of 1 metric; for two runs, about their diff" in printed
-    assert "findings (type IV): 2 of 3 pairs of systems are in the same order (66.7 %)" in printed
+    assert "findings (type IV): 2 of 3 pairs of systems in the same order (66.7 %)" in printed
 
 
 def test_folders_of_two_logged_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

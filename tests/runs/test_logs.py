@@ -127,6 +127,8 @@ def test_several_logs_are_named(tmp_path: Path) -> None:
         read_log(tmp_path)
     shutil.rmtree(tmp_path / "lightning_logs" / "version_1")
     (tmp_path / "lightning_logs" / "latest").symlink_to("version_0")
+    for name in ("before.jsonl", "after.jsonl"):  # texts
+        (tmp_path / name).write_text('{"text": "a"}\n')
     assert curve(tmp_path, "a") == {1: 2.0}
 
 

@@ -252,6 +252,40 @@ def test_a_report_repeats_the_choice_among_ties(tmp_path: Path, ties: Any) -> No
     assert "Take step 10" in sentence
 
 
+@pytest.mark.parametrize(
+    ("judges", "sentence"),
+    [
+        ({}, "It worked, and no held-out score was watched."),
+        ({"fluency": 0.0}, "It worked, and no judge is shown to be worse."),
+        ({"fluency": -0.2}, "sentiment improved, but fluency got worse."),
+    ],
+)
+def test_the_verdict_on_texts_before_and_after(
+    tmp_path: Path, judges: dict[str, float], sentence: str
+) -> None:
+    """The texts after training are of the last step, and the log selects the first."""
+    falling = write_run(
+        tmp_path / "run", varied, lambda place, _: {"sentiment": -place}, summary=True
+    )
+    log = falling / "metrics.jsonl"
+    log.write_text(log.read_text().replace("reward/total", "policy/total"))
+
+    def changed(by: float) -> dict[str, Any]:
+        return {"difference": by, "difference_ci95": [by - 0.1, by + 0.1]}
+
+    summary = json.loads((falling / "summary.json").read_text()) | {
+        "best_checkpoint": "the last step",
+        **{side: {"sentiment": 0.5} for side in ("before", "after")},
+        "score": "sentiment",
+        "judges": {name: changed(by) for name, by in judges.items()},
+        **changed(0.2),
+    }
+    (falling / "summary.json").write_text(json.dumps(summary))
+    verdict = found_in(falling)["verdict"]
+    assert verdict["sentence"] == f"{sentence} Take step 10, which is not on disk."
+    assert verdict["details"][-1] == "The texts after training are of step 40, not of step 10."
+
+
 def test_texts_cannot_leave_the_data(call: Any, tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",

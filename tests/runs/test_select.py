@@ -48,7 +48,7 @@ def test_the_checkpoint_to_keep(folder: Path, select: Any) -> None:
     status, out, _ = select(folder, *CONSTRAINED, "--stop", "patience=1")
     assert status == 0
     assert f"keep {folder / 'checkpoints' / 'step=000030.ckpt'}: reward is 0.6000 at step 30" in out
-    assert "stop at step 50: reward has not improved by more than 0.0 in the last 1 scores" in out
+    assert "stop at step 50: reward has not improved by more than 0.0 in the last 1 score " in out
     marks = {line.split()[0]: line for line in out.splitlines() if line.strip()[:2].isdigit()}
     assert "selected" in marks["30"]
     assert "0.25 ✗" in marks["40"]

@@ -165,7 +165,7 @@ def test_as_many_other_prompts_are_not_pairs(kind: Any) -> None:
         assert other == "other held-out prompts: later validations are compared with step 20"
     if kind is BestRule:
         assert same.endswith("at step 20, distinguishable from all other candidates")
-        assert other.endswith("(compared by means, not by prompt, with 1 of 1 other candidates)")
+        assert other.endswith("(compared by means, not by prompt, with 1 of 1 other candidate)")
         assert BestRule("y").optimism(state) is None
     if kind is StopRule:
         assert "improved" in other
@@ -212,11 +212,12 @@ def test_the_selection_is_explained() -> None:
         {**row, "z": z} for row, z in zip(near(0.67, 0.64, 0.9, 0.1), (1, 1, -1, 1), strict=True)
     ]
     words = rule.explain(fold(rule, rows)[0])
-    refused = "y is 0.6700 at step 10 (1 of 4 validations violate a constraint)"
-    assert words.startswith(f"{refused}, not distinguishable from 0.6400 at step 20 (difference")
+    refused = "y is 0.6700 at step 10 (a constraint excludes 1 of 4 validations)"
+    told = "not distinguishable from 0.6400 at step 20 (difference +0.0300, "
+    assert words.startswith(f"{refused}, {told}")
     assert "at step 40" not in words
     assert rule.explain(fold(rule, rows[::2])[0]).endswith(
-        "violate a constraint), the only candidate"
+        "excludes 1 of 2 validations), the only candidate"
     )
     clear = rule.explain(fold(rule, rows[::3])[0])
     assert clear == "y is 0.6700 at step 10, distinguishable from all other candidates"
@@ -232,6 +233,8 @@ def test_ties_are_chosen_by_another_metric() -> None:
         rule = BestRule("y", ties_by=ties)
         state, decisions = fold(rule, rows)
         assert (rule.best(state), list(state.kept)) == (step, [step])
+        decides = f"; ties_by = {ties!r} decides" if ties else ""
+        assert rule.explain(state).endswith(f"prompts) and 1 other candidate{decides}")
         kept = [decision.keep for decision in decisions]
         assert kept == {None: [1, 1, 1, 0], "earliest": [1, 0, 0, 0]}.get(
             ties if isinstance(ties, str | None) else "kl", [1, 1, 0, 0]
@@ -338,9 +341,12 @@ def test_scores_by_prompt_stop_a_run(rows, settings, cause, step) -> None:
     if cause == "decline_shown":
         assert decisions[-1].reason.startswith("y is worse than at step 20, difference -0.6")
     if cause == "gain_excluded":
-        assert "has not gained 0.5 since step 10" in decisions[-1].reason
+        assert "has not improved by 0.5 since step 10" in decisions[-1].reason
     lower = [{"y": -row["y"]} for row in rows]
-    assert fold(StopRule("y", "min", **settings), lower)[0].stopped_step == step
+    state, decisions = fold(StopRule("y", "min", **settings), lower)
+    assert state.stopped_step == step
+    if cause == "decline_shown":  # the score rose
+        assert "y is worse than at step 20, difference +0.6" in decisions[-1].reason
 
 
 @pytest.mark.parametrize(
