@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import COMPONENT_KEYS, ConfigFile, read_reward
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.parser import CommandParser
@@ -71,7 +73,10 @@ def reward_of(
     else:
         own = file and file.below(("components",))
         components = {key: _component(key, each, own) for key, each in block["components"].items()}
-        reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
+        try:
+            reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{file.path}: {error}" if file else str(error)) from None
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
@@ -103,14 +108,25 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
     with suppress(ImportError):  # the parser reports it
         if isfunction(getattr(importlib.import_module(module), attribute, None)):
             path, options = "ctrlreward.scorers.FunctionScorer", {"function": path, **options}
-    component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
-    if "score" in block:
-        try:
+    try:
+        component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
+    except ValueError as error:
+        problem = str(error)
+        wrong = next((key for key in options if f"{name}.{key} is not an option" in problem), None)
+        if wrong and file:
+            similar = re.findall(r"did you mean '(\w+)'", problem)
+            hint = did_you_mean(wrong, [*COMPONENT_KEYS, *similar])
+            problem = str(file.error((name, wrong), f"is not an option{hint}")) if hint else problem
+        written = f"{name}.scorer = {block['scorer']}"
+        raise ValueError(problem.replace(f"{name}.class_path = {path}", written)) from None
+    keys, verb = (name, "score"), "="
+    try:
+        if "score" in block:
             component = component[block["score"]]
-        except (KeyError, ValueError) as error:
-            raise file.error((name, "score"), f"= {error.args[0]}") if file else error from None
-    if "given" in block or "at_least" in block:
-        component = replace(
-            as_component(name, component), given=block.get("given"), at_least=block.get("at_least")
-        )
+        if "given" in block or "at_least" in block:
+            keys, verb = (name,), "has"
+            condition = {key: block.get(key) for key in ("given", "at_least")}
+            component = replace(as_component(name, component), **condition)
+    except (KeyError, ValueError) as error:
+        raise file.error(keys, f"{verb} {error.args[0]}") if file else error from None
     return (component, block["weight"]) if "weight" in block else component

@@ -398,10 +398,14 @@ WITHOUT_SCORERS = [
     *(
         (
             f"in.jsonl o.csv --scorers CTRLEval --scorers.aspects={given}",
-            "scorers.aspects must be one of coherence, consistency, attribute_relevance, got "
-            "'relevance' (did you mean 'attribute_relevance'?)",
+            f"scorers.aspects must be one of coherence, consistency, attribute_relevance{other}, "
+            "got 'relevance' (did you mean 'attribute_relevance'?)",
         )
-        for given in ("relevance", "[relevance]")
+        for given, other in (("relevance", ", all or list"), ("[relevance]", ""))
+    ),
+    (
+        "in.jsonl o.csv --scorers CTRLEval --scorers.calibration=7",
+        "error: scorers.calibration must be bool or list, got '7'",
     ),
     (
         "in.jsonl o.csv --scorers FunctionScorer --scorers.function=no.length",
