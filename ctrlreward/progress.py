@@ -209,18 +209,21 @@ def show(work: Work) -> Iterator[Log]:
 
 @contextmanager
 def track(
-    title: str, total: float, unit: str = "texts", done: float = 0
+    title: str, total: float, unit: str = "texts", done: float = 0, at_once: bool = False
 ) -> Iterator[Callable[[float], None]]:
     """Show how many items of long work are done; yield the function that adds finished items.
 
     Only rank 0 shows its work, and only from the main thread. Items of `done` were finished
-    earlier; they count for the share, not for the rate.
+    earlier; they count for the share, not for the rate. With `at_once` a log gets a line before
+    the first item, which may take minutes.
     """
     if rank_and_ranks()[0] or not _in_main_thread():
         yield lambda items: None
         return
     count = Count(title, total, unit, done)
     with show(count) as display:
+        if at_once:
+            display.announce()
 
         def advance(items: float) -> None:
             count.done += items

@@ -15,7 +15,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import root_of
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.terminal import examples_epilog
-from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
+from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, without_name
 from ctrlreward.files import ShallowLoader
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
@@ -25,7 +25,8 @@ _UNKNOWN_OPTION = re.compile(
     r"(?:' does not accept option '(\w+))?",
     re.IGNORECASE,
 )
-
+# Names that other tools have for an option.
+_HABITS = {"metric": "maximise", "monitor": "maximise"}
 
 _load = get_loader("yaml")
 _LONG = 1000  # characters; a shorter text without an anchor is small
@@ -61,7 +62,10 @@ class CommandParser(ArgumentParser):
             dashes, *names = unknown.groups(default="")
             options = [option.lstrip("-") for option in self._option_string_actions]
             option_typed = ".".join(filter(None, names))
-            message += did_you_mean(option_typed, options, lambda option: f"{dashes}{option}")
+            if any(option_typed == each.dest for each in self._actions if not each.option_strings):
+                message += without_name(option_typed)
+            meant = _HABITS.get(option_typed, option_typed)
+            message += did_you_mean(meant, options, lambda option: f"{dashes}{option}")
         elif 'Parser key "columns"' in message:
             message += "\nname one column at a time: --columns.text=COLUMN"
         elif self.exit_on_error:  # else the caller, who knows the file, calls `one_line`

@@ -12,10 +12,12 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.segment import Segment
+
+from ctrlreward.arguments import did_you_mean
 
 if TYPE_CHECKING:
     from ctrlreward.scorers.base import ScoreSpec
@@ -41,11 +43,21 @@ def examples_epilog(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  {example}" for example in examples)])
 
 
+class _PlainParser(ArgumentParser):
+    """A parser whose error about a choice suggests the nearest one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error, and exit with status 2."""
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]), str)
+        super().error(message)
+
+
 def plain_parser(
     command: str, description: str, examples: Sequence[str], usage: str | None = None
 ) -> ArgumentParser:
     """Return a parser of argparse for `"ctrlreward data"`; its help ends with examples."""
-    return ArgumentParser(
+    return _PlainParser(
         prog=command,
         usage=usage and f"{command} {usage}",
         description=description,

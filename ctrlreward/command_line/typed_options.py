@@ -23,6 +23,11 @@ SCORERS_HINT = (
 )
 
 
+def without_name(word: str) -> str:
+    """Return the hint for `--output out.csv` of a command that takes `out.csv` alone."""
+    return f"; leave out --{word}: the usage has the order"
+
+
 def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
     """Write list options in the format of the parser: `--names=["a", "b"]`.
 

@@ -12,8 +12,13 @@ from collections.abc import Sequence
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.terminal import printable
-from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, gather_words
-from ctrlreward.samples import JSON_KEYS
+from ctrlreward.command_line.typed_options import (
+    SCORERS,
+    SCORERS_HINT,
+    gather_words,
+    without_name,
+)
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS
 from ctrlreward.tables.locations import STANDARD, Location
 from ctrlreward.tables.row_streams import open_rows
 
@@ -77,7 +82,13 @@ def _check(arguments: Sequence[str]) -> None:
             return
         if name not in OPTIONS:
             hint = did_you_mean(name, OPTIONS, "--{}".format)
-            hint = hint or f"; an option of a scorer is --scorers.{name}, after its name"
+            if name in ("input", "output"):
+                hint = without_name(name)
+            elif name in COLUMN_OF:
+                key = JSON_KEYS[COLUMN_OF[name]]
+                hint = f"; each row has its {key}: name their column with --columns.{key}=COLUMN"
+            elif not hint:
+                hint = f"; an option of a scorer is --scorers.{name}, after its name"
             raise ValueError(f"No such option: {option}{hint}")
         if not equals and rest and not rest[0].startswith("--"):
             value = rest.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,6 +126,13 @@ def score_file(
         head = list(islice(rows.placed(), chunk + 1))
         corpus = Corpus(rows, columns, list(head[0].cells), labels)
         first = corpus.shard(0, head[:chunk])
+        if all(
+            re.fullmatch(r"[-+]?[\d.]*(e[-+]?\d+)?", text.strip()) for text in first.samples.texts
+        ):
+            write_line(
+                f"{input}: {columns.text} has numbers or nothing in the first rows. Name the "
+                "column of the texts with --columns.text=COLUMN."
+            )
         stack.enter_context(explained_columns(corpus.present))
         components = name_components(scorers, names, first.samples)
         if target.path is not None:

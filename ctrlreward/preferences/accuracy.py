@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import plain_console
 from ctrlreward.files import json_text, write_whole
@@ -19,8 +20,8 @@ from ctrlreward.reward import Reward
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.base import Scores, score
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.row_streams import Row, check_suffix, read_rows
-from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.row_streams import Row, check_suffix, read_placed
+from ctrlreward.tables.table_columns import Columns, explained_columns, number_column, to_samples
 from ctrlreward.tables.table_writing import encode_rows
 from ctrlreward.text.chats import as_prompt, plain_text
 
@@ -83,16 +84,17 @@ def preferences(
     """
     if reward is None and not scorers and not metrics:
         raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
+    check_ending("output", output, ".json")
     if scores is not None:
         check_suffix(scores)
-    rows = read_rows(data)
-    sides = _sides(rows, pairs, columns)
+    rows, places = read_placed(data)
+    sides = _sides(rows, places, pairs, columns)
     values: dict[str, tuple[Scores, Scores]] = {
-        name: _existing(rows, name, data.name) for name in metrics
+        name: _existing(rows, places, name, data.name) for name in metrics
     }
     better = dict.fromkeys(values, True)
     if reward is not None or scorers:
-        found, directions = _scores(sides, reward, scorers, names, columns, device)
+        found, directions = _scores(sides, places * 2, reward, scorers, names, columns, device)
         if both := sorted(values.keys() & found.keys()):
             raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
         values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
@@ -116,7 +118,9 @@ def preferences(
         write_whole(scores, encode_rows(scores.suffix, rows, columns_of))
 
 
-def _sides(rows: Sequence[Row], pairs: PairColumns, columns: Columns) -> list[Row]:
+def _sides(
+    rows: Sequence[Row], places: Sequence[str], pairs: PairColumns, columns: Columns
+) -> list[Row]:
     """Return a row with text and prompt for each chosen, and then each rejected text."""
     first = rows[0] if rows else {}
     for name in (pairs.chosen, pairs.rejected):
@@ -127,12 +131,12 @@ def _sides(rows: Sequence[Row], pairs: PairColumns, columns: Columns) -> list[Ro
             )
     sides = []
     for name in (pairs.chosen, pairs.rejected):
-        for i, row in enumerate(rows):
+        for row, place in zip(rows, places, strict=True):
             own = {k: v for k, v in row.items() if k not in (pairs.chosen, pairs.rejected)}
             try:
                 prompt, text = _texts(row[name], row.get(pairs.prompt or ""))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"row {i}: {name}: {error}") from None
+                raise ValueError(f"{place}: {name}: {error}") from None
             own.pop(pairs.prompt or "", None)
             answer = {columns.text: text}
             if prompt is not None and columns.prompt:
@@ -155,16 +159,14 @@ def _texts(cell: Any, prompt: Any) -> tuple[Any, str]:
     return None if prompt is None else as_prompt(prompt), plain_text([last])
 
 
-def _existing(rows: Sequence[Row], name: str, file: str) -> tuple[Scores, Scores]:
+def _existing(
+    rows: Sequence[Row], places: Sequence[str], name: str, file: str
+) -> tuple[Scores, Scores]:
     """Return scores that the file has, of both sides."""
     for form in ("{side}_{name}", "{name}_{side}"):
         found = [form.format(side=side, name=name) for side in ("chosen", "rejected")]
         if rows and all(column in rows[0] for column in found):
-            cells = ([row.get(column) for row in rows] for column in found)
-            chosen, rejected = (
-                np.array([np.nan if cell in (None, "") else float(cell) for cell in column])
-                for column in cells
-            )
+            chosen, rejected = (number_column(rows, column, places) for column in found)
             return chosen, rejected
     raise ValueError(
         f"{file} has no columns chosen_{name} and rejected_{name}, nor {name}_chosen and "
@@ -174,6 +176,7 @@ def _existing(rows: Sequence[Row], name: str, file: str) -> tuple[Scores, Scores
 
 def _scores(
     sides: Sequence[Row],
+    places: Sequence[str],
     reward: str | None,
     scorers: Sequence[Scorer],
     names: list[str] | None,
@@ -183,7 +186,7 @@ def _scores(
     """Return the scores of all rows by name, and whether higher is better."""
     found: dict[str, Scores] = {}
     better: dict[str, bool] = {}
-    samples = to_samples(sides, columns, present=list(sides[0]))
+    samples = to_samples(sides, columns, places)
     with explained_columns(list(sides[0])):
         if scorers:
             components = name_components(scorers, names, samples)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import counted, plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
@@ -55,6 +56,7 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     names = [options.run_a, options.run_b, *options.runs]
     with user_errors():
+        check_ending("--output", options.output, ".json")
         runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
         comparison = compare_runs(runs, options.metrics)
         if options.output:

@@ -22,6 +22,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import printable, user_errors
 from ctrlreward.files import json_text, write_whole
@@ -54,6 +55,7 @@ def run(arguments: list[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors():
+        check_ending("--output", options.output, ".html")
         check_rule_options(options)
         if options.serve:
             _serve(options)

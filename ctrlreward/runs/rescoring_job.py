@@ -198,7 +198,7 @@ def rescore(
     progress = Progress(JsonLog(folder / "rescored.jsonl", identity))
     missing = [texts for texts in found if progress.find(texts, "metrics") is None]
     total, left = (sum(len(texts.samples) for texts in each) for each in (found, missing))
-    with track("rescoring", total, done=total - left) as advance:
+    with track("rescoring", total, done=total - left, at_once=True) as advance:
         for texts in missing:
             progress.add(texts, scored(reward, texts, folder, progress))
             advance(len(texts.samples))

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, did_you_mean, one_of
+from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import plain_console, printable, user_errors
 from ctrlreward.files import json_text, remove, write_whole
@@ -212,10 +212,13 @@ def _add(parser: CommandParser, name: str, help_: str, *others: str, **options: 
 
 
 def _check(options: Any) -> None:
+    check_ending("--output", options.output, ".json")
     monitor = check_rule_options(options)
     if not (monitor or options.pareto or options.guard):
+        stored = stored_run(options.runs[0], options)
         raise ValueError(
-            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min."
+            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min. "
+            f"{stored.log} has the keys {_listed(stored.keys)}"
         )
     if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
         raise ValueError("--watch, --output and --checkpoints are of one RUN")
@@ -281,8 +284,11 @@ def logged_key(stored: StoredRun, given: str) -> str:
         if prefix + given in keys:
             return prefix + given
     similar = did_you_mean(given, keys, str)
-    listed = "" if similar else f", only {', '.join(keys[:20])}{', …' if len(keys) > 20 else ''}"
-    raise _NotYet(f"{stored.log} has no key {given!r}{similar}{listed}")
+    raise _NotYet(f"{stored.log} has no key {given!r}{similar or f', only {_listed(keys)}'}")
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:20]) + (", …" if len(keys) > 20 else "")
 
 
 def better_mode(stored: StoredRun, key: str) -> Mode:

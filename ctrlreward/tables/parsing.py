@@ -66,11 +66,24 @@ def no_such_file(path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"No such file or folder: {path}{hint}")
 
 
+# The first bytes of files that are not text, and what to do.
+_STARTS = {
+    b"\xff\xfe": "UTF-16. Convert the file: iconv -f utf-16 -t utf-8.",
+    b"\xfe\xff": "UTF-16. Convert the file: iconv -f utf-16 -t utf-8.",
+    b"\x1f\x8b": "compressed by gzip. Unpack it with gunzip.",
+    b"PK": "a zip archive, or a spreadsheet. Unpack it, or save it as CSV.",
+    b"PAR1": "Parquet. Rename it to .parquet.",
+}
+
+
 def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
     """Decode a UTF-8 file, or a part of it that starts at a line; drop a byte order mark."""
     try:
         return content.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
+        for start, what in _STARTS.items() if line == 1 else ():
+            if content.startswith(start):
+                raise ValueError(f"{path} is {what}") from None
         line += content.count(b"\n", 0, error.start)
         raise ValueError(
             f"{path}:{line} is not UTF-8 text. Convert the file: iconv -f latin1 -t utf-8."

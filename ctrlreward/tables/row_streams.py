@@ -95,10 +95,16 @@ def check_suffix(path: Path | Location) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """Read a whole table; see `RowStream`."""
+    return read_placed(path)[0]
+
+
+def read_placed(path: Path) -> tuple[list[Row], list[str]]:
+    """Read a whole table: its rows, and the place of each."""
     check_suffix(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder, must be a file")
-    return list(RowStream(Location(path)))
+    placed = list(RowStream(Location(path)).placed())
+    return [row.cells for row in placed], [row.place for row in placed]
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:

@@ -214,11 +214,11 @@ MISTAKES = [
 GPT2 = SHORT % ("gpt2", "gpt2")
 # The function of a component, and the message.
 FUNCTIONS = [
-    ("letter_scorers.nothing", "reward.yaml:2: f.function = letter_scorers.nothing: letter_scor"),
+    ("letter_scorers.nothing", "reward.yaml:4: f.function = letter_scorers.nothing: letter_scor"),
     ("{clas_path: letter_scorers.Letters}", "f.function must be an import path, or class_path "
      "and init_args, got clas_path"),
-    ("{class_path: fractions.Fraction, init_args: {denominater: 2}}",
-     "f.function.init_args.denominater is not an option (did you mean 'denominator'?)"),
+    ("{class_path: letter_scorers.Letters, init_args: {second: 2}}",
+     "f.function.init_args.second is not an option (did you mean 'seconds'?)"),
     ("builtins.len\nthresholds: {f: 2}", "reward.yaml: aggregate = 'weighted' does not take thr"),
 ]  # fmt: skip
 FUNCTION = "components:\n  f:\n    scorer: FunctionScorer\n    function: "
