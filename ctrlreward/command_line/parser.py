@@ -15,7 +15,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import root_of
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.terminal import examples_epilog
-from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, without_name
+from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
 from ctrlreward.files import ShallowLoader
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
@@ -55,6 +55,12 @@ class CommandParser(ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
+    def add(self, name: str, help_: str, *others: str, **options: Any) -> None:
+        """Add an option, by default one of text that may be absent."""
+        if "action" not in options:
+            options = {"type": str | None, "default": None, **options}
+        self.add_argument(name, *others, help=help_, **options)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error with a hint, and exit with status 2."""
         unknown = _UNKNOWN_OPTION.search(message)
@@ -63,7 +69,7 @@ class CommandParser(ArgumentParser):
             options = [option.lstrip("-") for option in self._option_string_actions]
             option_typed = ".".join(filter(None, names))
             if any(option_typed == each.dest for each in self._actions if not each.option_strings):
-                message += without_name(option_typed)
+                message += f"; leave out --{option_typed}: the usage has the order"
             meant = _HABITS.get(option_typed, option_typed)
             message += did_you_mean(meant, options, lambda option: f"{dashes}{option}")
         elif 'Parser key "columns"' in message:

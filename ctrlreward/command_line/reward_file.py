@@ -23,6 +23,8 @@ from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import as_component
 
+_UNKNOWN = re.compile(r"(\w+) is not an option(?: \(did you mean '(\w+)')?")
+
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
     """Return the reward of a YAML file, or of `file.py:function` or `module:function`.
@@ -111,22 +113,18 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
     try:
         component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
     except ValueError as error:
-        problem = str(error)
-        wrong = next((key for key in options if f"{name}.{key} is not an option" in problem), None)
-        if wrong and file:
-            similar = re.findall(r"did you mean '(\w+)'", problem)
-            hint = did_you_mean(wrong, [*COMPONENT_KEYS, *similar])
-            problem = str(file.error((name, wrong), f"is not an option{hint}")) if hint else problem
         written = f"{name}.scorer = {block['scorer']}"
-        raise ValueError(problem.replace(f"{name}.class_path = {path}", written)) from None
-    keys, verb = (name, "score"), "="
+        problem = str(error).replace(f"{name}.class_path = {path}", written)
+        if wrong := _UNKNOWN.search(problem):  # the parser does not know the keys of a component
+            hint = did_you_mean(wrong[1], [*COMPONENT_KEYS, wrong[2] or ""])
+            problem = f"{problem[: wrong.end(1)]} is not an option{hint}" if hint else problem
+        raise ValueError(problem) from None
     try:
         if "score" in block:
             component = component[block["score"]]
         if "given" in block or "at_least" in block:
-            keys, verb = (name,), "has"
             condition = {key: block.get(key) for key in ("given", "at_least")}
             component = replace(as_component(name, component), **condition)
     except (KeyError, ValueError) as error:
-        raise file.error(keys, f"{verb} {error.args[0]}") if file else error from None
+        raise file.error((name,), f"is wrong: {error.args[0]}") if file else error from None
     return (component, block["weight"]) if "weight" in block else component

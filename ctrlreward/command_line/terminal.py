@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 
 from ctrlreward.arguments import did_you_mean
 
@@ -53,13 +54,10 @@ class _PlainParser(ArgumentParser):
         super().error(message)
 
 
-def plain_parser(
-    command: str, description: str, examples: Sequence[str], usage: str | None = None
-) -> ArgumentParser:
+def plain_parser(command: str, description: str, examples: Sequence[str]) -> ArgumentParser:
     """Return a parser of argparse for `"ctrlreward data"`; its help ends with examples."""
     return _PlainParser(
         prog=command,
-        usage=usage and f"{command} {usage}",
         description=description,
         epilog=examples_epilog(examples),
         formatter_class=RawDescriptionHelpFormatter,
@@ -128,6 +126,16 @@ class _PlainConsole(Console):
 def plain_console(width: int | None = None, stderr: bool = False) -> Console:
     """Return a console that prints names such as `acc[train]` and `x:a:` without markup."""
     return _PlainConsole(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def number_table(names: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:
+    """Return a table without rows: columns of names on the left, columns of numbers."""
+    table = Table(**options)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", overflow="fold")
+    return table
 
 
 def direction_arrow(spec: ScoreSpec) -> str:

@@ -23,9 +23,13 @@ SCORERS_HINT = (
 )
 
 
-def without_name(word: str) -> str:
-    """Return the hint for `--output out.csv` of a command that takes `out.csv` alone."""
-    return f"; leave out --{word}: the usage has the order"
+def pairs(option: str, form: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Return the pairs of an option, each NAME=VALUE; `form` shows one."""
+    pairs = [pair.partition("=") for pair in given or ()]
+    for pair in pairs:
+        if not all(pair):
+            raise ValueError(f"{option} = {''.join(pair)!r} must be {form}")
+    return {name: value for name, _, value in pairs}
 
 
 def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ def score_in_memory(
     """
     scores: dict[str, Scores] = {}
     for title, unit, _ in titled_units(components):
-        with track(title, len(shard.places), at_once=True) as advance:
+        with track(title, len(shard.places)) as advance:
             for _, part in score_shards(unit, [shard]):
                 scores |= part
             advance(len(shard.places))
@@ -127,7 +127,7 @@ def score_corpus(
         if not any(missing):
             continue
         done = [len(manifest.range(i)) for i in numbers if pointwise and not missing[i]]
-        with track(title, manifest.rows, done=sum(done), at_once=True) as advance:
+        with track(title, manifest.rows, done=sum(done)) as advance:
             if not pointwise:
                 whole = chain.from_iterable(unchanged_shards(corpus, manifest))
                 for _, scores in score_shards(unit, [corpus.shard(0, list(whole))]):
@@ -227,18 +227,10 @@ def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
 def titled_units(
     components: Mapping[str, Component],
 ) -> Iterator[tuple[str, dict[str, Component], bool]]:
-    """Yield title, components and pointwise of each unit: `"CTRLEval, Perplexity (1 of 2)"`.
-
-    Several scorers of one class have the names of their scores in the title.
-    """
-    scorers = list(dict.fromkeys(c.scorer for c in components.values()))
-    units = scoring_units(scorers)
-    kinds = Counter(type(scorer).__name__ for scorer in scorers)
+    """Yield title, components and pointwise of each unit: `"coherence, perplexity (1 of 2)"`."""
+    units = scoring_units(list(dict.fromkeys(c.scorer for c in components.values())))
     for number, unit in enumerate(units, 1):
         own = {name: c for name, c in components.items() if c.scorer in unit}
-        titles = (
-            kind if kinds[kind := type(c.scorer).__name__] == 1 else name for name, c in own.items()
-        )
-        title = ", ".join(dict.fromkeys(titles))
+        title = shorten(", ".join(own), 60, placeholder=" …")
         title += f" ({number} of {len(units)})" if len(units) > 1 else ""
         yield title, own, unit[0].pointwise

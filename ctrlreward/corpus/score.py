@@ -12,12 +12,7 @@ from collections.abc import Sequence
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.terminal import printable
-from ctrlreward.command_line.typed_options import (
-    SCORERS,
-    SCORERS_HINT,
-    gather_words,
-    without_name,
-)
+from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, gather_words
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS
 from ctrlreward.tables.locations import STANDARD, Location
 from ctrlreward.tables.row_streams import open_rows
@@ -39,6 +34,8 @@ _USAGE = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
 # Options that take lists of words; all others take one.
 LISTS = {"--scorers", "--names", "--label_map"}
 
+# Names of options that only the parser reads, or reports on.
+_PARSED = ("", "config", "help", "print_config", "input", "output")
 # Options of the command.
 OPTIONS = (
     *("scorers", "names", "columns", "label_map", "chunk", "workers", "threads", "engine", "ray"),
@@ -78,17 +75,14 @@ def _check(arguments: Sequence[str]) -> None:
             files.append(option + equals + value)
             continue
         name, *inner = option[2:].rstrip("+").split(".")
-        if name in ("", "config", "help", "print_config") or "help" in inner:
+        if name in _PARSED or "help" in inner:
             return
         if name not in OPTIONS:
             hint = did_you_mean(name, OPTIONS, "--{}".format)
-            if name in ("input", "output"):
-                hint = without_name(name)
-            elif name in COLUMN_OF:
+            hint = hint or f"; an option of a scorer is --scorers.{name}, after its name"
+            if name in COLUMN_OF:
                 key = JSON_KEYS[COLUMN_OF[name]]
                 hint = f"; each row has its {key}: name their column with --columns.{key}=COLUMN"
-            elif not hint:
-                hint = f"; an option of a scorer is --scorers.{name}, after its name"
             raise ValueError(f"No such option: {option}{hint}")
         if not equals and rest and not rest[0].startswith("--"):
             value = rest.popleft()

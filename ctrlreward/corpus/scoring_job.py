@@ -15,10 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from rich.table import Table
-
+from ctrlreward.arguments import positive
 from ctrlreward.command_line.parser import command_parser
-from ctrlreward.command_line.terminal import direction_arrow, plain_console, user_errors
+from ctrlreward.command_line.terminal import (
+    direction_arrow,
+    number_table,
+    plain_console,
+    user_errors,
+)
+from ctrlreward.command_line.typed_options import pairs
 from ctrlreward.corpus.corpus_scoring import (
     Corpus,
     check_corpus,
@@ -109,12 +114,8 @@ def score_file(
         identity: Configuration of the scorers, which a resumed run must share.
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be positive, got {number}")
-    for pair in label_map or ():
-        if "=" not in pair:
-            raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
-    labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
+        positive(name, number)
+    labels = pairs("label_map", "OLD=NEW, 0=negative", label_map) or None
     with ExitStack() as stack:
         source, target = Location(input), _target(output)
         partial = target.beside(f"{target.name}.partial")
@@ -185,9 +186,7 @@ def score_file(
             with target.open() as scored:
                 shutil.copyfileobj(scored, sys.stdout.buffer)
             sys.stdout.flush()
-        table = Table("score")
-        for heading in ("mean", "rows", "failed"):
-            table.add_column(heading, justify="right")
+        table = number_table(["score"], ["mean", "rows", "failed"])
         for name, (mean, count, failed) in summary.items():
             shown = f"{mean:.4f}" if failed < count else "–"
             label = f"{name} {direction_arrow(components[name].spec)}"

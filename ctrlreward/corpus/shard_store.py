@@ -134,7 +134,7 @@ def score_parts(
     """
     records: list[dict[str, list[float | None]]] = log.read()
     sizes = list(map(len, parts))
-    with track("scoring", sum(sizes), done=sum(sizes[: len(records)]), at_once=True) as advance:
+    with track("scoring", sum(sizes), done=sum(sizes[: len(records)])) as advance:
         for rows in parts[len(records) :]:
             scores = score(list(rows)).items()
             records.append({k: [finite_or_none(v) for v in values] for k, values in scores})

@@ -239,7 +239,7 @@ class TextLog:
             loaded, tokenizer = model.load(device, dtype), load_tokenizer(model.base)
             turn = end_of_turn(tokenizer, self.options, model.base) if self.options.chat else []
             add_end_tokens(loaded, tokenizer, self.options.stop, turn)
-            with track("generating", total, done=done, at_once=True) as advance:
+            with track("generating", total, done=done) as advance:
                 for start in range(done, total, batch_size):
                     rows = slice(start, start + batch_size)
                     inputs = [prompt.prompt for prompt in self.prompts[rows]]

@@ -99,9 +99,7 @@ def write_pairs(
         raise ValueError(f"{output} must be a .jsonl file of this machine")
     if target.exists():
         raise ValueError(f"{output} exists. Delete it, or use another file.")
-    rows = list(open_rows(source, target).placed())
-    cells = [row.cells for row in rows]
-    places = [row.place for row in rows]
+    cells, places = open_rows(source, target).read()
     samples = to_samples(cells, columns, places)
     prompts = _prompts(samples, places)
     if score is None:

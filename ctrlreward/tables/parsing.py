@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,14 @@ def cell_text(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
+def cell_number(text: str, place: str, advice: str = "") -> float:
+    """Return the number in a cell, NaN if it is empty; a ValueError names its place."""
+    try:
+        return float(text) if text.strip() else math.nan
+    except ValueError:
+        raise ValueError(f"{place} = {text!r} is not a number{advice}") from None
+
+
 def csv_header(names: Sequence[str]) -> str:
     r"""Return the first line of a CSV file of this package: its last name alone is in quotes.
 
@@ -66,13 +75,11 @@ def no_such_file(path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"No such file or folder: {path}{hint}")
 
 
-# The first bytes of files that are not text, and what to do.
+# First bytes of files of other kinds.
 _STARTS = {
     b"\xff\xfe": "UTF-16. Convert the file: iconv -f utf-16 -t utf-8.",
-    b"\xfe\xff": "UTF-16. Convert the file: iconv -f utf-16 -t utf-8.",
     b"\x1f\x8b": "compressed by gzip. Unpack it with gunzip.",
     b"PK": "a zip archive, or a spreadsheet. Unpack it, or save it as CSV.",
-    b"PAR1": "Parquet. Rename it to .parquet.",
 }
 
 

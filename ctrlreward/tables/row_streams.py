@@ -49,6 +49,11 @@ class RowStream:
         for row in self.placed():
             yield row.cells
 
+    def read(self) -> tuple[list[Row], list[str]]:
+        """Return all rows, and the place of each."""
+        placed = list(self.placed())
+        return [row.cells for row in placed], [row.place for row in placed]
+
     def placed(self) -> Iterator[PlacedRow]:
         """Yield all rows with their places; see `__iter__`."""
         columns: list[str] = []
@@ -103,8 +108,7 @@ def read_placed(path: Path) -> tuple[list[Row], list[str]]:
     check_suffix(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder, must be a file")
-    placed = list(RowStream(Location(path)).placed())
-    return [row.cells for row in placed], [row.place for row in placed]
+    return RowStream(Location(path)).read()
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:

@@ -125,15 +125,19 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
     return read
 
 
+def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
+    """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
+    if not any(name in row for row in rows):
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}{advice}")
+
+
 def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:
     """Return a column of numbers, shape (n,); NaN for an empty cell, null, or a row without it.
 
     Raises:
-        ValueError: No row has the column (lists the columns of the first), or a value is not a
-            number (names its place).
+        ValueError: No row has the column, or a value is not a number (names its place).
     """
-    if not any(name in row for row in rows):
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
+    require_column(rows, name)
     values = np.full(len(rows), np.nan)
     for i, cell in enumerate(row.get(name) for row in rows):
         try:

@@ -25,10 +25,10 @@ from shard_scorers import Interrupted, Letters, Rank
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.corpus import workers
-from ctrlreward.tables.table_columns import number_column
 from ctrlreward.scorers import CTRLEval, Perplexity
 from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 BY_LETTERS = "--scorers+=shard_scorers.Letters"
@@ -440,7 +440,10 @@ WITHOUT_SCORERS = [
         "error: scorers.aspects must be one of consistency, relevance, preservation, engagingness",
     ),
     ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
-    ("in.jsonl --output o.csv --scorers A", "No such option: --output; leave out --output: the"),
+    (
+        "in.jsonl --output o.csv --scorers Distinct",
+        "--output; leave out --output: the usage has the",
+    ),
     (
         "in.jsonl o.csv --scorers A --labels positive",
         "each row has its label: name their column with --columns.label=COLUMN",

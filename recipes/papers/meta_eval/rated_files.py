@@ -17,7 +17,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.parsing import decode_utf8, parse_csv, read_bytes
 from ctrlreward.tables.row_streams import Row
-from ctrlreward.tables.table_columns import number_column
+from ctrlreward.tables.table_columns import number_column, require_column
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,6 @@ def _ratings(rows: Sequence[dict[str, Any]], keys: Sequence[str], path: Path) ->
 
 def optional_cells(rows: Sequence[Row], name: str) -> tuple[str | None, ...]:
     """Return a column as strings; None for rows that lack it or have an empty cell."""
-    if not any(name in row for row in rows):
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
+    require_column(rows, name)
     cells = (row.get(name) for row in rows)
     return tuple(None if cell in ("", None) else str(cell) for cell in cells)

@@ -15,9 +15,9 @@ from scipy import stats
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.tables.table_columns import number_column
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
 
 
 class Length(Scorer):
