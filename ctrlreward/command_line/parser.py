@@ -70,7 +70,8 @@ class CommandParser(ArgumentParser):
             option_typed = ".".join(filter(None, names))
             if any(option_typed == each.dest for each in self._actions if not each.option_strings):
                 message += f"; leave out --{option_typed}: the usage has the order"
-            meant = _HABITS.get(option_typed, option_typed)
+            habit = _HABITS.get(option_typed)
+            meant = habit if habit in options else option_typed
             message += did_you_mean(meant, options, lambda option: f"{dashes}{option}")
         elif 'Parser key "columns"' in message:
             message += "\nname one column at a time: --columns.text=COLUMN"

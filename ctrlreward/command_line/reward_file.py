@@ -78,7 +78,9 @@ def reward_of(
         try:
             reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{file.path}: {error}" if file else str(error)) from None
+            if file is None:
+                raise
+            raise ValueError(f"{file.path}: {error}") from None
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
@@ -119,12 +121,14 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
             hint = did_you_mean(wrong[1], [*COMPONENT_KEYS, wrong[2] or ""])
             problem = f"{problem[: wrong.end(1)]} is not an option{hint}" if hint else problem
         raise ValueError(problem) from None
+    key = "score"
     try:
-        if "score" in block:
-            component = component[block["score"]]
+        if key in block:
+            component = component[block[key]]
         if "given" in block or "at_least" in block:
+            key = "given"
             condition = {key: block.get(key) for key in ("given", "at_least")}
             component = replace(as_component(name, component), **condition)
     except (KeyError, ValueError) as error:
-        raise file.error((name,), f"is wrong: {error.args[0]}") if file else error from None
+        raise file.error((name, key), f"is wrong: {error.args[0]}") if file else error from None
     return (component, block["weight"]) if "weight" in block else component

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.command_line.terminal import printable
 from ctrlreward.corpus.shard_store import Manifest, ShardStore, checksum, in_chunks
 from ctrlreward.corpus.workers import ScoreShards, Shard
 from ctrlreward.items import ItemPlaces, items_named
@@ -231,6 +232,6 @@ def titled_units(
     units = scoring_units(list(dict.fromkeys(c.scorer for c in components.values())))
     for number, unit in enumerate(units, 1):
         own = {name: c for name, c in components.items() if c.scorer in unit}
-        title = shorten(", ".join(own), 60, placeholder=" …")
+        title = shorten(printable(", ".join(own)), 60, placeholder=" …")
         title += f" ({number} of {len(units)})" if len(units) > 1 else ""
         yield title, own, unit[0].pointwise

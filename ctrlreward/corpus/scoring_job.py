@@ -21,6 +21,7 @@ from ctrlreward.command_line.terminal import (
     direction_arrow,
     number_table,
     plain_console,
+    printable,
     user_errors,
 )
 from ctrlreward.command_line.typed_options import pairs
@@ -130,10 +131,8 @@ def score_file(
         if all(
             re.fullmatch(r"[-+]?[\d.]*(e[-+]?\d+)?", text.strip()) for text in first.samples.texts
         ):
-            write_line(
-                f"{input}: {columns.text} has numbers or nothing in the first rows. Name the "
-                "column of the texts with --columns.text=COLUMN."
-            )
+            note = "has numbers or nothing in the first rows. Name the column of the texts with"
+            write_line(printable(f"{source}: {columns.text} {note} --columns.text=COLUMN."))
         stack.enter_context(explained_columns(corpus.present))
         components = name_components(scorers, names, first.samples)
         if target.path is not None:

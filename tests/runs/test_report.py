@@ -219,6 +219,8 @@ def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: str) -
     elif damage == "typo":
         gamed_run(run)
         assert call(run, "--maximise", "score/sentimnt")[0] == 2
+        status, _, error, _ = call(run, "--output=report.json")
+        assert (status, "--output must end in .html" in error) == (2, True)
         return
     else:
         status, _, error, _ = call(run)

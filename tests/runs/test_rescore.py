@@ -452,7 +452,7 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
     (folder / "run").unlink()
     (folder / "run").symlink_to(folder / "empty")
     assert "has no texts: a GenerationScorer writes them to" in refused(folder, capsys=capsys)
-    assert "No such file or folder" in refused(folder / "nowhere", capsys=capsys)
+    assert "No such file: " in refused(folder / "nowhere", capsys=capsys)
 
 
 @pytest.mark.parametrize("ties", [None, "earliest", {"score/variety": "min"}])

@@ -201,14 +201,15 @@ MISTAKES = [
     ("scorer: CTRLEval", "scorer: letter_scorers.none", "letter_scorers has no none"),
     ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
     ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
-    ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency is wrong: Perplexity has no score"),
+    ("log_likelihood", "log_likelyhood",
+     "reward.yaml:6: fluency.score is wrong: Perplexity has no score"),
     ("weight: 2", "wieght: 2",
      "reward.yaml:3: relevance.wieght is not an option (did you mean 'weight'?)"),
     ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
     ("weight: 2", "given: fluencyy", "reward.yaml:3: components.relevance.given is not a "
      "component, got 'fluencyy' (did you mean 'fluency'?)"),
     ("weight: 2", "at_least: 2",
-     "reward.yaml:3: relevance is wrong: given = None, at_least = 2: a condition needs both"),
+     "reward.yaml:3: relevance.given is wrong: given = None, at_least = 2: a condition needs both"),
     ("weighted", "wieghted", "(did you mean 'weighted'?)"),
     ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
 ]  # fmt: skip
