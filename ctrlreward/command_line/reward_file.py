@@ -127,8 +127,8 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
             component = component[block[key]]
         if "given" in block or "at_least" in block:
             key = "given"
-            condition = {key: block.get(key) for key in ("given", "at_least")}
-            component = replace(as_component(name, component), **condition)
+            component = as_component(name, component)
+            component = replace(component, given=block.get("given"), at_least=block.get("at_least"))
     except (KeyError, ValueError) as error:
         raise file.error((name, key), f"is wrong: {error.args[0]}") if file else error from None
     return (component, block["weight"]) if "weight" in block else component

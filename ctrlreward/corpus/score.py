@@ -34,8 +34,6 @@ _USAGE = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
 # Options that take lists of words; all others take one.
 LISTS = {"--scorers", "--names", "--label_map"}
 
-# Names of options that only the parser reads, or reports on.
-_PARSED = ("", "config", "help", "print_config", "input", "output")
 # Options of the command.
 OPTIONS = (
     *("scorers", "names", "columns", "label_map", "chunk", "workers", "threads", "engine", "ray"),
@@ -75,8 +73,8 @@ def _check(arguments: Sequence[str]) -> None:
             files.append(option + equals + value)
             continue
         name, *inner = option[2:].rstrip("+").split(".")
-        if name in _PARSED or "help" in inner:
-            return
+        if name in ("", "config", "help", "print_config", "input", "output") or "help" in inner:
+            return  # the parser reads them, or reports them
         if name not in OPTIONS:
             hint = did_you_mean(name, OPTIONS, "--{}".format)
             hint = hint or f"; an option of a scorer is --scorers.{name}, after its name"

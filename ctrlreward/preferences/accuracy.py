@@ -213,7 +213,7 @@ def _clusters(rows: Sequence[Row], sides: Sequence[Row], name: str | None) -> li
 def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:
     """Return the rows of all pairs, and of each subset."""
     subsets = {ALL: [*range(len(rows))]}
-    if any(pairs.subset in row for row in rows):
+    if pairs.subset and any(pairs.subset in row for row in rows):
         for i, row in enumerate(rows):
             subsets.setdefault(str(row.get(pairs.subset)), []).append(i)
     elif pairs.subset not in (None, PairColumns.subset):
