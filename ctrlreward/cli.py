@@ -22,7 +22,7 @@ COMMANDS = {
     "data": ("jobs.data", "list and download the data sets of the recipes"),
     "evaluate": ("evaluation.evaluate", "measure a controlled generator under a fixed protocol"),
     "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
-    "rescore": ("runs.rescore", "score a run's stored texts with another reward"),
+    "rescore": ("runs.rescoring_job", "score a run's stored texts with another reward"),
     "probe": ("probing.probe", "find out how a reward can be gamed, before training"),
     "pairs": ("preferences.pairs", "write preference pairs for DPO, by a reward"),
     "compare": ("runs.compare", "measure how well two runs agree (QRA++)"),

@@ -1,8 +1,9 @@
 """Progress of long work on standard error: live bars on a terminal, whole lines in a log file.
 
 Work may have parts, and parts have parts. The outermost work chooses the form for all of them. A
-terminal shows a bar for each. A file or a pipe gets a line at each change of phase and otherwise
-every ten seconds, without carriage returns or colours.
+terminal shows a bar for each. A file or a pipe gets a line at the start, since the first item may
+take minutes, at each change of phase and otherwise every ten seconds, and at the end, without
+carriage returns or colours.
 """
 
 from __future__ import annotations
@@ -93,7 +94,6 @@ class Log:
 
     def __init__(self) -> None:
         self._works: list[Work] = []
-        self._lines = 0
         self._last = ""
         self._written = self._changed = time.monotonic()
         self._titles: tuple[str, ...] = ()
@@ -101,14 +101,16 @@ class Log:
 
     @contextmanager
     def shown(self, work: Work) -> Iterator[None]:
-        """Show work as a part of the current work; announce it unless it is a count."""
+        """Show work as a part of the current work; announce it unless it is a count in others."""
         self._works.append(work)
         self.update()
+        if not self._last:
+            self.announce()
         try:
             yield
         finally:
             is_whole = self._works == [work] and isinstance(work, Count)
-            if self._lines and is_whole and self._line() != self._last:
+            if is_whole and self._line() != self._last:
                 self.announce()
             self._works.remove(work)
 
@@ -129,7 +131,6 @@ class Log:
         self._last = self._line()
         write_line(self._last)
         self._written = time.monotonic()
-        self._lines += 1
 
     def _line(self) -> str:
         first, *parts = self._works

@@ -342,7 +342,7 @@ def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_names_in_tables_are_cells() -> None:
-    assert "combinations,'=cmd|x,accuracy,-0.5" in to_csv({"=cmd|x": {"accuracy": -0.5}})
+    assert b"combinations,'=cmd|x,accuracy,-0.5" in to_csv({"=cmd|x": {"accuracy": -0.5}})
     assert r"a\|b" in markdown_table(["run"], [["a|b"]])
 
 

@@ -43,7 +43,8 @@ _TYPE = re.compile(
     r"(?:<class '(.+?)'>|(?:typing\.)?(.*?))(?:\. Got value: ?(.*))?$"
 )
 _NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
-_BARE_TYPE = re.compile(r"Expected a <class '(bool|int|float|str)'>$", re.MULTILINE)
+# An object in the place of a function.
+_CALLED = re.compile(r"Got value: Namespace\(class_path='([\w.]+)', init_args=Namespace\((.*)\)\)$")
 
 
 def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
@@ -60,12 +61,12 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
     if not found:
         return " ".join(message.partition("Given value")[0].split())
     keys, text = max(found, key=lambda m: (not _OTHER_TYPE.match(m[1]), len(m[0]), "Got" in m[1]))
-    if text.startswith("Expected a typing.Literal") and "Got" not in text:  # in a union
-        text += f". Got value:{message.partition('Given value:')[2]}".splitlines()[0]
     if not keys:  # raised by a class
         return text
-    if _BARE_TYPE.match(text):  # none of the types of a union
-        problem = f"must be {' or '.join(dict.fromkeys(_BARE_TYPE.findall(message)))}"
+    if (kind := _TYPE.search(text)) and kind[3] is None:  # none of the types of a union
+        kinds = [_TYPE.search(other) for place, other in found if place == keys]
+        value = message.partition("Given value: ")[2].partition("\n")[0]
+        problem = _wrong_type([each for each in kinds if each], value or None)
     else:
         keys, problem = _described(keys, text)
     problem = problem if problem.startswith(":") else f" {problem}"
@@ -108,6 +109,11 @@ def _mistakes(message: str) -> Iterator[tuple[Keys, str]]:
 
 def _described(keys: Keys, text: str) -> tuple[Keys, str]:
     """Return the keys of a mistake and the words for it."""
+    if called := _CALLED.search(text):
+        if called[1] == "typing.Any":  # the parser's class for a mapping
+            given = ", ".join(re.findall(r"(\w+)=", called[2]))
+            return keys, f"must be an import path, or class_path and init_args, got {given}"
+        keys = (*keys, f"={called[1]}")
     path = next((key[1:] for key in reversed(keys) if key.startswith("=")), "")
     if unknown := _UNKNOWN.search(text):
         return _unknown(keys, path, tuple(".".join(filter(None, unknown.groups())).split(".")))
@@ -116,19 +122,28 @@ def _described(keys: Keys, text: str) -> tuple[Keys, str]:
         names: list[str] = []
         with suppress(ImportError):
             names = dir(import_module(module))
-        return (*keys, "class_path"), f"= {path}: {module} has no {name}{did_you_mean(name, names)}"
+        if keys[-1] == f"={path}":
+            keys = (*keys, "class_path")
+        return keys, f"= {module}.{name}: {module} has no {name}{did_you_mean(name, names)}"
     if wrong := _TYPE.search(text):
-        expected, found = wrong[1] or wrong[2], wrong[3]
-        names = re.findall(r"'(.*?)'", expected)  # of a Literal
-        expected = f"one of {', '.join(names)}" if names else expected
-        got = "" if found is None else f", got {found!r}{did_you_mean(found, names)}"
-        return keys, f"must be {expected}{got}"
+        return keys, _wrong_type([wrong], wrong[3])
     if text.startswith("the following arguments are required: "):
         of = f" of {path.rpartition('.')[2]}" if path else ""
         return keys, f"lacks {text.partition(': ')[2]}{of}"
     text = _NO_MODULE.sub(r"\1", text)
     fix = next((fix for part, fix in _FIXES.items() if part in text), "")
     return keys, f": {text[:1].lower()}{text[1:]}{fix}"
+
+
+def _wrong_type(kinds: Sequence[re.Match[str]], value: str | None) -> str:
+    """Return the words for a value of none of some types, given by `_TYPE`."""
+    expected = [kind[1] or kind[2] for kind in kinds]
+    names = re.findall(r"'(.*?)'", " ".join(expected))  # of a Literal
+    words = [f"one of {', '.join(dict.fromkeys(names))}"] if names else []
+    words += dict.fromkeys(each for each in expected if "'" not in each)
+    types = " or ".join(words).replace("collections.abc.Sequence", "list")
+    got = "" if value is None else f", got {value!r}{did_you_mean(value, names)}"
+    return f"must be {types}{got}"
 
 
 def _unknown(keys: Keys, path: str, names: Keys) -> tuple[Keys, str]:

@@ -25,7 +25,8 @@ _UNKNOWN_OPTION = re.compile(
     r"(?:' does not accept option '(\w+))?",
     re.IGNORECASE,
 )
-
+# Names that other tools have for an option.
+_HABITS = {"metric": "maximise", "monitor": "maximise"}
 
 _load = get_loader("yaml")
 _LONG = 1000  # characters; a shorter text without an anchor is small
@@ -54,6 +55,12 @@ class CommandParser(ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
+    def add(self, name: str, help_: str, *others: str, **options: Any) -> None:
+        """Add an option, by default one of text that may be absent."""
+        if "action" not in options:
+            options = {"type": str | None, "default": None, **options}
+        self.add_argument(name, *others, help=help_, **options)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error with a hint, and exit with status 2."""
         unknown = _UNKNOWN_OPTION.search(message)
@@ -61,7 +68,11 @@ class CommandParser(ArgumentParser):
             dashes, *names = unknown.groups(default="")
             options = [option.lstrip("-") for option in self._option_string_actions]
             option_typed = ".".join(filter(None, names))
-            message += did_you_mean(option_typed, options, lambda option: f"{dashes}{option}")
+            if any(option_typed == each.dest for each in self._actions if not each.option_strings):
+                message += f"; leave out --{option_typed}: the usage has the order"
+            habit = _HABITS.get(option_typed)
+            meant = habit if habit in options else option_typed
+            message += did_you_mean(meant, options, lambda option: f"{dashes}{option}")
         elif 'Parser key "columns"' in message:
             message += "\nname one column at a time: --columns.text=COLUMN"
         elif self.exit_on_error:  # else the caller, who knows the file, calls `one_line`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,12 +15,15 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.config_files import COMPONENT_KEYS, ConfigFile, read_reward
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.parser import CommandParser
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import as_component
+
+_UNKNOWN = re.compile(r"(\w+) is not an option(?: \(did you mean '(\w+)')?")
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:
@@ -71,7 +75,12 @@ def reward_of(
     else:
         own = file and file.below(("components",))
         components = {key: _component(key, each, own) for key, each in block["components"].items()}
-        reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
+        try:
+            reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
+        except (ValueError, TypeError) as error:
+            if file is None:
+                raise
+            raise ValueError(f"{file.path}: {error}") from None
     if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
@@ -103,14 +112,23 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
     with suppress(ImportError):  # the parser reports it
         if isfunction(getattr(importlib.import_module(module), attribute, None)):
             path, options = "ctrlreward.scorers.FunctionScorer", {"function": path, **options}
-    component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
-    if "score" in block:
-        try:
-            component = component[block["score"]]
-        except (KeyError, ValueError) as error:
-            raise file.error((name, "score"), f"= {error.args[0]}") if file else error from None
-    if "given" in block or "at_least" in block:
-        component = replace(
-            as_component(name, component), given=block.get("given"), at_least=block.get("at_least")
-        )
+    try:
+        component = _parsed(name, Scorer, {"class_path": path, "init_args": options}, file)
+    except ValueError as error:
+        written = f"{name}.scorer = {block['scorer']}"
+        problem = str(error).replace(f"{name}.class_path = {path}", written)
+        if wrong := _UNKNOWN.search(problem):  # the parser does not know the keys of a component
+            hint = did_you_mean(wrong[1], [*COMPONENT_KEYS, wrong[2] or ""])
+            problem = f"{problem[: wrong.end(1)]} is not an option{hint}" if hint else problem
+        raise ValueError(problem) from None
+    key = "score"
+    try:
+        if key in block:
+            component = component[block[key]]
+        if "given" in block or "at_least" in block:
+            key = "given"
+            component = as_component(name, component)
+            component = replace(component, given=block.get("given"), at_least=block.get("at_least"))
+    except (KeyError, ValueError) as error:
+        raise file.error((name, key), f"is wrong: {error.args[0]}") if file else error from None
     return (component, block["weight"]) if "weight" in block else component

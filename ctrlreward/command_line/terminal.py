@@ -12,10 +12,13 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
+
+from ctrlreward.arguments import did_you_mean
 
 if TYPE_CHECKING:
     from ctrlreward.scorers.base import ScoreSpec
@@ -41,13 +44,20 @@ def examples_epilog(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  {example}" for example in examples)])
 
 
-def plain_parser(
-    command: str, description: str, examples: Sequence[str], usage: str | None = None
-) -> ArgumentParser:
+class _PlainParser(ArgumentParser):
+    """A parser whose error about a choice suggests the nearest one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error, and exit with status 2."""
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]), str)
+        super().error(message)
+
+
+def plain_parser(command: str, description: str, examples: Sequence[str]) -> ArgumentParser:
     """Return a parser of argparse for `"ctrlreward data"`; its help ends with examples."""
-    return ArgumentParser(
+    return _PlainParser(
         prog=command,
-        usage=usage and f"{command} {usage}",
         description=description,
         epilog=examples_epilog(examples),
         formatter_class=RawDescriptionHelpFormatter,
@@ -111,6 +121,16 @@ class _PlainConsole(Console):
 def plain_console(width: int | None = None, stderr: bool = False) -> Console:
     """Return a console that prints names such as `acc[train]` and `x:a:` without markup."""
     return _PlainConsole(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def number_table(names: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:
+    """Return a table without rows: columns of names on the left, columns of numbers."""
+    table = Table(**options)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", overflow="fold")
+    return table
 
 
 def direction_arrow(spec: ScoreSpec) -> str:

@@ -23,6 +23,15 @@ SCORERS_HINT = (
 )
 
 
+def pairs(option: str, form: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Return the pairs of an option, each NAME=VALUE; `form` shows one."""
+    pairs = [pair.partition("=") for pair in given or ()]
+    for pair in pairs:
+        if not all(pair):
+            raise ValueError(f"{option} = {''.join(pair)!r} must be {form}")
+    return {name: value for name, _, value in pairs}
+
+
 def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
     """Write list options in the format of the parser: `--names=["a", "b"]`.
 

@@ -6,10 +6,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 
+from ctrlreward.command_line.terminal import printable
 from ctrlreward.corpus.shard_store import Manifest, ShardStore, checksum, in_chunks
 from ctrlreward.corpus.workers import ScoreShards, Shard
 from ctrlreward.items import ItemPlaces, items_named
@@ -226,10 +228,10 @@ def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
 def titled_units(
     components: Mapping[str, Component],
 ) -> Iterator[tuple[str, dict[str, Component], bool]]:
-    """Yield title, components and pointwise of each unit: `"CTRLEval, Perplexity (1 of 2)"`."""
+    """Yield title, components and pointwise of each unit: `"coherence, perplexity (1 of 2)"`."""
     units = scoring_units(list(dict.fromkeys(c.scorer for c in components.values())))
     for number, unit in enumerate(units, 1):
-        title = ", ".join(type(scorer).__name__ for scorer in unit)
-        title += f" ({number} of {len(units)})" if len(units) > 1 else ""
         own = {name: c for name, c in components.items() if c.scorer in unit}
+        title = shorten(printable(", ".join(own)), 60, placeholder=" …")
+        title += f" ({number} of {len(units)})" if len(units) > 1 else ""
         yield title, own, unit[0].pointwise

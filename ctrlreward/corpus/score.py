@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.command_line.terminal import printable
 from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT, gather_words
-from ctrlreward.samples import JSON_KEYS
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS
 from ctrlreward.tables.locations import STANDARD, Location
 from ctrlreward.tables.row_streams import open_rows
 
@@ -73,11 +73,14 @@ def _check(arguments: Sequence[str]) -> None:
             files.append(option + equals + value)
             continue
         name, *inner = option[2:].rstrip("+").split(".")
-        if name in ("", "config", "help", "print_config") or "help" in inner:
-            return
+        if name in ("", "config", "help", "print_config", "input", "output") or "help" in inner:
+            return  # the parser reads them, or reports them
         if name not in OPTIONS:
             hint = did_you_mean(name, OPTIONS, "--{}".format)
             hint = hint or f"; an option of a scorer is --scorers.{name}, after its name"
+            if name in COLUMN_OF:
+                key = JSON_KEYS[COLUMN_OF[name]]
+                hint = f"; each row has its {key}: name their column with --columns.{key}=COLUMN"
             raise ValueError(f"No such option: {option}{hint}")
         if not equals and rest and not rest[0].startswith("--"):
             value = rest.popleft()

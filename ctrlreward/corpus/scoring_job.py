@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from rich.table import Table
-
+from ctrlreward.arguments import positive
 from ctrlreward.command_line.parser import command_parser
-from ctrlreward.command_line.terminal import direction_arrow, plain_console, user_errors
+from ctrlreward.command_line.terminal import (
+    direction_arrow,
+    number_table,
+    plain_console,
+    printable,
+    user_errors,
+)
+from ctrlreward.command_line.typed_options import pairs
 from ctrlreward.corpus.corpus_scoring import (
     Corpus,
     check_corpus,
@@ -108,12 +115,8 @@ def score_file(
         identity: Configuration of the scorers, which a resumed run must share.
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be positive, got {number}")
-    for pair in label_map or ():
-        if "=" not in pair:
-            raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
-    labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
+        positive(name, number)
+    labels = pairs("label_map", "OLD=NEW, 0=negative", label_map) or None
     with ExitStack() as stack:
         source, target = Location(input), _target(output)
         partial = target.beside(f"{target.name}.partial")
@@ -125,6 +128,11 @@ def score_file(
         head = list(islice(rows.placed(), chunk + 1))
         corpus = Corpus(rows, columns, list(head[0].cells), labels)
         first = corpus.shard(0, head[:chunk])
+        if all(
+            re.fullmatch(r"[-+]?[\d.]*(e[-+]?\d+)?", text.strip()) for text in first.samples.texts
+        ):
+            note = "has numbers or nothing in the first rows. Name the column of the texts with"
+            write_line(printable(f"{source}: {columns.text} {note} --columns.text=COLUMN."))
         stack.enter_context(explained_columns(corpus.present))
         components = name_components(scorers, names, first.samples)
         if target.path is not None:
@@ -177,9 +185,7 @@ def score_file(
             with target.open() as scored:
                 shutil.copyfileobj(scored, sys.stdout.buffer)
             sys.stdout.flush()
-        table = Table("score")
-        for heading in ("mean", "rows", "failed"):
-            table.add_column(heading, justify="right")
+        table = number_table(["score"], ["mean", "rows", "failed"])
         for name, (mean, count, failed) in summary.items():
             shown = f"{mean:.4f}" if failed < count else "–"
             label = f"{name} {direction_arrow(components[name].spec)}"

@@ -32,7 +32,7 @@ from ctrlreward.scorers.base import Component, Scores, score
 MOST_DEATHS = 3
 
 # Warnings from one line of code that a process shows; a table may have thousands of failed rows.
-_SHOWN = 10
+_SHOWN = 3
 
 
 class FirstWarnings(ItemFilter):

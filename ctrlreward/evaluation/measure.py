@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from rich.table import Table
 
 from ctrlreward.arguments import one_of
-from ctrlreward.command_line.terminal import plain_console
+from ctrlreward.command_line.terminal import number_table, plain_console
+from ctrlreward.command_line.typed_options import pairs
 from ctrlreward.corpus.shard_store import in_chunks, score_parts
 from ctrlreward.evaluation.texts import EvaluatedPrompt
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples, attribute_label
@@ -29,7 +26,7 @@ from ctrlreward.scorers.base import DEVIATION, Component, Scorer, Scores, check_
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.scorers.records import sample_table, write_scored_samples
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
-from ctrlreward.tables.parsing import csv_header, formula_free
+from ctrlreward.tables.table_writing import encode_rows
 
 # Figures by metric of each combination of labels, and last, by None, over all texts.
 Figures: TypeAlias = Mapping[str | None, dict[str, float]]
@@ -120,7 +117,7 @@ class Measures:
                 for name in ("texts.jsonl", "results.csv")
             },
         }
-        write_whole(folder / "card.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+        write_whole(folder / "card.json", json_text(card))
         write_whole(folder / "card.md", card_text(card, found, self.attributes))
         _print(found, folder)
         if wandb is not None:
@@ -171,15 +168,6 @@ def attribute_classifier(
     )
 
 
-def pairs(option: str, form: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Return the pairs of an option, each NAME=VALUE; `form` shows one."""
-    pairs = [pair.partition("=") for pair in given or ()]
-    for pair in pairs:
-        if not all(pair):
-            raise ValueError(f"{option} = {''.join(pair)!r} must be {form}")
-    return {name: value for name, _, value in pairs}
-
-
 def figures(
     prompts: Sequence[EvaluatedPrompt],
     scores: Mapping[str, Scores],
@@ -218,18 +206,16 @@ def _of_texts(scores: Mapping[str, Scores]) -> dict[str, float]:
     }
 
 
-def to_csv(found: Figures) -> str:
+def to_csv(found: Figures) -> bytes:
     """Return results.csv, which `ctrlreward compare` reads; NaN is an empty cell."""
-    text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    text.write(csv_header(("study", "system", "metric", "value")))
-    for system, values in found.items():
-        study = "overall" if system is None else "combinations"
-        for metric, value in values.items():
-            number = finite_or_none(value)
-            cells = map(formula_free, (study, system or "", metric))
-            rows.writerow([*cells, "" if number is None else repr(number)])
-    return text.getvalue()
+    rows = [
+        {"study": study, "system": system or "", "metric": metric}
+        for system, values in found.items()
+        for study in ["overall" if system is None else "combinations"]
+        for metric in values
+    ]
+    numbers = [finite_or_none(value) for values in found.values() for value in values.values()]
+    return encode_rows(".csv", rows, {"value": np.array(numbers, np.float64)})
 
 
 def card_text(
@@ -303,10 +289,8 @@ def _deviation(found: Figures, name: str) -> str:
 
 def _print(found: Figures, folder: Path) -> None:
     """Print the figures over all texts, their spread over combinations, and the output folder."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("figure", overflow="fold")
-    for heading in ("all", "± over combinations", "lowest", "highest"):
-        table.add_column(heading, justify="right")
+    headings = ("all", "± over combinations", "lowest", "highest")
+    table = number_table(["figure"], headings, box=None, pad_edge=False)
     for name, value in found[None].items():
         if name.startswith(("label_probability", "log_likelihood")) or name.endswith(DEVIATION):
             continue

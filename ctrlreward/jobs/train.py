@@ -19,21 +19,19 @@ def run(arguments: list[str]) -> None:
 
 def _checked(arguments: list[str]) -> list[str]:
     """Return the arguments with `--config`; a mistake in its files exits with status 2."""
-    if not arguments:
-        print(f"error: the configuration is missing: ctrlreward train {EXAMPLE}", file=sys.stderr)
-        raise SystemExit(2)
-    if arguments[0] in ("fit", "validate", "test", "predict"):  # as in a LightningCLI
-        error = f"ctrlreward train has no subcommand {arguments[0]!r}. Leave it out."
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2)
-    if not arguments[0].startswith("-"):
-        arguments = ["--config", *arguments]
     try:
+        if not arguments:
+            raise ValueError(f"the configuration is missing: ctrlreward train {EXAMPLE}")
+        if arguments[0] in ("fit", "validate", "test", "predict"):  # as in a LightningCLI
+            raise ValueError(f"ctrlreward train has no subcommand {arguments[0]!r}. Leave it out.")
+        if not arguments[0].startswith("-"):
+            arguments = ["--config", *arguments]
         # Before PyTorch is imported, which takes many times as long.
         check_names(arguments, with_extended(arguments)[1])
     except (ValueError, OSError) as error:
         name = Path(str(error).removeprefix("No such file: ")).stem
-        copy = f" (ctrlreward recipes copy {name} FOLDER)" if name in recipe_files() else ""
+        is_recipe = isinstance(error, OSError) and name in recipe_files()
+        copy = f" (ctrlreward recipes copy {name} FOLDER)" if is_recipe else ""
         print(f"error: {error}{copy}", file=sys.stderr)
         raise SystemExit(2) from None
     return arguments

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
+from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import plain_console
+from ctrlreward.command_line.terminal import number_table, plain_console
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
@@ -19,8 +19,14 @@ from ctrlreward.reward import Reward
 from ctrlreward.scorers import Scorer
 from ctrlreward.scorers.base import Scores, score
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.row_streams import Row, check_suffix, read_rows
-from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.row_streams import Row, check_suffix, read_placed
+from ctrlreward.tables.table_columns import (
+    Columns,
+    explained_columns,
+    number_column,
+    require_column,
+    to_samples,
+)
 from ctrlreward.tables.table_writing import encode_rows
 from ctrlreward.text.chats import as_prompt, plain_text
 
@@ -83,16 +89,17 @@ def preferences(
     """
     if reward is None and not scorers and not metrics:
         raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
+    check_ending("output", output, ".json")
     if scores is not None:
         check_suffix(scores)
-    rows = read_rows(data)
-    sides = _sides(rows, pairs, columns)
+    rows, places = read_placed(data)
+    sides = _sides(rows, places, pairs, columns)
     values: dict[str, tuple[Scores, Scores]] = {
-        name: _existing(rows, name, data.name) for name in metrics
+        name: _existing(rows, places, name) for name in metrics
     }
     better = dict.fromkeys(values, True)
     if reward is not None or scorers:
-        found, directions = _scores(sides, reward, scorers, names, columns, device)
+        found, directions = _scores(sides, places * 2, reward, scorers, names, columns, device)
         if both := sorted(values.keys() & found.keys()):
             raise ValueError(f"{', '.join(both)} is both a column and a score. Pass --names.")
         values |= {name: (side[: len(rows)], side[len(rows) :]) for name, side in found.items()}
@@ -116,23 +123,21 @@ def preferences(
         write_whole(scores, encode_rows(scores.suffix, rows, columns_of))
 
 
-def _sides(rows: Sequence[Row], pairs: PairColumns, columns: Columns) -> list[Row]:
+def _sides(
+    rows: Sequence[Row], places: Sequence[str], pairs: PairColumns, columns: Columns
+) -> list[Row]:
     """Return a row with text and prompt for each chosen, and then each rejected text."""
-    first = rows[0] if rows else {}
+    advice = ". Name it with --pairs.chosen=COLUMN and --pairs.rejected=COLUMN."
     for name in (pairs.chosen, pairs.rejected):
-        if name not in first:
-            raise ValueError(
-                f"No such column: {name!r}. The columns are {', '.join(first)}. Name it with "
-                "--pairs.chosen=COLUMN and --pairs.rejected=COLUMN."
-            )
+        require_column(rows, name, advice)
     sides = []
     for name in (pairs.chosen, pairs.rejected):
-        for i, row in enumerate(rows):
+        for row, place in zip(rows, places, strict=True):
             own = {k: v for k, v in row.items() if k not in (pairs.chosen, pairs.rejected)}
             try:
-                prompt, text = _texts(row[name], row.get(pairs.prompt or ""))
+                prompt, text = _texts(row.get(name), row.get(pairs.prompt or ""))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"row {i}: {name}: {error}") from None
+                raise ValueError(f"{place}: {name}: {error}") from None
             own.pop(pairs.prompt or "", None)
             answer = {columns.text: text}
             if prompt is not None and columns.prompt:
@@ -155,25 +160,23 @@ def _texts(cell: Any, prompt: Any) -> tuple[Any, str]:
     return None if prompt is None else as_prompt(prompt), plain_text([last])
 
 
-def _existing(rows: Sequence[Row], name: str, file: str) -> tuple[Scores, Scores]:
+def _existing(rows: Sequence[Row], places: Sequence[str], name: str) -> tuple[Scores, Scores]:
     """Return scores that the file has, of both sides."""
-    for form in ("{side}_{name}", "{name}_{side}"):
-        found = [form.format(side=side, name=name) for side in ("chosen", "rejected")]
-        if rows and all(column in rows[0] for column in found):
-            cells = ([row.get(column) for row in rows] for column in found)
-            chosen, rejected = (
-                np.array([np.nan if cell in (None, "") else float(cell) for cell in column])
-                for column in cells
-            )
-            return chosen, rejected
+    for chosen, rejected in (
+        (f"chosen_{name}", f"rejected_{name}"),
+        (f"{name}_chosen", f"{name}_rejected"),
+    ):
+        if {chosen, rejected} <= rows[0].keys():
+            return number_column(rows, chosen, places), number_column(rows, rejected, places)
     raise ValueError(
-        f"{file} has no columns chosen_{name} and rejected_{name}, nor {name}_chosen and "
+        f"the file has no columns chosen_{name} and rejected_{name}, nor {name}_chosen and "
         f"{name}_rejected, only {', '.join(rows[0])}"
     )
 
 
 def _scores(
     sides: Sequence[Row],
+    places: Sequence[str],
     reward: str | None,
     scorers: Sequence[Scorer],
     names: list[str] | None,
@@ -183,7 +186,7 @@ def _scores(
     """Return the scores of all rows by name, and whether higher is better."""
     found: dict[str, Scores] = {}
     better: dict[str, bool] = {}
-    samples = to_samples(sides, columns, present=list(sides[0]))
+    samples = to_samples(sides, columns, places)
     with explained_columns(list(sides[0])):
         if scorers:
             components = name_components(scorers, names, samples)
@@ -203,19 +206,18 @@ def _scores(
 def _clusters(rows: Sequence[Row], sides: Sequence[Row], name: str | None) -> list[Hashable]:
     if name is None:
         return [str(row.get("prompt", f"pair {i}")) for i, row in enumerate(sides[: len(rows)])]
-    if name not in rows[0]:
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
+    require_column(rows, name)
     return [str(row.get(name)) for row in rows]
 
 
 def _subsets(rows: Sequence[Row], pairs: PairColumns) -> dict[str, list[int]]:
     """Return the rows of all pairs, and of each subset."""
     subsets = {ALL: [*range(len(rows))]}
-    if pairs.subset in rows[0]:
+    if pairs.subset and any(pairs.subset in row for row in rows):
         for i, row in enumerate(rows):
             subsets.setdefault(str(row.get(pairs.subset)), []).append(i)
     elif pairs.subset not in (None, PairColumns.subset):
-        raise ValueError(f"No such column: {pairs.subset!r}. The columns are {', '.join(rows[0])}")
+        require_column(rows, pairs.subset)
     return subsets
 
 
@@ -225,9 +227,9 @@ def _print(
     file: str,
     clusters: int,
 ) -> None:
-    table = Table(title=f"{file}: the chosen text scores higher", title_justify="left")
-    for heading in ("score", "pairs", "higher", "95 %", "ties", "failed"):
-        table.add_column(heading, justify="left" if heading == "score" else "right")
+    title = f"{file}: the chosen text scores higher"
+    headings = ("pairs", "higher", "95 %", "ties", "failed")
+    table = number_table(["score"], headings, title=title, title_justify="left")
     for name, subsets in figures.items():
         for subset, found in subsets.items():
             arrow = "↑" if better[name] else "↓"

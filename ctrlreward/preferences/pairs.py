@@ -21,8 +21,14 @@ from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.serving.description import reward_id
 from ctrlreward.serving.fingerprint import digest_of
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import PlacedRow, open_rows
-from ctrlreward.tables.table_columns import Columns, explained_columns, read_columns, to_samples
+from ctrlreward.tables.row_streams import open_rows
+from ctrlreward.tables.table_columns import (
+    Columns,
+    explained_columns,
+    number_column,
+    read_columns,
+    to_samples,
+)
 
 _USAGE = "COMPLETIONS PAIRS --reward REWARD [options]"
 
@@ -93,9 +99,7 @@ def write_pairs(
         raise ValueError(f"{output} must be a .jsonl file of this machine")
     if target.exists():
         raise ValueError(f"{output} exists. Delete it, or use another file.")
-    rows = list(open_rows(source, target).placed())
-    cells = [row.cells for row in rows]
-    places = [row.place for row in rows]
+    cells, places = open_rows(source, target).read()
     samples = to_samples(cells, columns, places)
     prompts = _prompts(samples, places)
     if score is None:
@@ -105,7 +109,7 @@ def write_pairs(
         with explained_columns(list(cells[0])), items_named(ItemPlaces(places, names)):
             totals = _rewards(load_reward(reward, device), samples, prompts, log)
     else:
-        totals = _read_scores(rows, score)
+        totals = number_column(cells, score, places)
         log = None
     texts = samples.completions
     # An empty completion is not an answer, whatever its reward.
@@ -182,20 +186,6 @@ def _chunks(prompts: Sequence[str]) -> Iterator[list[int]]:
             rows = []
     if rows:
         yield rows
-
-
-def _read_scores(rows: Sequence[PlacedRow], name: str) -> Scores:
-    """Return the numbers of a column; an empty cell is NaN."""
-    if name not in rows[0].cells:
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0].cells)}")
-    scores = []
-    for row in rows:
-        cell = row.cells.get(name)
-        try:
-            scores.append(np.nan if cell in (None, "") else float(cell))
-        except (TypeError, ValueError):
-            raise ValueError(f"{row.place}: {name} = {cell!r} must be a number") from None
-    return np.array(scores)
 
 
 def _pair(prompt: str, chosen: str, rejected: str, chat: bool) -> dict[str, Any]:

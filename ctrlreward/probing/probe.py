@@ -15,7 +15,7 @@ from rich.table import Table
 from ctrlreward.arguments import positive
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.reward_file import load_reward
-from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text
 from ctrlreward.preferences.candidates import rows_by_prompt
 from ctrlreward.probing.examination import (
@@ -160,9 +160,9 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
     console.print(f"largest change of a score in a different batch: {company}")
     if judged:
         curve, (alpha, beta) = judged
-        table = Table(title="best of n by this reward", box=None, header_style="")
-        for name in ("n", "KL", "reward", "held-out score"):
-            table.add_column(name, justify="right")
+        headings = ("n", "KL", "reward", "held-out score")
+        title = "best of n by this reward"
+        table = number_table([], headings, title=title, box=None, header_style="")
         for n, kl, proxy, held_out in curve:
             table.add_row(str(n), f"{kl:.3f}", f"{proxy:.4f}", f"{held_out:.4f}")
         console.print(table)
@@ -180,25 +180,15 @@ def _signed(value: float) -> str:
 
 def _parser() -> CommandParser:
     parser = command_parser("ctrlreward probe", _USAGE, _DESCRIPTION, _EXAMPLES)
-    one: dict[str, Any] = {"type": str | None, "default": None}
     parser.add_argument("reward", metavar="REWARD", type=str, help="the reward")
-    parser.add_argument(
-        "--texts",
-        **one,
-        help="JSONL, CSV or Parquet file of good texts, with the columns that the reward reads. "
-        "Default: 40 built-in passages with a prefix each",
-    )
-    parser.add_argument(
-        "--labels", nargs="+", type=str, default=None, help="labels of the built-in texts, in turn"
-    )
-    parser.add_argument("--count", type=int, default=64, help="number of texts to read")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffles")
-    parser.add_argument(
-        "--held_out",
-        **one,
-        help="reward or judge, as REWARD, of the best of n completions of each prompt",
-    )
-    parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
-    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    parser.add("--texts", "JSONL, CSV or Parquet file of good texts, with the columns that the "
+               "reward reads. Default: 40 built-in passages with a prefix each")  # fmt: skip
+    parser.add("--labels", "labels of the built-in texts, in turn", nargs="+", type=str)
+    parser.add("--count", "number of texts to read", type=int, default=64)
+    parser.add("--seed", "seed of the shuffles", type=int, default=0)
+    parser.add("--held_out", "reward or judge, as REWARD, of the best of n completions of each "
+               "prompt")  # fmt: skip
+    parser.add("--device", "device of all scorers, such as cuda:1")
+    parser.add("--json", "print all as JSON", action="store_true")
     parser.add_class_arguments(Columns, "columns")
     return parser

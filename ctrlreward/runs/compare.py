@@ -11,8 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import (
@@ -56,6 +57,7 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     names = [options.run_a, options.run_b, *options.runs]
     with user_errors():
+        check_ending("--output", options.output, ".json")
         runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
         comparison = compare_runs(runs, options.metrics)
         if options.output:
@@ -114,7 +116,7 @@ def _parser() -> CommandParser:
         ("metric_columns", "metric", "columns of a long CSV file that together name a metric"),
     ):
         parser.add_argument(f"--{option}", nargs="+", type=str, default=[default], help=text)
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
+    parser.add("--output", "JSON file for all numbers")
     return parser
 
 
@@ -136,14 +138,12 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison) -> RichTable:
     several = len(agreement.systems) > 1
-    table = RichTable(title=study or None, title_justify="left", show_edge=False)
-    table.add_column("metric", overflow="fold")
     headings = ["systems"] if several else [f"run {i + 1}" for i in range(len(comparison.runs))]
     headings += ["CV* %"]
     headings += ["Pearson", "Spearman", "findings upheld"] if several else []
     headings += ["Pearson", "Spearman", "common steps"] if comparison.curves else []
-    for name in headings:
-        table.add_column(name, justify="right")
+    title = study or None
+    table = number_table(["metric"], headings, title=title, title_justify="left", show_edge=False)
     for metric, values in agreement.metrics.items():
         if several:
             cells = [str(len(values.cv_star))]
@@ -165,10 +165,8 @@ def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison)
 
 def _system_table(agreement: StudyAgreement) -> RichTable:
     """Return a table of the first systems, over the metrics that all runs have of them."""
-    table = RichTable(show_edge=False)
-    table.add_column("system", overflow="fold")
-    for heading in ("metrics", "CV* %", "Pearson", "Spearman"):
-        table.add_column(heading, justify="right")
+    headings = ("metrics", "CV* %", "Pearson", "Spearman")
+    table = number_table(["system"], headings, show_edge=False)
     for name, values in list(agreement.systems.items())[:_MAX_PRINTED]:
         cells = (str(values.correlation.n), _number(values.mean_cv_star))
         table.add_row(name, *cells, *_correlation(values.correlation))
@@ -178,23 +176,24 @@ def _system_table(agreement: StudyAgreement) -> RichTable:
 def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
     comparable = sum(isfinite(values.mean_cv_star) for values in agreement.metrics.values())
     yield ""
+    about = "for two runs, about their difference" if runs == 2 else "about their deviation"
     yield (
         f"CV* (type I): {_number(agreement.mean_cv_star)} %, "
-        f"mean of {counted(comparable, 'metric')}"
-        + ("; for two runs, about their difference in percent of their mean" if runs == 2 else "")
+        f"mean of {counted(comparable, 'metric')}; {about} in percent of their mean"
     )
     if len(agreement.systems) > 1:
         yield from _correlation_lines(agreement)
-        findings = agreement.findings
+    findings = agreement.findings
+    if findings.total:
         yield (
             "findings (type IV): "
             f"{findings.upheld} of {counted(findings.total, 'pair')} of systems in the same order "
             f"({100 * findings.share:.1f} %)"
-            if findings.total
-            else "findings (type IV): none, because no metric has values of two systems in all runs"
         )
     else:
-        yield "findings (type IV): none, because the runs share only one system"
+        why = "no metric has values of two systems in all runs"
+        why = "the runs share only one system" if len(agreement.systems) == 1 else why
+        yield f"findings (type IV): none, because {why}"
     if agreement.gaps:
         yield "left out:"
     for gap in agreement.gaps[:_MAX_PRINTED]:

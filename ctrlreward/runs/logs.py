@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
 from ctrlreward.files import parse_json
-from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv
+from ctrlreward.tables.parsing import cell_number, decode_utf8, no_such_file, parse_csv
 
 # One logging call: the step, and the values by metric.
 LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
@@ -105,7 +105,10 @@ def _log_in(folder: Path, texts: Collection[Path]) -> Path:
     if len(found) > 1:
         names = ", ".join(str(path) for path in sorted(found)[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise NoLog(f"{folder} has {len(found)} logs, choose one of them: {names}{more}")
+        raise NoLog(
+            f"{folder} has {len(found)} logs, choose one of them: {names}{more}. A resumed run has "
+            "one log if a HistoryLogger writes it."
+        )
     return found[0]
 
 
@@ -126,8 +129,6 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
     files = [path for path in files if path.name not in _COMPARED]
     if any(path.name.startswith("events.out.tfevents.") for path in files):
         yield folder
-        return
-    if folder.name == "logs":  # of W&B itself
         return
     for pattern in ("*.wandb", "*.db", "*.jsonl", "*.log"):
         # W&B's folder has links to its own debug.log.
@@ -190,12 +191,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
         numbers = {}
         for metric, text in cells.items():
             if metric == "step" or (text and metric not in _BOOKKEEPING):
-                try:
-                    numbers[metric] = float(text) if text.strip() else nan
-                except ValueError:
-                    raise ValueError(
-                        f"{path}:{line}: {metric} = {text!r} is not a number"
-                    ) from None
+                numbers[metric] = cell_number(text, f"{path}:{line}: {metric}")
         step = numbers.pop("step", nan)
         if not isfinite(step):
             raise ValueError(

@@ -22,6 +22,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import printable, user_errors
 from ctrlreward.files import json_text, write_whole
@@ -54,6 +55,7 @@ def run(arguments: list[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors():
+        check_ending("--output", options.output, ".html")
         check_rule_options(options)
         if options.serve:
             _serve(options)
@@ -88,14 +90,11 @@ def _folder(name: str) -> Path:
 def _parser() -> CommandParser:
     parser = command_parser("ctrlreward report", "RUN [RUN ...] [options]", _DESCRIPTION, _EXAMPLES)
     add_rule_options(parser)
-    text = str | None
-    parser.add_argument("--checkpoints", type=text, default=None, metavar="FOLDER",
-                        help="folder of the checkpoints, if not in the run's")  # fmt: skip
-    parser.add_argument("-o", "--output", type=text, default=None, metavar="FILE",
-                        help=f"the HTML file; by default {_NAME} in the first run")  # fmt: skip
-    parser.add_argument("--serve", action="store_true",
-                        help="follow a running job in a browser, on this machine only")  # fmt: skip
-    parser.add_argument("--port", type=int, default=8710, help="port of --serve, 0 for a free one")
+    help_ = f"the HTML file; by default {_NAME} in the first run"
+    parser.add("-o", help_, "--output", metavar="FILE")
+    help_ = "follow a running job in a browser, on this machine only"
+    parser.add("--serve", help_, action="store_true")
+    parser.add("--port", "port of --serve, 0 for a free one", type=int, default=8710)
     return parser
 
 

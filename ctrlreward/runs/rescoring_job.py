@@ -1,4 +1,4 @@
-"""New scores of a run's stored texts, and the decisions replayed, for `rescore.py`."""
+"""Command `ctrlreward rescore`: another reward for the stored texts of a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ctrlreward.arguments import Mode
 from ctrlreward.command_line.config_files import read_reward
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.reward_file import reward_of
-from ctrlreward.command_line.terminal import plain_console, user_errors
+from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
 from ctrlreward.files import JsonLog, finite_or_none, json_text, read_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
@@ -50,6 +49,19 @@ from ctrlreward.serving.description import reward_id
 from ctrlreward.serving.fingerprint import digest_of
 
 log = logging.getLogger(__name__)
+
+_DESCRIPTION = """Score the stored texts of all validations with another reward or judge, and
+replay the decisions.
+
+The file is the `reward:` block of a recipe, or a whole recipe. Selects by default by the key that
+selected in the run and by each new score, under the constraints of the run. Repeat the command to
+resume an interrupted one, or to score the new validations of a running job."""
+
+_EXAMPLES = (
+    "ctrlreward rescore runs/demo judge.yaml",
+    "ctrlreward rescore runs/demo judge.yaml --maximise score/fluency "
+    "--subject-to 'score/distinct_2>=0.86' --guard reward/total:score/fluency --stop patience=2",
+)
 
 TOTAL = "total"
 PART = 64  # texts that are scored before their scores are written
@@ -91,28 +103,26 @@ class Rescored:
     folder: Path
 
 
-def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
+def run(arguments: list[str]) -> None:
     """Score, or resume, and print the replayed decisions."""
-    parser = _parser(usage, description, examples)
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     with user_errors(resumes=lambda: True):
         path = Path(options.reward)
         block, file = read_reward(path)
-        run, names = without_prefix(read_stored_run(options.run, texts=options.format))
+        stored, names = without_prefix(read_stored_run(options.run, texts=options.format))
         for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
             options[option] = _renamed(options[option], names)
-        folder = Path(options.output or run.folder / "rescored" / path.stem)
+        folder = Path(options.output or stored.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
-        new, ranges = new_scores(run, reward, options.names)
+        new, ranges = new_scores(stored, reward, options.names)
         # An error before anything is scored, with placeholders for the new scores.
-        first = {**run.steps[0].metrics, **dict.fromkeys(new, math.nan)}
-        steps = [replace(run.steps[0], metrics=first), *run.steps[1:]]
-        planned = replace(
-            run, steps=steps, modes={**run.modes, **new}, ranges={**run.ranges, **ranges}
-        )
-        rules = [run_rules(planned, each) for each in selections(options, run, new)]
+        first = {**stored.steps[0].metrics, **dict.fromkeys(new, math.nan)}
+        steps = [replace(stored.steps[0], metrics=first), *stored.steps[1:]]
+        modes, ranges = {**stored.modes, **new}, {**stored.ranges, **ranges}
+        planned = replace(stored, steps=steps, modes=modes, ranges=ranges)
+        rules = [run_rules(planned, each) for each in selections(options, stored, new)]
         try:
-            done = rescore(run, reward, folder, {"reward": block}, options.names)
+            done = rescore(stored, reward, folder, {"reward": block}, options.names)
         finally:
             reward.release()
         decisions = [decision(done, each) for each in rules]
@@ -123,20 +133,17 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
         print_result(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
 
 
-def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandParser:
-    parser = command_parser("ctrlreward rescore", usage, description, examples)
+def _parser() -> CommandParser:
+    parser = command_parser("ctrlreward rescore", "RUN REWARD [options]", _DESCRIPTION, _EXAMPLES)
     help_ = "YAML file of the reward, as for 'ctrlreward serve'; each component is a new score"
     parser.add_argument("run", metavar="RUN", type=str, help="folder of the run")
     parser.add_argument("reward", metavar="REWARD", type=str, help=help_)
     add_rule_options(parser, several=True)
     help_ = "names of the GenerationScorers whose texts are scored. Default: all"
-    parser.add_argument("--names", nargs="+", type=str, default=[], help=help_)
-    for option, help_ in (
-        ("device", "device of all scorers, such as cuda:1"),
-        ("output", "folder of the new scores. Default: RUN/rescored/<name of REWARD>"),
-    ):
-        parser.add_argument(f"--{option}", type=str | None, default=None, help=help_)
-    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    parser.add("--names", help_, nargs="+", type=str, default=[])
+    parser.add("--device", "device of all scorers, such as cuda:1")
+    parser.add("--output", "folder of the new scores. Default: RUN/rescored/<name of REWARD>")
+    parser.add("--json", "print all as JSON", action="store_true")
     return parser
 
 
@@ -473,19 +480,14 @@ def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]
         for key in dict.fromkeys([*used, *done.new])
         if not key.endswith(f"/{FAIL_RATE}") or any(each.metrics.get(key) for each in shown)
     ]
-    table = Table(show_edge=False)
-    table.add_column("step", justify="right")
-    for key in keys:
-        table.add_column(key, justify="right", overflow="fold")
+    table = number_table([], ["step", *keys], show_edge=False)
     for step in shown:
         values = [(before[step.step].get(key), step.metrics.get(key)) for key in keys]
         table.add_row(str(step.step), *(_change(old, now) for old, now in values))
     console.print(f"{done.run.log}: {len(shown)} validations", soft_wrap=True)
     console.print(table)
     console.print()
-    table = Table(show_edge=False)
-    for name in ("decision", "as logged", "rescored"):
-        table.add_column(name, overflow="fold")
+    table = number_table(["decision", "as logged", "rescored"], [], show_edge=False)
     asked = {name: words for each in decisions for name, words in each.asked.items()}
     for name, words in asked.items():
         table.add_row(name, *words)

@@ -16,7 +16,7 @@ from ctrlreward.files import parse_json
 from ctrlreward.functional.reproducibility import Table
 from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.logs import LoggedStep, NoLog, csv_history, numbers_of, read_log
-from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv
+from ctrlreward.tables.parsing import CsvRow, cell_number, decode_utf8, no_such_file, parse_csv
 
 SINGLE_SYSTEM = "run"  # name of the system if the results do not name one
 
@@ -178,13 +178,14 @@ def _to_studies(
         _require_column(path, header, column)
     studies: dict[str, dict[str, dict[str, float]]] = {}
     lines: dict[tuple[str, str, str], int] = {}
+    advice = ". A row has the means of a system. Name columns of text with --system_columns."
     for line, row in rows:
         study = row.get(_STUDY, "")
         system = " ".join(row[column] for column in system_columns) or SINGLE_SYSTEM
         columns = ["value"] if is_long else [c for c in row if c not in (*system_columns, _STUDY)]
         for column in columns:
             metric = " ".join(row[c] for c in metric_columns) if is_long else column
-            value = _parse_number(path, line, column, row[column])
+            value = cell_number(row[column], f"{path}:{line}: {column}", advice)
             first = lines.setdefault((study, metric, system), line)
             if first != line:
                 raise ValueError(
@@ -194,17 +195,6 @@ def _to_studies(
                 )
             studies.setdefault(study, {}).setdefault(metric, {})[system] = value
     return studies
-
-
-def _parse_number(path: Path, line: int, column: str, text: str) -> float:
-    """Parse the number in a cell, NaN if it is empty; raise a ValueError with its line."""
-    try:
-        return float(text) if text.strip() else nan
-    except ValueError:
-        raise ValueError(
-            f"{path}:{line}: {column} = {text!r} is not a number. A row has the means of a "
-            "system. Name the columns that contain text with --system_columns."
-        ) from None
 
 
 def _require_column(path: Path, header: Sequence[str], column: str) -> None:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, cast, get_type_hints
@@ -17,9 +16,9 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, did_you_mean, one_of
+from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import plain_console, printable, user_errors
+from ctrlreward.command_line.terminal import number_table, plain_console, printable, user_errors
 from ctrlreward.files import json_text, remove, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.items import counted
@@ -163,9 +162,8 @@ def decide(stored: StoredRun, rules: RunRules) -> Selection:
 def _parser() -> CommandParser:
     usage = "RUN [RUN ...] --maximise KEY [options]"
     parser = command_parser("ctrlreward select", usage, _DESCRIPTION, _EXAMPLES)
-    add = partial(_add, parser)
     add_rule_options(parser)
-    add("--checkpoints", "folder of the checkpoints, if not in the run's", metavar="FOLDER")
+    add = parser.add
     add("--json", "print JSON", action="store_true")
     add("--output", "JSON file that names the checkpoint to keep", metavar="FILE")
     add("--watch", "read again what a running job adds, until a rule stops or Ctrl-C",
@@ -178,12 +176,13 @@ def _parser() -> CommandParser:
 
 
 def add_rule_options(parser: CommandParser, several: bool = False) -> None:
-    """Add the runs and the options of `run_rules`; with `several` keys to select by, no runs."""
-    add = partial(_add, parser)
+    """Add runs and the options of `stored_run` and `run_rules`; with `several` keys, no runs."""
+    add = parser.add
     words: dict[str, Any] = {"type": str, "nargs": "+", "default": []}
     if not several:
         parser.add_argument("runs", metavar="RUN", nargs="+", type=str,
                             help="folder of a run, or the file of its log")  # fmt: skip
+        add("--checkpoints", "folder of the checkpoints, if not in the run's", metavar="FOLDER")
     keys = words if several else {}
     add("--maximise", "logged key of the score to select by", "--maximize", metavar="KEY", **keys)
     add("--minimise", "the same, where lower is better", "--minimize", metavar="KEY", **keys)
@@ -205,18 +204,14 @@ def add_rule_options(parser: CommandParser, several: bool = False) -> None:
         "files are")  # fmt: skip
 
 
-def _add(parser: CommandParser, name: str, help_: str, *others: str, **options: Any) -> None:
-    """Add an option, by default one of text that may be absent."""
-    if "action" not in options:
-        options = {"type": str | None, "default": None, **options}
-    parser.add_argument(name, *others, help=help_, **options)
-
-
 def _check(options: Any) -> None:
+    check_ending("--output", options.output, ".json")
     monitor = check_rule_options(options)
     if not (monitor or options.pareto or options.guard):
+        stored = stored_run(options.runs[0], options)
         raise ValueError(
-            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min."
+            "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min. "
+            f"{stored.log} has the keys {_listed(stored.keys)}"
         )
     if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
         raise ValueError("--watch, --output and --checkpoints are of one RUN")
@@ -282,8 +277,11 @@ def logged_key(stored: StoredRun, given: str) -> str:
         if prefix + given in keys:
             return prefix + given
     similar = did_you_mean(given, keys, str)
-    listed = "" if similar else f", only {', '.join(keys[:20])}{', …' if len(keys) > 20 else ''}"
-    raise _NotYet(f"{stored.log} has no key {given!r}{similar}{listed}")
+    raise _NotYet(f"{stored.log} has no key {given!r}{similar or f', only {_listed(keys)}'}")
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:20]) + (", …" if len(keys) > 20 else "")
 
 
 def better_mode(stored: StoredRun, key: str) -> Mode:
@@ -386,10 +384,7 @@ def _print(found: Sequence[Selection], options: Any) -> None:
 
 
 def _table(selection: Selection) -> Table:
-    table = Table(show_edge=False)
-    table.add_column("step", justify="right")
-    for key in selection.keys:
-        table.add_column(key, justify="right", overflow="fold")
+    table = number_table([], ["step", *selection.keys], show_edge=False)
     table.add_column("", overflow="fold")
     for number, each in enumerate(selection.decided, 1):
         cells = [_cell(selection, each, key, number) for key in selection.keys]

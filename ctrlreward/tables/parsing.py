@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,14 @@ def cell_text(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
+def cell_number(text: str, place: str, advice: str = "") -> float:
+    """Return the number in a cell, NaN if it is empty; a ValueError names its place."""
+    try:
+        return float(text) if text.strip() else math.nan
+    except ValueError:
+        raise ValueError(f"{place} = {text!r} is not a number{advice}") from None
+
+
 def csv_header(names: Sequence[str]) -> str:
     r"""Return the first line of a CSV file of this package: its last name alone is in quotes.
 
@@ -66,11 +75,22 @@ def no_such_file(path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"No such file or folder: {path}{hint}")
 
 
+# First bytes of files of other kinds.
+_STARTS = {
+    b"\xff\xfe": "UTF-16. Convert the file: iconv -f utf-16 -t utf-8.",
+    b"\x1f\x8b": "compressed by gzip. Unpack it with gunzip.",
+    b"PK": "a zip archive, or a spreadsheet. Unpack it, or save it as CSV.",
+}
+
+
 def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
     """Decode a UTF-8 file, or a part of it that starts at a line; drop a byte order mark."""
     try:
         return content.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
+        for start, what in _STARTS.items() if line == 1 else ():
+            if content.startswith(start):
+                raise ValueError(f"{path} is {what}") from None
         line += content.count(b"\n", 0, error.start)
         raise ValueError(
             f"{path}:{line} is not UTF-8 text. Convert the file: iconv -f latin1 -t utf-8."

@@ -49,6 +49,11 @@ class RowStream:
         for row in self.placed():
             yield row.cells
 
+    def read(self) -> tuple[list[Row], list[str]]:
+        """Return all rows, and the place of each."""
+        placed = list(self.placed())
+        return [row.cells for row in placed], [row.place for row in placed]
+
     def placed(self) -> Iterator[PlacedRow]:
         """Yield all rows with their places; see `__iter__`."""
         columns: list[str] = []
@@ -95,10 +100,14 @@ def check_suffix(path: Path | Location) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """Read a whole table; see `RowStream`."""
-    check_suffix(path)
+    return read_placed(path)[0]
+
+
+def read_placed(path: Path) -> tuple[list[Row], list[str]]:
+    """Read a whole table: its rows, and the place of each."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder, must be a file")
-    return list(RowStream(Location(path)))
+    return RowStream(Location(path)).read()
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:

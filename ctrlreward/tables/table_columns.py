@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.samples import (
     COLUMN_OF,
@@ -17,6 +19,7 @@ from ctrlreward.samples import (
     attribute_label,
 )
 from ctrlreward.tables.row_streams import Row
+from ctrlreward.tables.table_writing import Scores
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,29 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
                 f"{', '.join(present)}. Name another column with --columns.{key}=COLUMN."
             )
     return read
+
+
+def require_column(rows: Sequence[Row], name: str, advice: str = "") -> None:
+    """Raise a ValueError, which lists the columns of the first row, if no row has a column."""
+    if not any(name in row for row in rows):
+        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}{advice}")
+
+
+def number_column(rows: Sequence[Row], name: str, places: Sequence[str] | None = None) -> Scores:
+    """Return a column of numbers, shape (n,); NaN for an empty cell, null, or a row without it.
+
+    Raises:
+        ValueError: No row has the column, or a value is not a number (names its place).
+    """
+    require_column(rows, name)
+    values = np.full(len(rows), np.nan)
+    for i, cell in enumerate(row.get(name) for row in rows):
+        try:
+            values[i] = np.nan if cell in ("", None) else float(cell)
+        except (TypeError, ValueError):
+            item = f"{places[i]}: {name}" if places else f"{name}[{i}]"
+            raise ValueError(f"{item} must be a number or an empty cell, got {cell!r}") from None
+    return values
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ctrlreward.arguments import did_you_mean
+from ctrlreward.arguments import check_ending, did_you_mean
 from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
@@ -99,6 +99,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--plot", type=str | None, default=None, help="PNG file for the figure")
     options = parser.parse_args(arguments)
     with user_errors():
+        check_ending("--output", options.output, ".json")
         if not 0 <= options.accuracy <= 1:
             raise ValueError(f"accuracy must be a share, 0 to 1, got {options.accuracy}")
         found = [

@@ -25,10 +25,10 @@ from shard_scorers import Interrupted, Letters, Rank
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.corpus import workers
-from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
 from ctrlreward.scorers import CTRLEval, Perplexity
 from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 BY_LETTERS = "--scorers+=shard_scorers.Letters"
@@ -94,6 +94,18 @@ def test_a_table_of_failed_rows_has_few_warnings(
     assert len(lines) == workers._SHOWN
     assert lines[0] == "in.jsonl:1: text is empty: repetition is NaN"
     assert lines[-1].endswith(" is NaN (further ones are not shown)")
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"), [(["3", "-0.5", "", "1e-05"], True), (["3", "4 tea"], False)]
+)
+def test_a_column_of_numbers_is_said_once(
+    texts: list[str], numbers: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_csv("in.csv", [{"rating": text, "id": i} for i, text in enumerate(texts)])
+    main(["score", "in.csv", "out.csv", BY_LETTERS, "--columns.text=rating"])
+    said = capsys.readouterr().err.count("in.csv: rating has numbers or nothing in the first rows")
+    assert said == numbers
 
 
 def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: None) -> None:
@@ -398,10 +410,14 @@ WITHOUT_SCORERS = [
     *(
         (
             f"in.jsonl o.csv --scorers CTRLEval --scorers.aspects={given}",
-            "scorers.aspects must be one of coherence, consistency, attribute_relevance, got "
-            "'relevance' (did you mean 'attribute_relevance'?)",
+            f"scorers.aspects must be one of coherence, consistency, attribute_relevance{other}, "
+            "got 'relevance' (did you mean 'attribute_relevance'?)",
         )
-        for given in ("relevance", "[relevance]")
+        for given, other in (("relevance", ", all or list"), ("[relevance]", ""))
+    ),
+    (
+        "in.jsonl o.csv --scorers CTRLEval --scorers.calibration=7",
+        "error: scorers.calibration must be bool or list, got '7'",
     ),
     (
         "in.jsonl o.csv --scorers FunctionScorer --scorers.function=no.length",
@@ -424,6 +440,14 @@ WITHOUT_SCORERS = [
         "error: scorers.aspects must be one of consistency, relevance, preservation, engagingness",
     ),
     ("in.jsonl o.csv --model gpt2 --scorers A", "an option of a scorer is --scorers.model, after"),
+    (
+        "in.jsonl --output o.csv --scorers Distinct",
+        "--output; leave out --output: the usage has the",
+    ),
+    (
+        "in.jsonl o.csv --scorers A --labels positive",
+        "each row has its label: name their column with --columns.label=COLUMN",
+    ),
     ("in.jsonl o.csv --scorer shard_scorers.Letters", "--scorer (did you mean --scorers?)"),
 ]
 WITH_LETTERS = [

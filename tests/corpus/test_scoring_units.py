@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward import Samples, progress
+from ctrlreward import Samples
 from ctrlreward.corpus.corpus_scoring import (
     Corpus,
     check_corpus,
@@ -218,14 +218,13 @@ def test_the_models_of_a_unit_die_before_the_next_load() -> None:
     assert all(ref() is None for ref in Stub.built)
 
 
-def test_progress_shows_the_texts_of_each_unit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_progress_shows_the_texts_of_each_unit_from_the_start(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     score_here({"a": Stub("one", "a")["a"], "b": Stub("three", "b")["b"]})
     printed = capsys.readouterr()
     said = [line.split(" ", 1)[1] for line in printed.err.splitlines()]
-    expected = [f"Stub ({k} of 2): {n} of 4" for k in (1, 2) for n in (0, 4)]
+    expected = [f"{name} ({k} of 2): {n} of 4" for k, name in ((1, "a"), (2, "b")) for n in (0, 4)]
     assert [line.partition(" texts")[0] for line in said] == expected
     assert said[0].endswith("4 texts, time left unknown")
     assert printed.out == ""

@@ -242,7 +242,6 @@ def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) ->
     reward = {"components": {"fluency": {"scorer": "Perplexity", "score": "log_likelihood"}}}
     for file in ("reward.yaml", "judge.yaml"):
         Path(file).write_text(yaml.safe_dump(reward))
-    Path("runs/demo").mkdir(parents=True)  # which `rescore` looks for, before it parses options
     for command in commands_of(block):
         check(command)
 

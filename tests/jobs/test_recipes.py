@@ -117,10 +117,17 @@ def test_a_second_copy_replaces_nothing_that_was_changed(
     assert not (folder / "m4.yaml").exists()
 
 
-@pytest.mark.parametrize("action", [["show"], ["copy", "folder"]])
-def test_a_wrong_name_gets_the_right_one(action: list[str], fails: Callable[..., str]) -> None:
-    said = fails("recipes", action[0], "sentiment_smolm2", *action[1:])
-    assert "(did you mean sentiment_smollm2?)" in said
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("recipes show sentiment_smolm2", "sentiment_smollm2"),
+        ("recipes copy sentiment_smolm2 folder", "sentiment_smollm2"),
+        ("recipes copi sentiment_smollm2 folder", "copy"),
+        ("data ls", "list"),
+    ],
+)
+def test_a_wrong_name_gets_the_right_one(wrong: str, right: str, fails: Callable[..., str]) -> None:
+    assert f"(did you mean {right}?)" in fails(*wrong.split())
 
 
 def test_training_a_name_says_how_to_copy_the_recipe(fails: Callable[..., str]) -> None:

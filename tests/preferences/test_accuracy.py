@@ -159,4 +159,6 @@ def test_messages_end_with_the_assistant(folder: Path, capsys: pytest.CaptureFix
     (folder / "pairs.jsonl").write_text(json.dumps(bad) + "\n")
     with pytest.raises(SystemExit):
         measured("--reward", "rewards.py:length")
-    assert "row 0: chosen: its last message must be the assistant's" in capsys.readouterr().err
+    assert (
+        "pairs.jsonl:1: chosen: its last message must be the assistant's" in capsys.readouterr().err
+    )

@@ -153,7 +153,11 @@ P_AND_A = {"prompt": ["p"], "text": ["a"]}
         (COMPLETIONS, ["--margin=-1"], "margin must be 0 or more, got -1"),
         (COMPLETIONS, ["--per_promt=2"], "did you mean --per_prompt"),
         (rows(**P_AND_A), None, "No such column: 'rating'. The columns are prompt, text"),
-        (rows(**P_AND_A, rating=["good"]), None, "in.jsonl:1: rating = 'good' must be"),
+        (
+            rows(**P_AND_A, rating=["good"]),
+            None,
+            "in.jsonl:1: rating must be a number or an empty cell, got 'good'",
+        ),
     ],
 )
 def test_wrong_input(content, options, message, capsys) -> None:

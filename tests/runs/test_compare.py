@@ -88,7 +88,8 @@ def test_more_than_two_runs_and_some_metrics(
     metrics = result["studies"][""]["metrics"]
     assert set(metrics) == {"score/x", "score/y"}
     assert metrics["score/x"]["mean_cv_star"] == pytest.approx(cv_star([1.0, 1.5, 1.2]))
-    assert "about their difference" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "mean of 2 metrics; about their deviation in percent of their mean" in printed
 
 
 def test_studies_are_compared_one_by_one(
@@ -203,6 +204,8 @@ def test_values_are_of_the_system_that_all_runs_have(
         (["s.csv:system=A", "s.csv:system=B"], "no system in common. Run 1 has A, run 2 has B."),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
+        (["a.json", "a.json", "--metric", "x"], "--metric x (did you mean --metrics?)"),
+        (["a.json", "a.json", "--output=a.csv"], "--output must end in .json, got a.csv"),
         (["logged", "logged"], "logged/metrics.csv:2 has no step, must have one in each row"),
         (["twice.csv", "a.json"], "twice.csv:1 has several columns 'x'. Rename all but one"),
     ],

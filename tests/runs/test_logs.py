@@ -121,12 +121,12 @@ def test_rows_of_another_callback_in_wandb_have_the_step_before(tmp_path: Path) 
 
 def test_several_logs_are_named(tmp_path: Path) -> None:
     for version in ("version_0", "version_1"):
-        (tmp_path / "lightning_logs" / version).mkdir(parents=True)
-        (tmp_path / "lightning_logs" / version / "metrics.csv").write_text("step,a\n1,2\n")
-    with pytest.raises(ValueError, match=r"has 2 logs, choose one of them: .*version_0"):
+        (tmp_path / "logs" / version).mkdir(parents=True)
+        (tmp_path / "logs" / version / "metrics.csv").write_text("step,a\n1,2\n")
+    with pytest.raises(ValueError, match=r"has 2 logs, choose one of them: .*version_0.*resumed"):
         read_log(tmp_path)
-    shutil.rmtree(tmp_path / "lightning_logs" / "version_1")
-    (tmp_path / "lightning_logs" / "latest").symlink_to("version_0")
+    shutil.rmtree(tmp_path / "logs" / "version_1")
+    (tmp_path / "logs" / "latest").symlink_to("version_0")
     for name in ("before.jsonl", "after.jsonl"):  # texts
         (tmp_path / name).write_text('{"text": "a"}\n')
     assert curve(tmp_path, "a") == {1: 2.0}

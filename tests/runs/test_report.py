@@ -200,7 +200,7 @@ def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "killed", "nan", "no samples", "no folder", "typo"])
-def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: str) -> None:
+def test_a_report_says_what_is_missing(call: Any, fails: Any, tmp_path: Path, damage: str) -> None:
     run = tmp_path / "run"
     if damage == "empty":
         run.mkdir()
@@ -219,6 +219,7 @@ def test_a_report_says_what_is_missing(call: Any, tmp_path: Path, damage: str) -
     elif damage == "typo":
         gamed_run(run)
         assert call(run, "--maximise", "score/sentimnt")[0] == 2
+        assert "--output must end in .html" in fails("report", run, "--output=report.json")
         return
     else:
         status, _, error, _ = call(run)

@@ -417,7 +417,7 @@ def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--maximum", "score/share"], "--maximum is not an option (did you mean --maximi"),
+        (["--maximum", "score/share"], "arguments: --maximum score/share (did you mean --maximi"),
         (["--subject_to", "score/share>0.5"], "must be a bound, 'KEY>=VALUE' or"),
         (["--subject_to", "score/share>=high"], "'high' is not a number"),
         (["--stop", "patiense=2"], "did you mean 'patience'"),
@@ -452,7 +452,7 @@ def test_a_run_without_texts_is_refused(folder: Path, capsys: pytest.CaptureFixt
     (folder / "run").unlink()
     (folder / "run").symlink_to(folder / "empty")
     assert "has no texts: a GenerationScorer writes them to" in refused(folder, capsys=capsys)
-    assert "No such folder" in refused(folder / "nowhere", capsys=capsys)
+    assert "No such file: " in refused(folder / "nowhere", capsys=capsys)
 
 
 @pytest.mark.parametrize("ties", [None, "earliest", {"score/variety": "min"}])

@@ -185,7 +185,8 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         ((*MAXIMISE, "--stop", "patience=two"), "--stop patience='two' must be int"),
         ((*MAXIMISE, "--stop", "patience=0"), "patience must be at least 1, got 0"),
         ((*MAXIMISE, "--minimise", "loss"), "both given"),
-        ((), "no score is given. Use --maximise"),
+        ((), "no score is given. Use --maximise .*metrics.jsonl has the keys reward, acc, loss"),
+        (("--metric", "acc"), r"arguments: --metric acc \(did you mean --maximise\?\)"),
         (("--subject_to", "acc>=1", "--guard", "reward:acc"), "--subject-to needs the score"),
         ((*MAXIMISE, "--guard", "acc"), "--guard must be PROXY:HELD_OUT, got 'acc'"),
         (
@@ -194,6 +195,7 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         ),
         (("--pareto", "reward:up,acc:max"), "direction of 'reward' must be one of"),
         ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' must be one of"),
+        ((*MAXIMISE, "--output=a.csv"), "--output must end in .json, got a.csv"),
         ((*MAXIMISE, "--watch", "--prune"), "--prune removes from finished runs"),
         ((*MAXIMISE, "--maximum", "3"), "unrecognized arguments"),
     ],

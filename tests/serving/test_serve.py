@@ -194,28 +194,45 @@ WRONG = [
 # What a component has, what is written instead, and the message.
 MISTAKES = [
     ("aggregate:", "agregate:", "reward.yaml:10: agregate is not a key (did you mean 'aggregate'"),
-    ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.class_path = "
-     "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall "
-     "(did you mean 'CTRLEval'?)"),
+    ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.scorer = CTRLEvall: "
+     "ctrlreward.scorers has no CTRLEvall (did you mean 'CTRLEval'?)"),
     ("scorer: CTRLEval", "scoer: CTRLEval",
      "reward.yaml:3: components.relevance must have a scorer"),
     ("scorer: CTRLEval", "scorer: letter_scorers.none", "letter_scorers has no none"),
     ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
     ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
-    ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
+    ("log_likelihood", "log_likelyhood",
+     "reward.yaml:6: fluency.score is wrong: Perplexity has no score"),
+    ("weight: 2", "wieght: 2",
+     "reward.yaml:3: relevance.wieght is not an option (did you mean 'weight'?)"),
     ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
     ("weight: 2", "given: fluencyy", "reward.yaml:3: components.relevance.given is not a "
      "component, got 'fluencyy' (did you mean 'fluency'?)"),
-    ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
+    ("weight: 2", "at_least: 2",
+     "reward.yaml:3: relevance.given is wrong: given = None, at_least = 2: a condition needs both"),
     ("weighted", "wieghted", "(did you mean 'weighted'?)"),
     ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
 ]  # fmt: skip
 GPT2 = SHORT % ("gpt2", "gpt2")
+# The function of a component, and the message.
+FUNCTIONS = [
+    ("letter_scorers.nothing", "reward.yaml:4: f.function = letter_scorers.nothing: letter_scor"),
+    ("{clas_path: letter_scorers.Letters}", "f.function must be an import path, or class_path "
+     "and init_args, got clas_path"),
+    ("{class_path: letter_scorers.Letters, init_args: {second: 2}}",
+     "f.function.init_args.second is not an option (did you mean 'seconds'?)"),
+    ("builtins.len\nthresholds: {f: 2}", "reward.yaml: aggregate = 'weighted' does not take thr"),
+]  # fmt: skip
+FUNCTION = "components:\n  f:\n    scorer: FunctionScorer\n    function: "
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
-    [*WRONG, *((GPT2.replace(old, new), [], message) for old, new, message in MISTAKES)],
+    [
+        *WRONG,
+        *((GPT2.replace(old, new), [], message) for old, new, message in MISTAKES),
+        *((FUNCTION + function, [], message) for function, message in FUNCTIONS),
+    ],
 )
 def test_a_mistake_is_an_error_of_one_line(
     written: Callable[[str], Path],

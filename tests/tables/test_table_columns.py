@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -12,7 +13,7 @@ import pytest
 
 from ctrlreward import Samples
 from ctrlreward.tables.row_streams import parse_rows, read_rows
-from ctrlreward.tables.table_columns import Columns, to_samples
+from ctrlreward.tables.table_columns import Columns, number_column, to_samples
 from ctrlreward.tables.table_writing import encode_rows
 
 NAN = float("nan")
@@ -42,6 +43,9 @@ NAN = float("nan")
             "in.csv:1 = text;id has columns separated by ';'",
         ),
         ("in.csv", "text\tid\ngood\t1\n", "in.csv:1 = text\tid has columns separated by '\\\\t'"),
+        ("in.csv", "\udcff\udcfet\0", "in.csv is UTF-16. Convert the file: iconv -f utf-16 -t"),
+        ("in.jsonl", "\x1f\udc8b\x08", "in.jsonl is compressed by gzip. Unpack it with gunzip"),
+        ("in.csv", "PK\x03\x04\udcff", "in.csv is a zip archive, or a spreadsheet. Unpack it"),
         ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text. Convert the file"),
         ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text. Convert the file"),
         ("in.parquet", "text", "in.parquet can't be read as Parquet"),
@@ -180,3 +184,16 @@ def test_the_error_names_a_column_that_json_cannot_hold() -> None:
         with pytest.raises(ValueError, match=message):
             encode_rows(suffix, [{"when": value}], {})
     assert encode_rows(".csv", [{"when": day}], {}) == b'"when"\n2020-02-01\n'
+
+
+def test_numbers() -> None:
+    rows: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {}, {"r": 2}]
+    expected = [1.5, NAN, NAN, NAN, 2]
+    assert np.array_equal(number_column(rows, "r"), expected, equal_nan=True)
+    with pytest.raises(ValueError, match=r"No such column: 'q'\. The columns are r"):
+        number_column(rows, "q")
+    rows[1]["r"] = "good"
+    with pytest.raises(ValueError, match=r"^r\[1\] must be a number .* got 'good'"):
+        number_column(rows, "r")
+    with pytest.raises(ValueError, match=r"^in.csv:3: r must be a number .* got 'good'"):
+        number_column(rows, "r", [f"in.csv:{line}" for line in range(2, 7)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column, optional_cells
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, optional_cells
 from ctrlreward.recipes.papers.meta_eval.rated_report import (
     Outputs,
     PublishedModels,
@@ -15,8 +15,8 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.row_streams import Row, read_rows
-from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.row_streams import Row, read_placed
+from ctrlreward.tables.table_columns import Columns, explained_columns, number_column, to_samples
 
 
 def rated(
@@ -62,9 +62,10 @@ def rated(
     if scores and not scorers:
         raise ValueError("--scores needs --scorers: the file already has its --metrics")
     outputs = Outputs(output, scores, plot, resamples, seed, published)
-    rows = read_rows(data)
-    existing = {name: number_column(rows, name) for name in metrics}
-    samples = to_samples(rows, columns) if scorers else Samples([""] * len(rows))  # not used
+    rows, places = read_placed(data)
+    existing = {name: number_column(rows, name, places) for name in metrics}
+    # Without scorers, the texts are not used.
+    samples = to_samples(rows, columns, places) if scorers else Samples([""] * len(rows))
     # As `ctrlreward score`, without the scores for which the file has no column.
     with explained_columns(list(rows[0])):
         components = name_components(scorers, names, samples) if scorers else {}
@@ -74,7 +75,7 @@ def rated(
     file = Rated(
         data.name,
         samples,
-        {name: number_column(rows, name) for name in ratings},
+        {name: number_column(rows, name, places) for name in ratings},
         _clusters(rows, cluster) if cluster else None,
         optional_cells(rows, system) if system else None,
     )

@@ -17,6 +17,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.parsing import decode_utf8, parse_csv, read_bytes
 from ctrlreward.tables.row_streams import Row
+from ctrlreward.tables.table_columns import number_column, require_column
 
 
 @dataclass(frozen=True)
@@ -262,32 +263,8 @@ def _ratings(rows: Sequence[dict[str, Any]], keys: Sequence[str], path: Path) ->
         raise ValueError(f"{path}: {error}") from None
 
 
-def number_column(rows: Sequence[Row], name: str) -> Scores:
-    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null.
-
-    Raises:
-        ValueError: The column is missing (lists the file's columns), or a row lacks it or has
-            a value that is not a number (names the row).
-    """
-    if name not in rows[0]:
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
-    values = np.full(len(rows), np.nan)
-    for i, row in enumerate(rows):
-        if name not in row:
-            raise ValueError(f"row {i} does not have {name!r}, must be in all rows")
-        if row[name] not in ("", None):
-            try:
-                values[i] = float(row[name])
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"{name}[{i}] must be a number or an empty cell, got {row[name]!r}"
-                ) from None
-    return values
-
-
 def optional_cells(rows: Sequence[Row], name: str) -> tuple[str | None, ...]:
     """Return a column as strings; None for rows that lack it or have an empty cell."""
-    if not any(name in row for row in rows):
-        raise ValueError(f"No such column: {name!r}. The columns are {', '.join(rows[0])}")
+    require_column(rows, name)
     cells = (row.get(name) for row in rows)
     return tuple(None if cell in ("", None) else str(cell) for cell in cells)

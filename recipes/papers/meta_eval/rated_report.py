@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import one_of
+from ctrlreward.arguments import check_ending, one_of
 from ctrlreward.corpus.corpus_scoring import score_in_memory
 from ctrlreward.corpus.workers import Shard, in_process
 from ctrlreward.files import write_whole
@@ -62,6 +62,7 @@ class Outputs:
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, got {self.seed}")
         one_of("published", self.published, ("best", "all"))
+        check_ending("output", self.output, ".json")
         if self.scores is not None:
             check_suffix(self.scores)
         if self.plot is not None:

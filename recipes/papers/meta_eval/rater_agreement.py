@@ -14,8 +14,9 @@ import numpy as np
 
 from ctrlreward.data import local_file
 from ctrlreward.extras import import_extra
-from ctrlreward.recipes.papers.meta_eval.rated_files import number_column, optional_cells
-from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.recipes.papers.meta_eval.rated_files import optional_cells
+from ctrlreward.tables.row_streams import read_placed
+from ctrlreward.tables.table_columns import number_column
 
 Rating = TypeVar("Rating")
 Level: TypeAlias = Literal["nominal", "ordinal", "interval", "ratio"]
@@ -33,12 +34,12 @@ def raters(data: Path, ratings: Sequence[str] = (), level: Level = "nominal") ->
         raise ValueError(
             f"--ratings must be the columns of 2 or more raters, got {', '.join(ratings) or 'none'}"
         )
-    rows = read_rows(local_file(data))
+    rows, places = read_placed(local_file(data))
     labels = list(zip(*(optional_cells(rows, name) for name in ratings), strict=True))
     whole = [[str(label) for label in row] for row in labels if None not in row]
     numbers: list[list[str | float | None]] = [list(row) for row in labels]
     if level != "nominal":
-        columns = zip(*(number_column(rows, name) for name in ratings), strict=True)
+        columns = zip(*(number_column(rows, name, places) for name in ratings), strict=True)
         numbers = [[None if isnan(x) else float(x) for x in row] for row in columns]
     kappa = fleiss_kappa(whole) if whole else nan
     print(f"Fleiss' κ: {kappa:.3f}, of {len(whole)} items with a rating by each of {len(ratings)}")

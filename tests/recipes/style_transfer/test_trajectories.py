@@ -136,6 +136,7 @@ def test_incomplete_validations_are_left_out(tmp_path: Path) -> None:
         (["run", "--metrics.gm=scores/gm"], "run has no scores/gm (did you mean score/gm?)"),
         (["apart.csv"], "apart.csv has no step with all of score/accuracy, score/similarity, s"),
         (["cent.csv"], "cent.csv: accuracy must be 0 to 1, a share, not per cent, got 81.8"),
+        (["run", "--output=a.csv"], "--output must end in .json, got a.csv"),
         (["run", "--accuracy", "80"], "accuracy must be a share, 0 to 1, got 80.0"),
         (
             ["run", "--metrics.gm=score/gm", "--thresholds", "1", "2", "3", "4"],

@@ -22,9 +22,10 @@ from ctrlreward.cli import main
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018 import system_outputs
 from ctrlreward.recipes.papers.li2018.metric_validity import style_match
-from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column, read_li2018
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, read_li2018
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
 
 MODULE = "ctrlreward.recipes.papers.li2018.rated_li2018"
 SCORES = {

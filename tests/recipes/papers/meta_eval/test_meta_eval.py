@@ -15,9 +15,9 @@ from scipy import stats
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
 
 
 class Length(Scorer):
@@ -309,10 +309,11 @@ def test_first_tries_say_what_to_type(
         (["ctrleval", "--data=none.txt", "--draws=0"], "draws must be positive, got 0"),
         (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples must be 1 or more, got 0"),
         (["ctrleval", "--data=none.txt", "--output=."], ". is a folder, must be a file"),
+        (["ctrleval", "--data=none.txt", "--output=c.csv"], "output must end in .json, got c.csv"),
         (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo must end in one of .jsonl"),
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--metrics=[text]"],
-            "text[0] must be a number or an empty cell, got 'a'",
+            "good.csv:2: text must be a number or an empty cell, got 'a'",
         ),
         (
             ["rated", "--data=bad.csv", "--ratings=[good]", "--scorers=[]"],

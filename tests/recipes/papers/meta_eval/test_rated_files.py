@@ -2,15 +2,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
 
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import (
     assign_systems,
-    number_column,
     read_ctc,
     read_ctrleval,
     read_li2018,
@@ -51,12 +46,3 @@ def test_rows_that_name_several_systems_get_one_each() -> None:
         *("a", "b", "c", "d"),
         *("a", None, "c", None),
     )
-
-
-def test_numbers() -> None:
-    records: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {"r": 2}]
-    assert np.array_equal(number_column(records, "r"), [1.5, np.nan, np.nan, 2], equal_nan=True)
-    with pytest.raises(ValueError, match=r"No such column: 'q'\. The columns are r"):
-        number_column(records, "q")
-    with pytest.raises(ValueError, match=r"r\[1\] must be a number .* got 'good'"):
-        number_column([{"r": 1}, {"r": "good"}], "r")
