@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import plain_console
-from ctrlreward.files import json_text, write_whole
+from ctrlreward.files import check_writable, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
 from ctrlreward.reward import Reward
@@ -85,6 +85,8 @@ def preferences(
         raise ValueError("--reward, --scorers or --metrics (scores that the file has) is needed")
     if scores is not None:
         check_suffix(scores)
+    for path in filter(None, (output, scores)):
+        check_writable(path)
     rows = read_rows(data)
     sides = _sides(rows, pairs, columns)
     values: dict[str, tuple[Scores, Scores]] = {

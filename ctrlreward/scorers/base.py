@@ -584,6 +584,9 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
         pointwise = {s: wanted[s] for s in scorers if s.pointwise}
         others = {s: wanted[s] for s in scorers if not s.pointwise}
+        for scorer in dict.fromkeys(c.scorer for c in components.values()):
+            with _named_error({scorer: wanted[scorer]}, samples):
+                scorer.load()  # of all before the first one scores: a model may be missing
         outputs = scores_of(others, samples) if others else {}
         if distinct is not samples:
             first = np.unique(inverse, return_index=True)[1].tolist()  # row of each distinct sample

@@ -181,6 +181,19 @@ def test_an_exception_of_a_scorer_names_it(call: str) -> None:
     assert raised.value.__notes__ == ["raised by Raises (ease) for 2 samples"]
 
 
+@pytest.mark.parametrize("pointwise", [False, True])
+def test_a_missing_model_is_named_before_another_scorer_scores(pointwise: bool) -> None:
+    class Missing(Lengths):
+        def load(self) -> None:
+            raise OSError("no such model")
+
+    first, second = Lengths(pointwise), Missing()
+    with pytest.raises(OSError, match="no such model") as raised:
+        score({"a": first["text"], "b": second["text"]}, Samples(["a"]))
+    assert raised.value.__notes__ == ["raised by Missing (text) for 1 sample"]
+    assert not first.calls
+
+
 @pytest.mark.parametrize("method", ["compute", "update"])
 def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
     with pytest.raises(AttributeError, match=rf"Returns has no method '{method}'. Call score\(te"):
