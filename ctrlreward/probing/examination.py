@@ -328,8 +328,9 @@ def _finding(
             continue
         change[name] = paired_bootstrap(before[name][both], after[name][both], members, confidence)
     total = change[TOTAL]
+    low, high = (total.value,) * 2 if math.isinf(total.low) else (total.low, total.high)
     # NaN, no score, is nothing to gain.
-    verdict: Verdict = "gamed" if total.low > 0 else "blind" if total.high >= 0 else "ok"
+    verdict: Verdict = "gamed" if low > 0 else "blind" if high >= 0 else "ok"
     scored = np.isfinite(before[TOTAL])
     wins = after[TOTAL][scored] > before[TOTAL][scored]  # a failed text does not win
     return Finding(

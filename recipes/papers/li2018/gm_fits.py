@@ -178,7 +178,7 @@ def judge_learned(
         name: JudgedAggregate(
             agreement_of_gains(gain, groups, seed=seed),
             float((gain == 0).mean()),
-            paired_bootstrap(fitted, right[name], groups, seed=seed),
+            paired_bootstrap(fitted, right[name], groups, seed=seed, within=(-1.0, 1.0)),
         )
         for name, gain in gains.items()
     }
