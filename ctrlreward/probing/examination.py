@@ -213,8 +213,8 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
     company = _scores(reward, samples[half])
     return Examination(
         findings,
-        {name: _spearman(values, words) for name, values in before.items()},
-        {(a, b): _spearman(before[a], before[b]) for a, b in combinations(names, 2)},
+        {name: correlate(values, words).spearman for name, values in before.items()},
+        {(a, b): correlate(before[a], before[b]).spearman for a, b in combinations(names, 2)},
         {name: _largest(company[name] - before[name][half]) for name in before},
     )
 
@@ -342,11 +342,6 @@ def _finding(
         verdict,
         probe.guard,
     )
-
-
-def _spearman(first: Scores, second: Scores) -> float:
-    both = np.isfinite(first) & np.isfinite(second)
-    return correlate(first[both], second[both]).spearman
 
 
 def _largest(differences: Scores) -> float:
