@@ -141,7 +141,9 @@ def comparison(
     def change(name: str, key: str) -> dict[str, Any]:
         judge = all_judges[key]
         low, high = (0.0, 1.0) if isinstance(judge, AUC) else judge.spec.range
-        found = _change(judge, sets[name][key], sets["after"][key], samples, (low - high, high - low))
+        found = _change(
+            judge, sets[name][key], sets["after"][key], samples, (low - high, high - low)
+        )
         return {"difference": found.value, "difference_ci95": [found.low, found.high]}
 
     def verdict(key: str, judge: Judge) -> dict[str, Any]:
