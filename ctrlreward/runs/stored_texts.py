@@ -213,11 +213,6 @@ class StoredTexts:
         return str(self.files[0][1])
 
     @property
-    def even(self) -> bool:
-        """Whether all prompts have as many texts."""
-        return len(set(self.counts)) == 1
-
-    @property
     def by_prompt(self) -> dict[str, PromptScores]:
         """Name → score of each prompt, shape (prompts,), with the fail rate if there are scores."""
         ends = np.cumsum(self.counts)[:-1]
@@ -262,7 +257,7 @@ def scored_samples(source: TextSource) -> tuple[Samples, dict[str, Scores]]:
 
 def is_even(source: TextSource) -> bool:
     """Return whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
-    return isinstance(source, Path) or source.even
+    return isinstance(source, Path) or len(set(source.counts)) == 1
 
 
 @dataclass(frozen=True)
