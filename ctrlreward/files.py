@@ -28,9 +28,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def check_writable(path: Path) -> None:
     """Create the folders of a file, and raise if it can't be written: before its content is known.
 
-    Raises:
-        ValueError: The path is a folder.
-        OSError: Its folder can't be created or written to.
+    A ValueError if the path is a folder, an OSError if its folder can't be created or written to.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, must be a file")
