@@ -75,7 +75,8 @@ def paired_bootstrap(
         return {"gain": second - first}
 
     found = bootstrap(gain, np.arange(len(sums[0])), confidence, resamples, seed)["gain"]
-    return unless_alike(found, np.count_nonzero(counts[0] * counts[1]), confidence, within)
+    both = int(np.count_nonzero(counts[0] * counts[1]))
+    return unless_alike(found, both, confidence, within)
 
 
 def unless_alike(

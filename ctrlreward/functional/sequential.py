@@ -193,7 +193,7 @@ def mean_interval(
     If values repeat, as 0 and 1 or ratings do, it has the means m with n · KL(mean, m) ≤
     ln(2 / level) (Hoeffding 1963, theorem 1), and misses the expectation with probability `level`
     at most if both bounds of the score are known; without them, the observed ones are taken. If no
-    value repeats, each end is that of Student's t or, if it is further out, of Hall's transformed t
+    value repeats, each end is by Student's t or, if that is further out, by Hall's transformed t
     (1992, J. R. Stat. Soc. B 54), which is still too narrow for strongly skewed scores.
 
     `values` are the score of each prompt, NaN if it could not be scored. The interval is `within`

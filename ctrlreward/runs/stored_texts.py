@@ -295,7 +295,7 @@ def read_texts(address: str | Path, kind: str | None = None) -> FoundTexts | Non
     if kind is None:
         kinds = {name: _kind_of(file) for name, file in files}
         known = {name for name, found in kinds.items() if found}
-        several = sorted({kinds[name] for name in known})
+        several = sorted({found for found in kinds.values() if found})
         if not several:
             return None
         if len(several) > 1:

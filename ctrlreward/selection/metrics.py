@@ -128,6 +128,6 @@ def describe(difference: PairedDifference) -> str:
     value, low, high, prompts = difference
     if math.isinf(low) and math.isinf(high):
         return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"
-    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # an interval of other prompts would be wider
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # other prompts may differ
         return f"difference {value:+.4f}, for each of {prompts} prompts"
     return f"difference {value:+.4f}, {low:+.4f} to {high:+.4f}, with {prompts} prompts"

@@ -289,8 +289,8 @@ class StopRule:
         not symmetric about a gain.
         """
         low, high = self.ranges.get(self.monitor, (None, None))
-        known = low is not None and high is not None
-        within = (low - high, high - low) if known else (None, None)
+        most = None if low is None or high is None else high - low
+        within = (None if most is None else -most, most)
         values = [each.evidence[self.monitor] for each in (before, now)]
         return mean_interval(sign_of(self.mode) * np.diff(values, axis=0)[0], level, within)[2]
 
