@@ -139,7 +139,11 @@ def comparison(
         return {**mean_scores(own), "generations": len(samples)}
 
     def change(name: str, key: str) -> dict[str, Any]:
-        found = _change(all_judges[key], sets[name][key], sets["after"][key], samples)
+        judge = all_judges[key]
+        low, high = (0.0, 1.0) if isinstance(judge, AUC) else judge.spec.range
+        found = _change(
+            judge, sets[name][key], sets["after"][key], samples, (low - high, high - low)
+        )
         return {"difference": found.value, "difference_ci95": [found.low, found.high]}
 
     def verdict(key: str, judge: Judge) -> dict[str, Any]:
@@ -160,8 +164,9 @@ def comparison(
     def interval(name: str, key: str) -> list[float]:
         # A constant has the mean 0, and the AUC 0.5, in every draw.
         constant = np.zeros(len(samples))
-        found = _change(all_judges[key], constant, sets[name][key], samples)
-        offset = 0.5 if isinstance(all_judges[key], AUC) else 0.0
+        judge = all_judges[key]
+        offset, within = (0.5, (-0.5, 0.5)) if isinstance(judge, AUC) else (0.0, judge.spec.range)
+        found = _change(judge, constant, sets[name][key], samples, within)
         return [found.low + offset, found.high + offset]
 
     sides = ("before", "after")
@@ -175,14 +180,17 @@ def comparison(
     }
 
 
-def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Estimate:
+def _change(
+    judge: Judge, before: Scores, after: Scores, samples: Samples, within: tuple[float, float]
+) -> Estimate:
     """Return after - before of a judge with its 95 % interval; NaN if either has no value."""
     for scores in (before, after):
         if np.isnan(scores).all() or np.isinf(scores).any():
             return Estimate(nan, nan, nan)
     if isinstance(judge, AUC):
-        return paired_auc_bootstrap(before, after, judge.wanted(samples), _groups(samples))
-    return paired_bootstrap(before, after, _groups(samples))
+        wanted = judge.wanted(samples)
+        return paired_auc_bootstrap(before, after, wanted, _groups(samples), within=within)
+    return paired_bootstrap(before, after, _groups(samples), within=within)
 
 
 def _groups(samples: Samples) -> tuple[str, ...]:

@@ -59,12 +59,7 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, reasons_of, score
 from ctrlreward.scorers.components import ComponentLike
-from ctrlreward.scorers.records import (
-    explain_some,
-    read_reasons,
-    read_scored_samples,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import explain_some, read_scored_file, write_scored_samples
 from ctrlreward.selection.best import CHOICES
 from ctrlreward.sharded_weights import whole_weights
 
@@ -394,12 +389,12 @@ def scored_texts(
             f"{path} does not exist, but BeforeAfter wrote it before the first step of this run. "
             f"Resume with the {setting} of that time, or start a new run."
         )
-    texts, scores = read_scored_samples(path)
+    texts, scores, _, told = read_scored_file(path)
     missing = {key: each for key, each in components.items() if key not in scores}
     if missing:
         with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
             scores |= score(missing, texts)
-            reasons = read_reasons(path) | reasons_of(missing, texts)
+            reasons = told | reasons_of(missing, texts)
             # Kept if an explanation fails.
             write_scored_samples(path, texts, scores, reasons=reasons)
             explained = explain_some(components, texts)

@@ -25,6 +25,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+def check_writable(path: Path) -> None:
+    """Create the folders of a file, and raise if it can't be written: before its content is known.
+
+    A ValueError if the path is a folder, an OSError if its folder can't be created or written to.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, must be a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = _beside(path, "unfinished")
+    unfinished.touch()
+    unfinished.unlink()
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write in parts, which appears or replaces the old one whole, or never."""

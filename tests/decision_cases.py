@@ -225,8 +225,8 @@ BY_PROMPT = {
         "4551111", 4, "decline_shown", 2, 4, stopping={"patience": 9, "decline": True}
     ),
     "a gain is excluded": ByPrompt(
-        "44444444", 3, "gain_excluded", 1, -1,
-        stopping={"patience": 2, "futility": True, "min_delta": 0.5},
+        "44444444", 4, "gain_excluded", 1, -1,
+        stopping={"patience": 3, "futility": True, "min_delta": 0.5},
     ),
     "noise is no improvement": ByPrompt(
         "4444444", 4, PATIENCE, 1, -1, stopping={"min_delta": "noise"}

@@ -123,6 +123,9 @@ def evaluate_generator(
     )
     measures = Measures(used, log.prompts, completions, [*by_attribute], label_map)
     measures.check(log.samples())  # before hours of generation
+    for scorer in used.values():  # a model may be missing
+        scorer.load()
+        scorer.release()
     described = {
         "generator": {"model": model, **generator.identity},
         "protocol": {

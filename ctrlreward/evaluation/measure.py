@@ -96,6 +96,8 @@ class Measures:
         score_log = JsonLog(folder / "scores.jsonl", identity)
         # The completions of a prompt are scored together: `Distinct` needs complete groups.
         parts = list(in_chunks(range(len(read)), _PROMPTS_PER_RECORD * self.completions))
+        for scorer in self.scorers.values():  # a model may be missing
+            scorer.load()
         scores = score_parts(score_log, parts, lambda rows: score(components, read[rows]))
         distinct = self.scorers["distinct"]
         diverse = {name: distinct[name] for name in distinct.specs}

@@ -92,8 +92,9 @@ def c4(n: int) -> float:
 def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
     """Return Pearson's r and Spearman's ρ of n pairs of values (type II).
 
-    Both are NaN for fewer than three pairs (two points always lie on a line), for a constant side,
-    and if a value is NaN or infinite. Other lengths raise a ValueError.
+    A pair with a NaN or infinite value is left out, and not counted in `n`. Both are NaN for fewer
+    than three pairs (two points always lie on a line) and for a constant side. Other lengths raise
+    a ValueError.
 
     Examples:
         >>> result = correlate([1, 2, 3, 4], [1, 3, 2, 4])
@@ -105,8 +106,9 @@ def correlate(first: npt.ArrayLike, second: npt.ArrayLike) -> Correlation:
         raise ValueError(
             f"first and second must have the same length, got {a.size} and {b.size} values"
         )
-    finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
-    if a.size < 3 or not finite or np.ptp(a) == 0 or np.ptp(b) == 0:
+    both = np.isfinite(a) & np.isfinite(b)
+    a, b = a[both], b[both]
+    if a.size < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return Correlation(nan, nan, a.size)
     from scipy import stats  # takes half a second
 

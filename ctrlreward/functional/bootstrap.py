@@ -5,6 +5,7 @@ A draw is stored as the number of times that it contains each cluster.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,12 +39,13 @@ def paired_bootstrap(
     confidence: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
+    within: tuple[float, float] = (-math.inf, math.inf),
 ) -> Estimate:
     """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
 
     Whole clusters (prefixes) are drawn with replacement, as many as the data have, and the same
     ones for both sides. The interval is the percentile interval of the difference (Efron and
-    Tibshirani, 1993, ch. 13).
+    Tibshirani, 1993, ch. 13); if all clusters have the same difference, see `unless_alike`.
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.
@@ -52,14 +54,15 @@ def paired_bootstrap(
         confidence: Share of the draws inside the interval, in (0, 1).
         resamples: Number of draws.
         seed: Random seed; the same seed gives the same interval.
+        within: Smallest and largest possible difference.
 
     Raises:
         ValueError: The lengths differ, a side has no valid score or an infinite one, `clusters` has
             fewer than two, or `confidence` or `resamples` is out of range.
 
     Examples:
-        >>> paired_bootstrap([0, 1, 2, 3], [1, 2, 3, 4], ["soup", "soup", "dog", "dog"])
-        Estimate(value=1.0, low=1.0, high=1.0)
+        >>> paired_bootstrap([0, 1, 2, 3], [1, 2, 3, 5], ["soup", "soup", "dog", "dog"])
+        Estimate(value=1.25, low=1.0, high=1.5)
     """
     sides, members = clustered_sides(before, after, clusters)
     # Sums and counts of each cluster replace its rows.
@@ -71,7 +74,30 @@ def paired_bootstrap(
             first, second = (weights @ s / (weights @ c) for s, c in zip(sums, counts, strict=True))
         return {"gain": second - first}
 
-    return bootstrap(gain, np.arange(len(sums[0])), confidence, resamples, seed)["gain"]
+    found = bootstrap(gain, np.arange(len(sums[0])), confidence, resamples, seed)["gain"]
+    both = int(np.count_nonzero(counts[0] * counts[1]))
+    return unless_alike(found, both, confidence, within)
+
+
+def unless_alike(
+    found: Estimate, clusters: int, confidence: float, within: tuple[float, float], order: int = 1
+) -> Estimate:
+    """Return a wider interval if all draws are alike, which says nothing of other clusters.
+
+    With this confidence, a share of at least s = ((1 - confidence) / 2)^(1 / clusters) of all
+    clusters is like the drawn ones. The others may have any value `within` bounds; infinite ones
+    give an infinite interval. `order` is 2 for a mean over pairs of clusters, of which s² are.
+
+    Examples:
+        >>> certain = Estimate(value=1.0, low=1.0, high=1.0)
+        >>> unless_alike(certain, clusters=8, confidence=0.95, within=(0.0, 1.0))
+        Estimate(value=1.0, low=0.63..., high=1.0)
+    """
+    if not math.isclose(found.low, found.high, rel_tol=1e-9, abs_tol=1e-12):
+        return found
+    share = ((1 - confidence) / 2) ** (order / max(1, clusters))
+    low, high = (share * found.value + (1 - share) * bound for bound in within)
+    return found._replace(low=low, high=high)
 
 
 def clustered_sides(

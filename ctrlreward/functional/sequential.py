@@ -193,7 +193,8 @@ def mean_interval(
     If values repeat, as 0 and 1 or ratings do, it has the means m with n · KL(mean, m) ≤
     ln(2 / level) (Hoeffding 1963, theorem 1), and misses the expectation with probability `level`
     at most if both bounds of the score are known; without them, the observed ones are taken. If no
-    value repeats it is Student's t interval, which is too narrow for skewed scores.
+    value repeats, each end is by Student's t or, if that is further out, by Hall's transformed t
+    (1992, J. R. Stat. Soc. B 54), which is still too narrow for strongly skewed scores.
 
     `values` are the score of each prompt, NaN if it could not be scored. The interval is `within`
     the smallest and largest possible value, None for no bound, and reaches both with fewer than two
@@ -221,10 +222,20 @@ def mean_interval(
         return mean, low + above, high - length * _smallest_expectation(1 - share, divergence)
     from scipy import stats  # takes half a second
 
-    error = float(valid.std(ddof=1)) / math.sqrt(len(valid))
-    width = float(stats.t.isf(level / 2, len(valid) - 1)) * error
-    low, high = mean - width, mean + width
+    root, spread = math.sqrt(len(valid)), float(valid.std())
+    skew = float((((valid - mean) / spread) ** 3).mean()) / root if spread > 0 else 0.0
+    t = float(stats.t.isf(level / 2, len(valid) - 1))
+    error = float(valid.std(ddof=1)) / root
+    low = mean - max(t, _hall_inverse(t, skew)) * error
+    high = mean - min(-t, _hall_inverse(-t, skew)) * error
     return mean, min(max(low, smallest), largest), max(min(high, largest), smallest)
+
+
+def _hall_inverse(t: float, skew: float) -> float:
+    """Return the T with T + skew · (T² / 3 + 1/6) + skew² · T³ / 27 = t, with skew γ / √n."""
+    if abs(skew) < 1e-6:
+        return t
+    return float(np.cbrt(1 + skew * (t - skew / 6)) - 1) * 3 / skew
 
 
 def _smallest_expectation(mean: float, divergence: float) -> float:

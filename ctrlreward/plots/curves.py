@@ -146,7 +146,8 @@ def _draw_point(
         return
     interval: Sequence[Any] = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
     low, high = interval
-    reaches = None if low is None else [[max(0.0, value - low)], [max(0.0, high - value)]]
+    known = low is not None and high is not None
+    reaches = [[max(0.0, value - low)], [max(0.0, high - value)]] if known else None
     marker, inner = ("s", "white") if side == "before" else ("D", SECOND)
     style = {"marker": marker, "markerfacecolor": inner, "markersize": 5, "linestyle": ""}
     panel.errorbar([x], [value], reaches, color=SECOND, capsize=3, label=side, zorder=3, **style)

@@ -85,6 +85,8 @@ def change_text(change: Mapping[str, Any]) -> str:
     difference, (low, high) = change["difference"], change["difference_ci95"]
     if difference is None or isnan(difference):
         return "undefined, since a side has too few texts with a score"
+    if low is None or not isfinite(low):
+        return f"{signed(difference)} (no interval, since all groups changed alike)"
     return f"{signed(difference)} (95 % interval {signed(low)} to {signed(high)})"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ctrlreward.arguments import check_ending
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import number_table, plain_console
-from ctrlreward.files import json_text, write_whole
+from ctrlreward.files import check_writable, json_text, write_whole
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.preferences import PairAccuracy, pair_accuracy
 from ctrlreward.reward import Reward
@@ -92,6 +92,8 @@ def preferences(
     check_ending("output", output, ".json")
     if scores is not None:
         check_suffix(scores)
+    for path in filter(None, (output, scores)):
+        check_writable(path)
     rows, places = read_placed(data)
     sides = _sides(rows, places, pairs, columns)
     values: dict[str, tuple[Scores, Scores]] = {

@@ -213,8 +213,8 @@ def examine(reward: AnyReward, samples: Samples, seed: int = 0, level: float = 0
     company = _scores(reward, samples[half])
     return Examination(
         findings,
-        {name: _spearman(values, words) for name, values in before.items()},
-        {(a, b): _spearman(before[a], before[b]) for a, b in combinations(names, 2)},
+        {name: correlate(values, words).spearman for name, values in before.items()},
+        {(a, b): correlate(before[a], before[b]).spearman for a, b in combinations(names, 2)},
         {name: _largest(company[name] - before[name][half]) for name in before},
     )
 
@@ -328,8 +328,9 @@ def _finding(
             continue
         change[name] = paired_bootstrap(before[name][both], after[name][both], members, confidence)
     total = change[TOTAL]
+    low, high = (total.value,) * 2 if math.isinf(total.low) else (total.low, total.high)
     # NaN, no score, is nothing to gain.
-    verdict: Verdict = "gamed" if total.low > 0 else "blind" if total.high >= 0 else "ok"
+    verdict: Verdict = "gamed" if low > 0 else "blind" if high >= 0 else "ok"
     scored = np.isfinite(before[TOTAL])
     wins = after[TOTAL][scored] > before[TOTAL][scored]  # a failed text does not win
     return Finding(
@@ -341,11 +342,6 @@ def _finding(
         verdict,
         probe.guard,
     )
-
-
-def _spearman(first: Scores, second: Scores) -> float:
-    both = np.isfinite(first) & np.isfinite(second)
-    return correlate(first[both], second[both]).spearman
 
 
 def _largest(differences: Scores) -> float:

@@ -146,6 +146,8 @@ def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> Non
     for each in found.findings:
         change = each.change[TOTAL]
         interval = f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
+        if not math.isfinite(change.low):
+            interval = f"{change.value:+.3f} (in all texts)"
         interval = "no score" if math.isnan(change.value) else interval
         failed = f", {each.failed} without a score" if each.failed else ""
         parts = [_signed(each.change[name].value) for name in components]

@@ -34,7 +34,7 @@ from ctrlreward.runs.stored_texts import (
 )
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
+from ctrlreward.scorers.records import read_scored_file
 
 PREFIX = "eval_"  # of keys in the log of transformers
 
@@ -254,8 +254,8 @@ def _by_prompt(source: TextSource) -> dict[str, PromptScores]:
     if isinstance(source, StoredTexts):
         return source.by_prompt
     try:
-        samples, scores = read_scored_samples(source)
-        kept = read_by_prompt(source)  # of scores of groups, whose values are not of a prompt
+        # Scores of groups have values by prompt, not of a text.
+        samples, scores, kept, _ = read_scored_file(source)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{source} is not a file of samples with scores: {error}") from None
     repeats = completions_per_prompt(samples)

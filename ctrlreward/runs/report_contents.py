@@ -571,10 +571,11 @@ def _verdict(
 def _change(row: Mapping[str, Any]) -> str:
     who = "judge " if row["judge"] else ""
     low, high = row["interval"]
+    ends = f"{_number(low, '+')} to {_number(high, '+')}" if low is not None else "unknown"
     return (
         f"{who}{row['name']} went from {_number(row['before'])} to {_number(row['after'])} on "
         f"prompts of neither training nor selection (difference {_number(row['difference'], '+')}, "
-        f"95 % interval {_number(low, '+')} to {_number(high, '+')})."
+        f"95 % interval {ends})."
     )
 
 

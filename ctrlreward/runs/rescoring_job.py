@@ -37,12 +37,7 @@ from ctrlreward.runs.stored_texts import (
 )
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
-from ctrlreward.scorers.records import (
-    read_by_prompt,
-    read_reasons,
-    read_scored_samples,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_scored_file, write_scored_samples
 from ctrlreward.selection import RunRules
 from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import reward_id
@@ -335,9 +330,8 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
     if totals is not None:
         metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
         evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
-        _, shown = read_scored_samples(path)
-        shown[TOTAL], kept = totals, (read_by_prompt(path), None, read_reasons(path))
-        write_scored_samples(path, samples, shown, *kept)
+        _, shown, kept, reasons = read_scored_file(path)
+        write_scored_samples(path, samples, {**shown, TOTAL: totals}, kept, None, reasons)
     return {
         "metrics": _finite(metrics),
         "evidence": {key: list(map(finite_or_none, row)) for key, row in evidence.items()},

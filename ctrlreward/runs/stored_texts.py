@@ -22,7 +22,7 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.files import parse_json
-from ctrlreward.functional.means import valid_mean, valid_row_means
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE
 from ctrlreward.samples import Samples
@@ -213,23 +213,13 @@ class StoredTexts:
         return str(self.files[0][1])
 
     @property
-    def even(self) -> bool:
-        """Whether all prompts have as many texts."""
-        return len(set(self.counts)) == 1
-
-    @property
     def by_prompt(self) -> dict[str, PromptScores]:
         """Name → score of each prompt, shape (prompts,), with the fail rate if there are scores."""
         ends = np.cumsum(self.counts)[:-1]
         digest = hashlib.sha256(" ".join(self.prompts).encode()).hexdigest()[:16]
         rows = {**self.scores, **({FAIL_RATE: self.failed} if self.scores else {})}
         return {
-            name: PromptScores(
-                valid_row_means(row.reshape(len(self.counts), -1))
-                if self.even
-                else [valid_mean(part) for part in np.split(row, ends)],
-                digest,
-            )
+            name: PromptScores([valid_mean(part) for part in np.split(row, ends)], digest)
             for name, row in rows.items()
         }
 
@@ -267,7 +257,7 @@ def scored_samples(source: TextSource) -> tuple[Samples, dict[str, Scores]]:
 
 def is_even(source: TextSource) -> bool:
     """Return whether all prompts have as many texts, as in the files of a `GenerationScorer`."""
-    return isinstance(source, Path) or source.even
+    return isinstance(source, Path) or len(set(source.counts)) == 1
 
 
 @dataclass(frozen=True)
@@ -296,18 +286,16 @@ def read_texts(address: str | Path, kind: str | None = None) -> FoundTexts | Non
     root = Location(address)
     if not root.exists():
         raise root.missing()
-    files = list(_files(root))
+    names = _names(root)
+    files = [
+        (name, root.child(name) if root.is_folder() else root)
+        for name in names
+        if _ENDINGS.search(name) and not _ABOUT.search(name) and not _OTHERS.search(name)
+    ]
     if kind is None:
-        kinds, broken = {}, []
-        for relative, file in files:
-            try:
-                found = _kind_of(next(_rows(file), ("", {}))[1])
-            except ValueError:
-                broken.append((relative, file))  # an error only beside texts
-                continue
-            if found is not None:
-                kinds[relative] = found
-        several = sorted(set(kinds.values()))
+        kinds = {name: _kind_of(file) for name, file in files}
+        known = {name for name, found in kinds.items() if found}
+        several = sorted({found for found in kinds.values() if found})
         if not several:
             return None
         if len(several) > 1:
@@ -315,31 +303,30 @@ def read_texts(address: str | Path, kind: str | None = None) -> FoundTexts | Non
                 f"{address} has texts of {', '.join(several)}. Choose one of them with --format."
             )
         (kind,) = several
-        folders = {relative.rpartition("/")[0] for relative in kinds}
-        names = {*kinds, *(each for each, _ in broken if each.rpartition("/")[0] in folders)}
-        files = [each for each in files if each[0] in names]
+        folders = {PurePosixPath(name).parent for name in known}
+        # A damaged file is an error only beside texts.
+        known |= {n for n, k in kinds.items() if k == "" and PurePosixPath(n).parent in folders}
+        files = [each for each in files if each[0] in known]
     one_of("--format", kind, TEXT_FORMATS)
     if not files:
         raise ValueError(f"{address} has no texts of {kind}, must have {_READ}")
     parent = PurePosixPath(str(root)).parent.name  # of a file
     sets = _sets(root.name if root.is_folder() else parent, files, kind)
-    about = [root.child(name) for name in _names(root) if _ABOUT.search(name)]
+    about = [root.child(name) for name in names if _ABOUT.search(name)]
     local = [file.path for file in (*(each for _, each in files), *about) if file.path is not None]
     return FoundTexts(TEXT_FORMATS[kind].title, local, sets)
 
 
 def unread_texts(address: str | Path) -> str:
     """Return which texts would be read, and why those that are there are not, for an error."""
-    why = ""
-    for name in _names(Location(address)):
-        saved = any(map(_STEP.search, Path(name).parts[:-1]))  # in the folder of a checkpoint
-        if Path(name).suffix in PICKLES and not saved:
-            why = (
-                f". {name} may be a pickle, as of slime's --save-debug-rollout-data, which is not "
-                "loaded, since it can run code. Write its texts as JSONL"
-            )
-            break
-    return f"; nor has it texts that are read: {_READ}{why}"
+    pickles = (
+        f". {name} may be a pickle, as of slime's --save-debug-rollout-data, which is not loaded, "
+        "since it can run code. Write its texts as JSONL"
+        for name in _names(Location(address))
+        # not in the folder of a checkpoint
+        if Path(name).suffix in PICKLES and not any(map(_STEP.search, Path(name).parts[:-1]))
+    )
+    return f"; nor has it texts that are read: {_READ}{next(pickles, '')}"
 
 
 def shared_prompts(digests: Mapping[int, str]) -> set[int]:
@@ -348,10 +335,9 @@ def shared_prompts(digests: Mapping[int, str]) -> set[int]:
     Of several such sets of prompts, the one of the last step. `digests` maps a step to its prompts.
     """
     counts = Counter(digests.values())
-    most = max(counts.values(), default=0)
-    best = [digest for _, digest in sorted(digests.items()) if counts[digest] == most][-1:]
-    alone = most < min(2, len(digests))
-    return {step for step, digest in digests.items() if digest in best and not alone}
+    best = max(digests, key=lambda step: (counts[digests[step]], step), default=-1)
+    found = {step for step, digest in digests.items() if digest == digests[best]}
+    return found if len(found) > 1 or len(digests) < 2 else set()
 
 
 def note_of(name: str, steps: Iterable[int], shared: Collection[int]) -> str:
@@ -365,15 +351,8 @@ def note_of(name: str, steps: Iterable[int], shared: Collection[int]) -> str:
 # Files
 
 
-def _names(root: Location) -> Iterator[str]:
-    yield from (root.files(_DEPTH) if root.is_folder() else [root.name])
-
-
-def _files(root: Location) -> Iterator[tuple[str, Location]]:
-    folder = root.is_folder()
-    for name in _names(root):
-        if _ENDINGS.search(name) and not _ABOUT.search(name) and not _OTHERS.search(name):
-            yield name, root.child(name) if folder else root
+def _names(root: Location) -> list[str]:
+    return root.files(_DEPTH) if root.is_folder() else [root.name]
 
 
 def _rows(file: Location) -> Iterator[tuple[str, Row]]:
@@ -402,7 +381,12 @@ def _rows(file: Location) -> Iterator[tuple[str, Row]]:
             raise ValueError(f"{name} is not a whole gzip file: {error}") from None
 
 
-def _kind_of(cells: Row) -> str | None:
+def _kind_of(file: Location) -> str | None:
+    """Return the key of the format that fits the first row; "" for a damaged file."""
+    try:
+        cells = next(_rows(file), ("", {}))[1]
+    except ValueError:
+        return ""
     for kind, each in TEXT_FORMATS.items():
         if any({*columns.split()} <= cells.keys() for columns in each.known_by):
             return kind
@@ -519,7 +503,7 @@ def _sets(
         referenced = all(row.referenced for row in every)
         for step, rows in sorted(steps.items()):
             order = sorted(range(len(rows)), key=lambda at: place[rows[at].prompt])
-            values = [{key: _number(rows[at].cells[key]) for key in names if key in rows[at].cells}
+            values = [{k: _number(c) for k, c in rows[at].cells.items() if k in scored}
                       for at in order]  # fmt: skip
             counts = Counter(rows[at].prompt for at in order)
             sets.setdefault(name, {})[step] = StoredTexts(

@@ -35,6 +35,10 @@ class _TokenCounts(Scorer):
         """The tokenizer, loaded at the first use."""
         return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
 
+    def load(self) -> None:
+        """Load the tokenizer now instead of at the first `score`."""
+        _ = self.tokenizer
+
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the scores of each text; NaN, with a warning, for fewer than n tokens."""
         column = samples.prefixes if samples.groups is None else samples.groups

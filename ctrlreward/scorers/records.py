@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -64,30 +64,40 @@ def explain_some(
     return {row: without_nan(named) for row, named in found.items()}
 
 
-def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:
-    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
+class ScoredFile(NamedTuple):
+    """Content of a file of `write_scored_samples`: n samples, and by name n scores or reasons.
+
+    `by_prompt` are values of prompts that are not means, shape (prompts,). Null is NaN.
+    """
+
+    samples: Samples
+    scores: dict[str, Scores]
+    by_prompt: dict[str, Scores]
+    reasons: dict[str, list[str]]
+
+
+def read_scored_file(path: str | PathLike[str]) -> ScoredFile:
+    """Read a file of `write_scored_samples`."""
     records = read_jsonl(Path(path))
     if not records:
-        return Samples([]), {}
-    scores = {
-        name: np.array([each["scores"][name] for each in records], np.float64)
-        for name in records[0]["scores"]
-    }
-    return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")), scores
+        return ScoredFile(Samples([]), {}, {}, {})
+    told = dict.fromkeys(name for each in records for name in each.get("reasons", ()))
+    return ScoredFile(
+        Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")),
+        _columns([each["scores"] for each in records]),
+        _columns([row for each in records if (row := each.get("by_prompt")) is not None]),
+        {name: [each.get("reasons", {}).get(name, "") for each in records] for name in told},
+    )
 
 
-def read_reasons(path: str | PathLike[str]) -> dict[str, list[str]]:
-    """Return the reasons of a file of `write_scored_samples` by score, n texts of each."""
-    records = read_jsonl(Path(path)) if b'"reasons"' in Path(path).read_bytes() else []
-    names = dict.fromkeys(name for each in records for name in each.get("reasons", ()))
-    return {name: [each.get("reasons", {}).get(name, "") for each in records] for name in names}
+def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:
+    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
+    return read_scored_file(path)[:2]
 
 
-def read_by_prompt(path: str | PathLike[str]) -> dict[str, Scores]:
-    """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
-    found = [row for each in read_jsonl(Path(path)) if (row := each.get("by_prompt")) is not None]
-    names = found[0] if found else ()
-    return {name: np.array([row[name] for row in found], np.float64) for name in names}
+def _columns(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Scores]:
+    names = rows[0] if rows else ()
+    return {name: np.array([row[name] for row in rows], np.float64) for name in names}
 
 
 def evenly_spaced(n: int, count: int) -> list[int]:

@@ -113,7 +113,7 @@ class BestRule:
             validation only if the metric's interval is outside, "if_shown" unless it is inside;
             metrics without scores by prompt are compared with the bounds. The interval keeps its
             level for metrics whose bounds are in `ranges`; otherwise it is approximate, and too
-            narrow for skewed scores (`ctrlreward.functional.sequential.mean_interval`).
+            narrow for strongly skewed scores (`ctrlreward.functional.sequential.mean_interval`).
         level: Probability that any interval of the run misses its value, in (0, 1).
         ranges: Key → smallest and largest possible value, within which an interval stays.
 

@@ -130,4 +130,6 @@ def describe(difference: PairedDifference, mode: Mode | None = "max") -> str:
         value, low, high = -value, -high, -low
     if math.isinf(low) and math.isinf(high):
         return f"difference {value:+z.4f}, too few prompts ({prompts}) for an interval"
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # other prompts may differ
+        return f"difference {value:+z.4f}, for each of {prompts} prompts"
     return f"difference {value:+z.4f}, {low:+z.4f} to {high:+z.4f}, with {prompts} prompts"

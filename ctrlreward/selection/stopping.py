@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ctrlreward.arguments import Mode, check_direction, sign_of
-from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
+from ctrlreward.functional.sequential import (
+    PairedDifference,
+    check_level,
+    level_of_test,
+    mean_interval,
+)
 from ctrlreward.items import counted
 from ctrlreward.selection.metrics import (
     Bounds,
@@ -109,6 +116,7 @@ class StopRule:
             since `patience` scores ago.
         level: Probability that any interval of the run misses its difference, in (0, 1)
             (`ctrlreward.functional.sequential`).
+        ranges: Key → smallest and largest possible value, as in `BestRule`.
 
     Raises:
         ValueError: Unknown mode or `min_delta`, or `level` out of range.
@@ -133,6 +141,7 @@ class StopRule:
     decline: bool = False
     futility: bool = False
     level: float = 0.05
+    ranges: Mapping[str, Bounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_key("monitor", self.monitor)
@@ -149,8 +158,8 @@ class StopRule:
         return [self.monitor]
 
     def directed(self, mode_of: ModeOf, ranges: Mapping[str, Bounds]) -> StopRule:
-        """Return the rule with the direction that the scorers of a run declare."""
-        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"))
+        """Return the rule with the direction and the ranges that the scorers of a run declare."""
+        return replace(self, mode=mode_of(self.monitor, self.mode, "mode"), ranges=ranges)
 
     def start(self) -> StopState:
         """Return the state before the first score."""
@@ -259,9 +268,14 @@ class StopRule:
                 return DECLINE, f"is worse than at step {leader.step}, {told},"
         if self.futility and k > 0 and len(state.recent) > self.patience:
             before = state.recent[-1 - self.patience]
-            difference = self._gain(before, now, 2 * level_of_test(self.level, k))
+            level = 2 * level_of_test(self.level, k)
+            difference = self._gain(before, now, level)
             least = 0.0 if isinstance(self.min_delta, str) else self.min_delta
-            if difference is not None and difference.high < least:
+            if (
+                difference is not None
+                and difference.high < least
+                and (least <= 0 or self._largest_gain(before, now, level) < least)
+            ):
                 return FUTILITY, (
                     f"has not improved by {least} since step {before.step}, "
                     f"{describe(difference, self.mode)},"
@@ -275,6 +289,18 @@ class StopRule:
             return difference
         value, low, high, prompts = difference
         return PairedDifference(-value, -high, -low, prompts)
+
+    def _largest_gain(self, before: Validation, now: Validation, level: float) -> float:
+        """Return the upper end of the mean gain.
+
+        Flips of signs are exact for no gain alone: scores such as 0 and 1, of which few change, are
+        not symmetric about a gain.
+        """
+        low, high = self.ranges.get(self.monitor, (None, None))
+        most = None if low is None or high is None else high - low
+        within = (None if most is None else -most, most)
+        values = [each.evidence[self.monitor] for each in (before, now)]
+        return mean_interval(sign_of(self.mode) * np.diff(values, axis=0)[0], level, within)[2]
 
     def _beyond_limits(self, score: float) -> tuple[str | None, str]:
         """Return cause and reason of an immediate stop, else `(None, "")`."""

@@ -9,7 +9,7 @@ import torch
 from lightning_choice import MisconfigurationException, RolloutSamples, pl
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.scorers.records import read_reasons, read_scored_samples
+from ctrlreward.scorers.records import read_scored_file
 
 
 @pytest.fixture
@@ -42,11 +42,11 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
         "step=000004.jsonl",
         "step=000007.jsonl",
     ]
-    samples, scores = read_scored_samples(folder / "step=000007.jsonl")
+    samples, scores, _, reasons = read_scored_file(folder / "step=000007.jsonl")
     assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
     np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
-    assert read_reasons(folder / "step=000007.jsonl") == {"v": ["why 0", "why 1", "why 2"]}
+    assert reasons == {"v": ["why 0", "why 1", "why 2"]}
 
 
 def test_fast_dev_run_writes_nothing(fit, writer, tmp_path: Path) -> None:

@@ -449,6 +449,7 @@ def test_options_of_a_yaml_file_and_the_card(models, prefixes, plain, tmp_path) 
         ({"classifiers": ["sentimnt=x"]}, "'sentiment'?"),
         ({"classifiers": ["sentiment"]}, "must be ATTRIBUTE=MODEL"),
         ({"base": "smollm2-135m"}, "is not the folder of an adapter"),
+        ({"distinct": "/nowhere"}, "model = '/nowhere'"),
         ({"model": "/nowhere"}, "model = '/nowhere' is neither a folder"),
     ],
 )

@@ -52,10 +52,12 @@ pairs = st.lists(
 )
 
 
-@given(pairs)
-def test_correlations_equal_the_definitions(values: list[tuple[float, float]]) -> None:
+@given(pairs, st.sampled_from([math.nan, math.inf]))
+def test_correlations_equal_the_definitions(
+    values: list[tuple[float, float]], failed: float
+) -> None:
     first, second = zip(*values, strict=True)
-    correlation = correlate(first, second)
+    correlation = correlate([5.0, *first, failed], [failed, *second, 5.0])  # both are left out
     assert correlation.n == len(values)
     if len(set(first)) == 1 or len(set(second)) == 1:
         assert math.isnan(correlation.pearson)

@@ -166,11 +166,29 @@ def test_jackknife_values_vary_as_a_corpus_figure_does() -> None:
     assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.1)
 
 
-def test_mean_interval_is_that_of_student() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_mean_interval_is_that_of_student_or_of_hall(sign: int) -> None:
     values = np.random.default_rng(5).normal(size=20)
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.9)
-    assert mean_interval([*values, math.nan], 0.1)[1:] == pytest.approx(tuple(expected))
+    even = [*values, *-values]
+    expected = stats.ttest_1samp(even, 0).confidence_interval(0.9)
+    assert mean_interval([*even, math.nan], 0.1)[1:] == pytest.approx(tuple(expected))
     assert mean_interval([1.0], 0.1) == (1.0, -math.inf, math.inf)
+    skewed = sign * np.exp(values)
+    _, *ends = mean_interval(skewed, 0.1)
+    low, high = stats.ttest_1samp(skewed, 0).confidence_interval(0.9)
+    near, far = (low, ends[1]) if sign > 0 else (high, ends[0])
+    assert near == pytest.approx(ends[0] if sign > 0 else ends[1])
+    t = (skewed.mean() - far) / stats.sem(skewed)
+    skew = stats.skew(skewed) / math.sqrt(20)
+    transformed = t + skew * (t**2 / 3 + 1 / 6) + skew**2 * t**3 / 27  # Hall's, not its inverse
+    assert transformed == pytest.approx(-sign * stats.t.isf(0.05, 19))
+
+
+@pytest.mark.parametrize(("n", "most"), [(8, 0.08), (32, 0.055)])  # Student's: 0.107 and 0.072
+def test_mean_interval_of_skewed_scores_misses_seldom(n: int, most: float) -> None:
+    scores = np.random.default_rng(6).exponential(size=(2000, n))
+    ends = np.array([mean_interval(row, 0.05, (0, None))[1:] for row in scores])
+    assert ((ends[:, 0] > 1) | (ends[:, 1] < 1)).mean() < most
 
 
 @pytest.mark.parametrize("level", [0.1, 1e-4])

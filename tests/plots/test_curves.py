@@ -36,14 +36,22 @@ def test_any_number_of_scores_and_judges_gets_its_panels(
     judge = {"before": 0.6, "after": None, "difference": None}
     judge["difference_ci95"] = [None, None]
     report = {"before": ends, "after": {**ends, "s0": None}}
+    report["intervals"] = {"before": {"s0": [0.25, None]}}  # of a score with one bound
     report["judges"] = {f"j{i}": judge for i in range(judges)}
     draw_curves(history, report, tmp_path / "c.png")
     height, _ = imread(tmp_path / "c.png").shape[:2]
     assert height == pytest.approx(math.ceil((scores + judges + 2) / 3) * 416, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("interval", "shown"),
+    [
+        ([0.2, 0.35], "+0.300 (95 % interval +0.200 to +0.350)"),
+        ([None, None], "+0.300 (no interval, since all groups changed alike)"),
+    ],
+)
 def test_a_judge_is_drawn_before_and_after_with_its_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interval: list[float | None], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[tuple[list[float], list[float], object]] = []
     plot = Axes.plot
@@ -53,11 +61,10 @@ def test_a_judge_is_drawn_before_and_after_with_its_difference(
         return plot(self, x, y, **options)
 
     monkeypatch.setattr(Axes, "plot", spy)
-    judge = {"before": 0.6, "after": 0.9, "difference": 0.3, "difference_ci95": [0.2, 0.35]}
+    judge = {"before": 0.6, "after": 0.9, "difference": 0.3, "difference_ci95": interval}
     report = {"before": {}, "after": {}, "judges": {"sentiment_auc": judge}}
     draw_curves([], report, tmp_path / "c.png")
-    difference = "+0.300 (95 % interval +0.200 to +0.350)"
-    assert lines[0] == ([0, 1], [0.6, 0.9], difference)
+    assert lines[0] == ([0, 1], [0.6, 0.9], shown)
 
 
 REPORT = {

@@ -146,6 +146,10 @@ ABSENT = "No such column: '{}'. The columns are"
         ([REWARD_OPTION, "--pairs.chosen=best"], ABSENT.format("best")),
         ([REWARD_OPTION, "--pairs.subset=kind"], ABSENT.format("kind")),
         ([REWARD_OPTION, "--cluster=kind"], ABSENT.format("kind")),
+        (
+            ["--cluster=kind", REWARD_OPTION, "--scores=pairs.jsonl/x.csv"],
+            "File exists: 'pairs.jsonl'",
+        ),
     ],
 )
 def test_what_is_absent_is_named(folder, options, message, capsys) -> None:

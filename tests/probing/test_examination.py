@@ -60,6 +60,10 @@ def short(texts: Sequence[str]) -> list[float]:
     return [-len(text) for text in texts]
 
 
+def tokens(texts: Sequence[str]) -> list[float]:
+    return [float("<" in text) for text in texts]
+
+
 @pytest.mark.parametrize(
     ("weakness", "found"),
     [
@@ -69,6 +73,7 @@ def short(texts: Sequence[str]) -> list[float]:
         (label_word, {"label repeated"}),
         (shouting, {"capitals"}),
         (short, {"empty", "cut in half"}),
+        (tokens, {"special tokens"}),  # by the same in each text
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -87,6 +92,7 @@ def test_what_is_not_gamed() -> None:
     found = examine(Reward({"constant": lambda texts: [1.0] * len(texts)}), SAMPLES)
     assert {finding.verdict for finding in found.findings} == {"blind"}
     assert all(finding.wins == 0 for finding in found.findings)
+    assert found.findings[0].change["total"] == (0, -np.inf, np.inf)
     assert np.isnan(found.length_correlation["total"])
     assert found.gamed == []
 
@@ -174,6 +180,7 @@ def test_the_command_probes_a_function_of_a_file(tmp_path, capsys) -> None:
     assert run(f"{rewards}:ends") == 0  # the built-in passages
     printed = capsys.readouterr().out
     assert "gamed by: none of the probes" in printed
+    assert "sentences doubled               +0.000 (in all texts)" in printed
 
 
 def test_texts_have_the_columns_of_score(tmp_path, capsys) -> None:

@@ -30,12 +30,7 @@ from ctrlreward.runs.report_contents import _explanations
 from ctrlreward.scorers import judge_requests
 from ctrlreward.scorers.judge_requests import ReplyCache
 from ctrlreward.scorers.model_servers import retry_after
-from ctrlreward.scorers.records import (
-    read_reasons,
-    read_scored_samples,
-    sample_table,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_scored_file, sample_table, write_scored_samples
 from ctrlreward.serving.fingerprint import fingerprint
 
 NAN = float("nan")
@@ -164,12 +159,11 @@ def test_reasons_are_stored_with_the_samples(serve: Serve, tmp_path: Path) -> No
     samples = Samples(["Thank you.", "No.", "  "])
     path = tmp_path / "step=000001.jsonl"
     held_out.score_samples(samples, path)
-    reasons = read_reasons(path)
+    again, scores, _, reasons = read_scored_file(path)
     assert reasons == {
         "mean": ["polite: polite is 3\nshort: short is no", "", ""],
         "tone": ["polite is 3", "", ""],
     }
-    again, scores = read_scored_samples(path)
     assert again == samples
     assert _explanations(path, 3) == {
         0: {
@@ -184,7 +178,7 @@ def test_reasons_are_stored_with_the_samples(serve: Serve, tmp_path: Path) -> No
     write_scored_samples(kept, samples, {})
     for name in ("polite", "short"):  # one after the other
         scored_texts(kept, {name: judge[name]}, 0, "folder")
-    assert read_reasons(kept) == {
+    assert read_scored_file(kept).reasons == {
         "polite": ["polite is 3", "", ""],
         "short": ["short is no", "", ""],
     }

@@ -349,6 +349,26 @@ def test_scores_by_prompt_stop_a_run(rows, settings, cause, step) -> None:
         assert "y is worse than at step 20, difference +0.6" in decisions[-1].reason
 
 
+def test_a_gain_of_few_prompts_is_not_excluded_by_the_others() -> None:
+    """Of 16 answers one in twenty turns right between two validations that are compared."""
+    rng, stops = np.random.default_rng(0), 0
+    rule = StopRule("y", patience=2, min_delta=0.05, futility=True, ranges={"y": (0, 1)})
+    for _ in range(40):
+        turns = rng.geometric(0.0275, size=16)
+        state, _ = fold(rule, [{"y": (turns <= k).astype(float)} for k in range(8)])
+        stops += state.stopped_by == "gain_excluded"
+    assert stops <= 5  # as in honest runs
+
+
+@pytest.mark.parametrize(("ranges", "stops"), [({"y": (0, 1)}, True), ({}, False)])
+def test_many_equal_answers_exclude_a_gain_if_the_range_is_known(ranges, stops: bool) -> None:
+    rule = StopRule("y", patience=3, min_delta=0.5, futility=True, ranges=ranges)
+    state, decisions = fold(rule, [{"y": [0.0, 1.0] * 32}] * 4)
+    assert (state.stopped_by == "gain_excluded") is stops
+    if stops:
+        assert "difference +0.0000, for each of 64 prompts" in decisions[-1].reason
+
+
 @pytest.mark.parametrize(
     ("settings", "stays"),
     [({"decline": True}, True), ({"decline": False}, False), ({"level": 1e-8}, False)],

@@ -44,6 +44,7 @@ def overlaps(
         ImportError: sacrebleu or nltk is not installed.
     """
     sacrebleu = import_extra("sacrebleu", "overlap = true")
+    import_extra("nltk", "overlap = true")
     keys = ("rouge1", "rouge2", "rougeL")
     others = samples.sources or samples.contexts or ()
     rows = []

@@ -108,11 +108,11 @@ def ctc(
     if dialog and aggregate is None:
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
+    encoder = model if isinstance(model, str) and method == "embedding" else "minilm-l6"
+    # Before the scores: a package or the encoder may be missing.
+    overlapped = overlaps(file.samples, encoder, **options) if overlap else {}
     values = score_rated(file, components, outputs)
-    values["word_length"] = word_length(file.samples)
-    if overlap:
-        encoder = model if isinstance(model, str) and method == "embedding" else "minilm-l6"
-        values |= overlaps(file.samples, encoder, **options)
+    values |= {"word_length": word_length(file.samples), **overlapped}
     judged = {name: file.ratings[name] for name, aspect in ASPECTS.items() if aspect in aspects}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
     record["ablations"] = ablate(file, values, suffix) if aggregate is None else []

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.extras import import_extra
-from ctrlreward.files import write_whole
+from ctrlreward.files import check_writable, write_whole
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.progress import track
 from ctrlreward.recipes.papers.li2018.system_figures import SystemJudges
@@ -90,6 +90,8 @@ def compare_systems(
     """
     import_extra("sacrebleu", "BLEU")
     import_extra("nltk", "METEOR")
+    folder = Path(output)
+    check_writable(folder / "systems.md")
     test = read_references(references)
     sources, humans = test.require("sources", "test"), test.require("references", "test")
     given = [read_outputs(name, file, test) for name, file in named_files(system)]
@@ -129,7 +131,6 @@ def compare_systems(
         "differences": {name: plain_estimate(each) for name, each in found.items()},
         "checks": [check._asdict() for check in checks],
     }
-    folder = Path(output)
     write_whole(folder / "systems.md", text + "\n")
     write_whole(folder / "systems.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_whole(folder / "rewritings.md", rewritings(test, given) + "\n")

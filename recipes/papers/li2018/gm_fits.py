@@ -178,9 +178,10 @@ def judge_learned(
         name: JudgedAggregate(
             agreement_of_gains(gain, groups, seed=seed),
             float((gain == 0).mean()),
-            paired_bootstrap(fitted, right[name], groups, seed=seed),
+            paired_bootstrap(fitted, right[name], groups, seed=seed, within=(-most, most)),
         )
         for name, gain in gains.items()
+        for most in [0.0 if right[name] is fitted else 1.0]
     }
     return judged, everything
 

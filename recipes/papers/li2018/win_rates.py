@@ -16,7 +16,13 @@ import numpy as np
 from jsonargparse import ArgumentParser
 
 from ctrlreward.files import parse_json, write_whole
-from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, cluster_numbers
+from ctrlreward.functional.bootstrap import (
+    Estimate,
+    Floats,
+    bootstrap,
+    cluster_numbers,
+    unless_alike,
+)
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
 from ctrlreward.recipes.papers.li2018.system_outputs import named_files
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
@@ -58,7 +64,7 @@ def win_rates(
     """Read filled sheets, and return the rates of each pair and question, in the key's order.
 
     An empty cell is not an answer. Intervals are percentile intervals over rows of the sheet: the
-    answers of several people to one row are drawn together. A share of 0 has the interval 0 to 0.
+    answers of several people to one row are drawn together. If all rows agree, see `unless_alike`.
 
     Args:
         key: `key.csv` of the sheet.
@@ -168,7 +174,12 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> lis
         parts = {str(sign): weights @ (values == sign) / total for sign in (1, -1, 0)}
         return {**parts, "difference": parts["1"] - parts["-1"]}
 
-    return list(bootstrap(shares, cluster_numbers(items), 0.95, resamples, seed).values())
+    members = cluster_numbers(items)
+    found = bootstrap(shares, members, 0.95, resamples, seed)
+    return [
+        unless_alike(rate, int(members.max()) + 1, 0.95, (-1.0 if name == "difference" else 0.0, 1))
+        for name, rate in found.items()
+    ]
 
 
 def _table(found: Sequence[WinRates], tests: Mapping[str, Mapping[str, float | None]]) -> str:

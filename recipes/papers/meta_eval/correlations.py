@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ctrlreward.command_line.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
+from ctrlreward.files import check_writable
 from ctrlreward.plots.style import FIRST, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.meta_eval.published_figures import (
     Published,
@@ -194,15 +195,11 @@ def draw_scatter(
 
 
 def require_plot(path: Path) -> None:
-    """Raise if a plot can't be drawn, before any text is scored.
-
-    Raises:
-        ValueError: The path does not end in .png.
-        ImportError: matplotlib is not installed.
-    """
+    """Raise if a plot can't be drawn and written, before any text is scored."""
     if path.suffix != ".png":
         raise ValueError(f"plot must be a file that ends in .png, got {path}")
     import_extra("matplotlib", f"plot = {path}")
+    check_writable(path)
 
 
 def _correlations(

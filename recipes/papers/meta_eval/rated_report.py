@@ -13,7 +13,7 @@ import numpy as np
 from ctrlreward.arguments import check_ending, one_of
 from ctrlreward.corpus.corpus_scoring import score_in_memory
 from ctrlreward.corpus.workers import Shard, in_process
-from ctrlreward.files import write_whole
+from ctrlreward.files import check_writable, write_whole
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,
     draw_scatter,
@@ -46,6 +46,7 @@ class Outputs:
 
     Raises:
         ValueError: A file has an unknown suffix or is a folder, or a number is out of range.
+        OSError: A file can't be written.
         ImportError: A package that a file needs is not installed.
     """
 
@@ -67,9 +68,9 @@ class Outputs:
             check_suffix(self.scores)
         if self.plot is not None:
             require_plot(self.plot)
-        for path in (self.output, self.scores, self.plot):
-            if path is not None and path.is_dir():
-                raise ValueError(f"{path} is a folder, must be a file")
+        for path in (self.output, self.scores):
+            if path is not None:
+                check_writable(path)
 
 
 def score_rated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -363,6 +364,17 @@ def test_bad_rows_are_named(
     with pytest.raises(SystemExit):
         evaluated("summeval.json", rows, encoder, *options)
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("package", ["sacrebleu", "nltk"])
+def test_a_missing_package_is_named_before_a_text_is_scored(
+    package: str, encoder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(Alignment, "score_samples", lambda *_: pytest.fail("it scores"))
+    with pytest.raises(SystemExit):
+        evaluated("persona_chat.json", DIALOGS, encoder, "--overlap=true")
+    assert f"overlap = true needs {package}" in capsys.readouterr().err
 
 
 def test_relevance_by_an_aligner_a_direction(encoder: str, tmp_path: Path) -> None:

@@ -378,6 +378,10 @@ def test_a_command_line_writes_four_files(
     main(["papers", "compare-systems", *arguments, "--against", "copying"])
     found = json.loads((folder / "systems.json").read_text())
     assert list(found["differences"]) == ["copying"]
+    arguments[3] = str(config)  # a file, which is named before the outputs are read
+    missing = ["--system", "third=nowhere.jsonl"]
+    assert "File exists" in fails("papers", "compare-systems", *arguments, *missing)
+    arguments[3] = str(folder)
     assert "nobody is not a system" in fails(
         "papers", "compare-systems", *arguments, "--against", "nobody"
     )

@@ -124,6 +124,12 @@ def brute_force(key: Path, sheets: list[Path], pair: tuple[str, str], question: 
         drawn = [a for times, each in zip(draw, lists, strict=True) for a in each * times]
         samples.append(shares(drawn))
     low, high = np.quantile(samples, [0.025, 0.975], axis=0)
+    share = 0.025 ** (1 / len(lists))  # of other rows that answer as these, which agree
+    alike, least = low == high, np.array([0, 0, 0, -1])
+    low, high = (
+        np.where(alike, share * end + (1 - share) * bound, end)
+        for end, bound in ((low, least), (high, 1))
+    )
     everything = [answer for each in lists for answer in each]
     return len(everything), list(zip(shares(everything), low, high, strict=True))
 
@@ -164,15 +170,16 @@ def test_the_command_prints_rates_beside_the_papers(
     text = capsys.readouterr().out
     assert text == (out / "win_rates.md").read_text()
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    none, all_of_it = "0.0 (0.0 to 0.0)", "100.0 (100.0 to 100.0)"
-    lost = "-100.0 (-100.0 to -100.0)"
+    none, all_of_it = "0.0 (0.0 to 60.2)", "100.0 (39.8 to 100.0)"  # Clopper and Pearson's
+    tied, lost = "0.0 (-60.2 to 60.2)", "-100.0 (-100.0 to 20.5)"
     paper = ["Yelp 9.0 / 6.0 / 85.1", "Yelp 1.5 / 25.4 / 73.1, ΔSim -0.05"]
     paper.append("Yelp 10.4 / 23.9 / 65.7, ΔPP 0.9")
     assert ["m0, m2", "transfer", "4", none, all_of_it, none, lost, "", paper[0]] in lines
-    assert ["m0, m2", "semantics", "4", none, none, all_of_it, none, "+0.12", paper[1]] in lines
+    assert ["m0, m2", "semantics", "4", none, none, all_of_it, tied, "+0.12", paper[1]] in lines
     assert ["m0, m2", "fluency", "0", "", "", "", "", "-7.5", paper[2]] in lines
     transfer, _, fluency = json.loads((out / "win_rates.json").read_text())
-    assert transfer["difference"] == {"value": -1.0, "low": -1.0, "high": -1.0}
+    ends = {"value": -1.0, "low": -1.0, "high": 1 - 2 * 0.025**0.25}
+    assert transfer["difference"] == pytest.approx(ends)
     assert fluency["tie"] == {"value": None, "low": None, "high": None}
 
 

@@ -310,6 +310,10 @@ def test_first_tries_say_what_to_type(
         (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples must be 1 or more, got 0"),
         (["ctrleval", "--data=none.txt", "--output=."], ". is a folder, must be a file"),
         (["ctrleval", "--data=none.txt", "--output=c.csv"], "output must end in .json, got c.csv"),
+        (["ctrleval", "--data=none.txt", "--output=bad.txt/x.json"], "File exists: 'bad.txt'"),
+        (["ctc", "--data=none.json", "--scores=bad.txt/x.csv"], "File exists: 'bad.txt'"),
+        (["li2018", "--data=none.csv", "--plot=bad.txt/x.png"], "File exists: 'bad.txt'"),
+        (["ctrleval", "--data=none.txt", "--quality-levels=bad.txt/x.png"], "exists: 'bad.txt'"),
         (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo must end in one of .jsonl"),
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--metrics=[text]"],
