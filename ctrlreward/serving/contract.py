@@ -29,6 +29,8 @@ from ctrlreward.scorers.base import Scores
 PROTOCOL = 1
 FINGERPRINT_HEADER = "X-Ctrlreward-Fingerprint"
 
+_MOST_ERRORS = 100  # of a body; each sample may have the same
+
 _INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -280,11 +282,11 @@ def dumps(value: Any) -> bytes:
 
 
 def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the errors of pydantic without the input, which has texts, and with a hint."""
+    """Return the first errors of pydantic without the input, which has texts, and with a hint."""
     models = (Sample, ScoreBody, ScorerBody, FoldBody)
     known = [key for model in models for key in model.model_fields]
     details = []
-    for error in errors:
+    for error in errors[:_MOST_ERRORS]:
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             key, keys = str(error["loc"][-1]), ", ".join(dict.fromkeys(known))

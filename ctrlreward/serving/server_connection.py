@@ -154,7 +154,7 @@ class ServerConnection:
                 tried = time.monotonic() - started
                 unreached = not error.reached and self._description is None
                 patience = self.patience or (_UNREACHED if unreached else _PATIENCE)
-                pause = _backoff(number) if error.wait is None else error.wait
+                pause = error.wait or _backoff(number)
                 if tried + pause >= patience:
                     raise self._lost(error, unreached, tried) from error
                 if number == 0:
@@ -182,13 +182,13 @@ class ServerConnection:
             response = self._client().request(
                 method, self.url + path, content=content, headers=headers
             )
-        except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout) as error:
-            raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
-        except httpx2.TimeoutException as error:  # may be scored already: no second request
+        except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:  # may be scored already
             raise ServerLost(
                 f"the reward server {self.url} did not answer {path} in timeout = "
                 f"{self.timeout:g} s. Set a longer timeout or smaller batches."
             ) from error
+        except httpx2.RequestError as error:
+            raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
         found = response.headers.get(FINGERPRINT_HEADER)
         if expected not in (None, found) and (found is not None or response.is_success):
             self.connect()  # raises with the difference
@@ -238,7 +238,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
     value = response.headers.get("Retry-After", "")
     with suppress(ValueError):
         return max(0.0, float(value))
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return None
 

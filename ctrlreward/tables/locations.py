@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
@@ -21,9 +22,13 @@ class Location:
     def __init__(self, address: str | Path, shown: str | None = None) -> None:
         self._address = str(address)
         self._shown = shown or self._address
-        self._system, self._inner = fsspec.core.url_to_fs(self._address)
+        plain = os.path.expanduser(self._address.removeprefix("file://"))
+        if "://" in plain:
+            self._system, self._inner = fsspec.core.url_to_fs(self._address)
+        else:  # fsspec would read "data:" or "::" in a name as parts of a URL
+            self._system, self._inner = fsspec.filesystem("file"), os.path.abspath(plain)
         local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
-        self.path = Path(self._address.removeprefix("file://")) if local else None
+        self.path = Path(plain) if local else None
         self.name = PurePosixPath(self._inner).name
         self.suffix = PurePosixPath(self._inner).suffix
 
