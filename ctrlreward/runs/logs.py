@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
-from ctrlreward.files import parse_json
+from ctrlreward.files import finite_or_none, parse_json
 from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv
 
 # One logging call: the step, and the values by metric.
@@ -39,10 +39,10 @@ _NO_LOGS = re.compile(r"samples|rescored|checkpoints|(checkpoint-|global_step).*
 _DEPTH = 3
 
 # verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
-_VERL_LINE = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)")
-_VERL_PAIR = re.compile(r"(\S+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?$", re.I)
+_VERL_LINE = re.compile(r"(?:^|[\s)])step:(\d{1,18}) - (\S.*)")
+_VERL_PAIR = re.compile(r"(\S+):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))\)?$", re.I)
 # OpenRLHF's: "... Global step 10: {'reward': 0.5}" and "... global_step 10, eval_metrics: {...}".
-_OPENRLHF_LINE = re.compile(r"global[ _]step (\d+)(?:: |, eval_metrics: )(\{.*\})", re.I)
+_OPENRLHF_LINE = re.compile(r"global[ _]step (\d{1,18})(?:: |, eval_metrics: )(\{.*\})", re.I)
 
 FORMATS = (
     "metrics.jsonl (HistoryLogger), metrics.csv (CSVLogger), trainer_state.json (transformers, "
@@ -91,7 +91,10 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         path = _log_in(path, texts)
     elif not path.is_file():
         raise no_such_file(path)
-    log = _read_tensorboard(path) if path.is_dir() else _read_file(path, run)
+    try:
+        log = _read_tensorboard(path) if path.is_dir() else _read_file(path, run)
+    except (ArithmeticError, AttributeError, TypeError) as error:  # another form of values
+        raise ValueError(f"{path} is not the log of a run: {error}") from None
     if not any(values for _, values in log.rows):
         raise NoLog(f"{log.path} has no logged numbers: did the run reach its first step?")
     return log
@@ -408,5 +411,6 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
         if value is None or value in _NO_NUMBERS:
             metrics[name] = nan
         elif isinstance(value, int | float):
-            metrics[name] = float(value) if isfinite(value) else nan
+            number = finite_or_none(value)
+            metrics[name] = nan if number is None else number
     return metrics

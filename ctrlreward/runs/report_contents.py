@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import sign_of
+from ctrlreward.arguments import inner_path, sign_of
 from ctrlreward.files import parse_json, read_jsonl, read_yaml
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.runs.compare import compare_runs
-from ctrlreward.runs.folder import StoredRun, completions_per_prompt, sample_files
+from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt, sample_files
 from ctrlreward.runs.results import read_run
 from ctrlreward.runs.select import (
     Selection,
@@ -152,10 +152,9 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(_text(path) or "{}", path)
+        return as_mapping(parse_json(_text(path) or "{}", path))
     except ValueError:  # a killed run may leave half of a file
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _text(path: Path) -> str:
@@ -178,7 +177,8 @@ def _text_sets(
             missing.append(f"texts of {name} side by side: its prompts differ between the steps")
         else:
             yield found
-    names = ("before", "after", *summary.get("others", {}))
+    others = [inner_path("others", each) for each in as_mapping(summary.get("others"))]
+    names = ("before", "after", *others)
     files = [(name, None, folder / f"{name}.jsonl") for name in names]
     files = [each for each in files if each[2].is_file()]
     if files:
@@ -249,8 +249,8 @@ def _rules(
     """Return the rules to replay, and their origin in words."""
     found = dict(_recorded(stored, missing))
     origin = "rules of the run, as in its config.yaml"
-    chosen = summary.get("selection") or {}
-    if "best" not in found and chosen.get("monitor"):
+    chosen = summary.get("selection")
+    if "best" not in found and isinstance(chosen, dict) and chosen.get("monitor"):
         origin = "selection of the run, as in its summary.json"
         try:
             monitor = logged_key(stored, chosen["monitor"])
@@ -263,7 +263,7 @@ def _rules(
             if isinstance(ties := how.get("ties_by"), Mapping):
                 how["ties_by"] = {logged_key(stored, key): ties[key] for key in ties}
             found["best"] = BestRule(monitor, mode, constraints=bounds, ranges=stored.ranges, **how)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
         given = run_rules(stored, options)
@@ -296,17 +296,17 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
     except (OSError, ValueError, KeyError, TypeError):
         return
     for entry in callbacks:
-        name = str(entry.get("class_path", "")).rpartition(".")[2]
+        name = str(as_mapping(entry).get("class_path", "")).rpartition(".")[2]
         if name not in _RULES:
             continue
         role, kind = _RULES[name]
         known = {each.name for each in fields(kind)}
-        given = {_GIVEN.get(k, k): v for k, v in (entry.get("init_args") or {}).items()}
-        settings = {k: v for k, v in given.items() if k in known and v is not None}
-        if "constraints" in settings:
-            settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
-            settings["ranges"] = stored.ranges
         try:
+            given = {_GIVEN.get(k, k): v for k, v in (entry.get("init_args") or {}).items()}
+            settings = {k: v for k, v in given.items() if k in known and v is not None}
+            if "constraints" in settings:
+                settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
+                settings["ranges"] = stored.ranges
             for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
                 if key in settings:
                     settings.setdefault(direction, better_mode(stored, settings[key]))
@@ -317,7 +317,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
             rule = kind(**settings)
             one = RunRules(**{role: rule})
             absent = [key for key in (*one.monitored, *one.others) if key not in stored.keys]
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             missing.append(f"{name} of config.yaml: {error}")
             continue
         if absent:

@@ -11,17 +11,18 @@ import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import nan
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.files import parse_json
+from ctrlreward.files import finite_or_none, parse_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE
@@ -398,7 +399,7 @@ def _rows(file: Location) -> Iterator[tuple[str, Row]]:
                 if not isinstance(cells, dict):
                     raise ValueError(f"{name}:{number} is not a JSON object, must be one per line")
                 yield f"{name}:{number}", cells
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{name} is not a whole gzip file: {error}") from None
 
 
@@ -437,7 +438,7 @@ def _text_rows(
                     f"{place} has no {error.args[0]!r}, which a row of {form.title} has, only "
                     f"{', '.join(cells)}"
                 ) from None
-            except (TypeError, AttributeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{place} is not a row of {form.title}: {error}") from None
             first = first or (place, step)
             if form.one_step and step != first[1]:
@@ -533,4 +534,5 @@ def _sets(
 
 
 def _number(cell: float | None) -> float:
-    return nan if cell is None or not isfinite(cell) else float(cell)
+    number = None if cell is None else finite_or_none(cell)
+    return nan if number is None else number

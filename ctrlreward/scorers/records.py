@@ -67,15 +67,21 @@ def explain_some(
 
 
 def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:
-    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN."""
+    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN.
+
+    A ValueError names a file of another form.
+    """
     records = read_jsonl(Path(path))
     if not records:
         return Samples([]), {}
-    scores = {
-        name: np.array([each["scores"][name] for each in records], np.float64)
-        for name in records[0]["scores"]
-    }
-    return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")), scores
+    try:
+        scores = {
+            name: np.array([each["scores"][name] for each in records], np.float64)
+            for name in records[0]["scores"]
+        }
+        return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")), scores
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a file of samples with scores: {error}") from None
 
 
 def read_reasons(path: str | PathLike[str]) -> dict[str, list[str]]:
@@ -87,9 +93,10 @@ def read_reasons(path: str | PathLike[str]) -> dict[str, list[str]]:
 
 def read_by_prompt(path: str | PathLike[str]) -> dict[str, Scores]:
     """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
-    found = [row for each in read_jsonl(Path(path)) if (row := each.get("by_prompt")) is not None]
+    rows = [each.get("by_prompt") for each in read_jsonl(Path(path))]
+    found = [row for row in rows if isinstance(row, dict)]
     names = found[0] if found else ()
-    return {name: np.array([row[name] for row in found], np.float64) for name in names}
+    return {name: np.array([row.get(name) for row in found], np.float64) for name in names}
 
 
 def evenly_spaced(n: int, count: int) -> list[int]:
