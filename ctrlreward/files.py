@@ -151,11 +151,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
-    """Return a number for JSON: None for NaN, infinity, and an integer that no float can be."""
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
+    """Return a number for JSON: None for NaN and infinity."""
+    number = float(value)
     return number if math.isfinite(number) else None
 
 

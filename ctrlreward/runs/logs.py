@@ -18,10 +18,11 @@ from contextlib import closing
 from importlib import import_module
 from math import isfinite, nan
 from pathlib import Path
+from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
-from ctrlreward.files import finite_or_none, parse_json
+from ctrlreward.files import parse_json
 from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv
 
 # One logging call: the step, and the values by metric.
@@ -411,6 +412,5 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
         if value is None or value in _NO_NUMBERS:
             metrics[name] = nan
         elif isinstance(value, int | float):
-            number = finite_or_none(value)
-            metrics[name] = nan if number is None else number
+            metrics[name] = float(value) if abs(value) <= float_info.max else nan
     return metrics

@@ -178,10 +178,8 @@ def _text_sets(
         else:
             yield found
     others = [inner_path("others", each) for each in as_mapping(summary.get("others"))]
-    names = ("before", "after", *others)
-    files = [(name, None, folder / f"{name}.jsonl") for name in names]
-    files = [each for each in files if each[2].is_file()]
-    if files:
+    paths = {name: folder / f"{name}.jsonl" for name in ("before", "after", *others)}
+    if files := [(name, None, path) for name, path in paths.items() if path.is_file()]:
         yield _aligned("test set", files)
 
 
@@ -646,11 +644,9 @@ def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[i
     if n <= MOST_COLUMNS:
         return list(range(n))
     marked = (selection.best, alarm.step if alarm else None)
-    kept = {0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)}
-    for i in evenly_spaced(n, MOST_COLUMNS):
-        if len(kept) < MOST_COLUMNS:
-            kept.add(i)
-    return sorted(kept)
+    first = [0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)]
+    wanted = dict.fromkeys([*first, *evenly_spaced(n, MOST_COLUMNS)])
+    return sorted([*wanted][:MOST_COLUMNS])
 
 
 def _shown(
@@ -736,14 +732,13 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 def _explanations(file: TextSource, rows: int) -> dict[int, Any]:
     """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
-    if isinstance(file, StoredTexts):
-        return {}
-    if not re.search(rb'"(explanation|reasons)"', file.read_bytes()):
+    told = rb'"(explanation|reasons)"'
+    if isinstance(file, StoredTexts) or not re.search(told, file.read_bytes()):
         return {}
     found = {}
     for i, record in enumerate(read_jsonl(file)[:rows]):
-        explained = {**record.get("explanation", {})}
-        for name, reason in record.get("reasons", {}).items():
+        explained = {**as_mapping(record.get("explanation"))}
+        for name, reason in as_mapping(record.get("reasons")).items():
             if reason:
                 explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
         if explained:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path, PurePosixPath
+from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.files import finite_or_none, parse_json
+from ctrlreward.files import parse_json
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE
@@ -534,5 +535,4 @@ def _sets(
 
 
 def _number(cell: float | None) -> float:
-    number = None if cell is None else finite_or_none(cell)
-    return nan if number is None else number
+    return float(cell) if cell is not None and abs(cell) <= float_info.max else nan

@@ -67,10 +67,7 @@ def explain_some(
 
 
 def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:
-    """Return samples and scores of a file of `write_scored_samples`; null becomes NaN.
-
-    A ValueError names a file of another form.
-    """
+    """Return samples and scores of a file, null as NaN; a ValueError names one of another form."""
     records = read_jsonl(Path(path))
     if not records:
         return Samples([]), {}

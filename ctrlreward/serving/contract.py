@@ -29,8 +29,6 @@ from ctrlreward.scorers.base import Scores
 PROTOCOL = 1
 FINGERPRINT_HEADER = "X-Ctrlreward-Fingerprint"
 
-_MOST_ERRORS = 100  # of a body; each sample may have the same
-
 _INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -286,7 +284,7 @@ def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
     models = (Sample, ScoreBody, ScorerBody, FoldBody)
     known = [key for model in models for key in model.model_fields]
     details = []
-    for error in errors[:_MOST_ERRORS]:
+    for error in errors[:100]:  # each sample may have the same
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             key, keys = str(error["loc"][-1]), ", ".join(dict.fromkeys(known))

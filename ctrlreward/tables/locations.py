@@ -60,11 +60,7 @@ class Location:
 
     def names(self) -> list[str]:
         """Return the sorted names of the files in a folder; empty if it is missing."""
-        if not self.is_folder():
-            return []
-        self._system.invalidate_cache(self._inner)
-        entries = self._system.ls(self._inner, detail=True)
-        return sorted(PurePosixPath(e["name"]).name for e in entries if e["type"] == "file")
+        return self.files(depth=1)
 
     def files(self, depth: int) -> list[str]:
         """Return the sorted paths of the files below a folder, relative to it."""

@@ -46,3 +46,12 @@ def test_what_is_written_under_a_name_is_read_under_it(
     with Location(name).open() as opened:
         assert opened.read() == b"rows"
     assert Location(tmp_path).child(name.removeprefix("~/")).exists()
+
+
+def test_files_of_a_folder_may_be_links(tmp_path: Path) -> None:
+    """As in a snapshot of the hub's cache."""
+    (tmp_path / "blob").write_text("")
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "rows.jsonl").symlink_to("../blob")
+    assert Location(tmp_path / "folder").names() == ["rows.jsonl"]
+    assert Location(tmp_path / "nowhere").names() == []
