@@ -140,7 +140,7 @@ class RewardShapingMixin(ReadingMixin):
         ):
             if option is not None:
                 check_type(name, kind, option)
-        positive("kl_target", kl_target)
+        positive("kl_target (nats per token)", kl_target)
         positive("length_alpha", length_alpha)
         if not kl_horizon >= 1:
             raise ValueError(f"kl_horizon must be 1 batch or more, got {kl_horizon}")

@@ -657,10 +657,8 @@ def _shown(
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
     proxy, held_out = _pair_of_components(names, selection)
     gamed = _gamed(each, proxy, held_out)
-    lengths = np.zeros(rows)
-    for column in columns:
-        texts = each.samples[column].texts
-        lengths += [min(len(text), LONGEST) + 7 * len(names) + 12 for text in texts]
+    sizes = [[min(len(text), LONGEST) for text in each.samples[c].texts] for c in columns]
+    lengths = np.sum(sizes, axis=0) + len(columns) * (7.0 * len(names) + 12)
     count = rows if lengths.sum() <= budget else max(1, int(budget / lengths.mean()))
     chosen = np.arange(rows)
     if count < rows:

@@ -124,9 +124,8 @@ def run(arguments: list[str]) -> None:
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), json_text(_chosen(found[0])))
-        if options.prune:
-            for selection in found:
-                _prune(selection, options)
+        for selection in found if options.prune else ():
+            _prune(selection, options)
     if any(selection.best is None and selection.selects for selection in found):
         raise SystemExit(_NOT_CHOSEN)
 

@@ -90,8 +90,7 @@ def read_reasons(path: str | PathLike[str]) -> dict[str, list[str]]:
 
 def read_by_prompt(path: str | PathLike[str]) -> dict[str, Scores]:
     """Return the values by prompt of a file of `write_scored_samples`; null becomes NaN."""
-    rows = [each.get("by_prompt") for each in read_jsonl(Path(path))]
-    found = [row for row in rows if isinstance(row, dict)]
+    found = [row["by_prompt"] for row in read_jsonl(path) if isinstance(row.get("by_prompt"), dict)]
     names = found[0] if found else ()
     return {name: np.array([row.get(name) for row in found], np.float64) for name in names}
 

@@ -97,7 +97,7 @@ class ServerConnection:
 
     def connect(self) -> dict[str, Any]:
         """Wait until the server is ready and return the description of its reward; see `post`."""
-        found = self._json(self._send("GET", "/reward"))
+        found = self._send("GET", "/reward")
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
             raise ServerError(
@@ -113,7 +113,7 @@ class ServerConnection:
     def post(self, path: str, body: object) -> Any:
         """Send a body and return the value of the reply."""
         expected = self.description["fingerprint_id"]
-        return self._json(self._send("POST", path, dumps(body), expected))
+        return self._send("POST", path, dumps(body), expected)
 
     def close(self) -> None:
         """Close the connections of this process; a later request opens new ones."""
@@ -144,8 +144,8 @@ class ServerConnection:
 
     def _send(
         self, method: str, path: str, content: bytes | None = None, expected: str | None = None
-    ) -> httpx2.Response:
-        """Send a request until a reply has the expected fingerprint, or patience ends."""
+    ) -> Any:
+        """Return the value of a reply with the expected fingerprint; repeat until patience ends."""
         started, number = time.monotonic(), 0
         while True:
             try:
@@ -174,9 +174,7 @@ class ServerConnection:
             "or increase patience."
         )
 
-    def _attempt(
-        self, method: str, path: str, content: bytes | None, expected: str | None
-    ) -> httpx2.Response:
+    def _attempt(self, method: str, path: str, content: bytes | None, expected: str | None) -> Any:
         headers = {"Content-Type": "application/json"} if content is not None else None
         try:
             response = self._client().request(
@@ -202,9 +200,6 @@ class ServerConnection:
         if not response.is_success:
             status = f"{method} {path}: {response.status_code}"
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
-        return response
-
-    def _json(self, response: httpx2.Response) -> Any:
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:

@@ -23,12 +23,11 @@ class Location:
         self._address = str(address)
         self._shown = shown or self._address
         plain = os.path.expanduser(self._address.removeprefix("file://"))
-        if "://" in plain:
+        self.path = None if "://" in plain else Path(plain)
+        if self.path is None:
             self._system, self._inner = fsspec.core.url_to_fs(self._address)
         else:  # fsspec would read "data:" or "::" in a name as parts of a URL
             self._system, self._inner = fsspec.filesystem("file"), os.path.abspath(plain)
-        local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
-        self.path = Path(plain) if local else None
         self.name = PurePosixPath(self._inner).name
         self.suffix = PurePosixPath(self._inner).suffix
 
@@ -53,10 +52,10 @@ class Location:
         return self._system.isdir(self._inner)
 
     def is_same(self, other: Location) -> bool:
-        """Return True if both are one file; this one exists."""
-        if self.path is not None and other.path is not None:
-            return other.path.exists() and self.path.samefile(other.path)
-        return self._address == other._address
+        """Return True if both, which exist, are one file."""
+        if self.path is None or other.path is None:
+            return self._address == other._address
+        return self.path.samefile(other.path)
 
     def names(self) -> list[str]:
         """Return the sorted names of the files in a folder; empty if it is missing."""
