@@ -365,8 +365,8 @@ def pointed_to(root: Path) -> Iterator[Path]:
         for name in (*folders, *files):
             path = here / name
             if path.is_symlink():
-                yield path.resolve()
-            elif name in _POINTERS:
-                named = path.read_text(encoding="utf-8", errors="replace").strip()
-                yield (here / named).resolve()
-                yield (here / f"global_step_{named}").resolve()
+                yield Path(os.path.realpath(path))  # also of links in a circle
+            elif name in _POINTERS and path.is_file():
+                named = path.read_bytes().decode(errors="replace").strip("\0 \n")
+                for target in (named, f"global_step_{named}"):
+                    yield Path(os.path.realpath(here / target))

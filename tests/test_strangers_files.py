@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import json
 import math
@@ -144,6 +145,63 @@ def test_a_report_names_the_log_that_it_lacks() -> None:
     place = spoil(Path("first/metrics.jsonl"), VALUES["deep"])
     main(["report", "first"])
     assert f"{place} has JSON that is nested too deeply" in Path("first/report.html").read_text()
+
+
+HUGE = "1" + "0" * 400  # an integer of Python and of JSON, beyond any float
+SECOND = "first/samples/score/step=000002.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (SECOND, '{"text": "a", "scores": [1]}', f"{SECOND} is not a file of samples with scores"),
+        (SECOND, '{"text": "a"}', f"{SECOND} is not a file of samples with scores: 'scores'"),
+        (SECOND, f'{{"text": "a", "scores": {{"worth": {HUGE}}}}}', "scores: int too large"),
+        ("run.log", "Global step 1: {'worth'}", "run.log is not the log of a run: 'set' object"),
+        ("run.log", "Global step 1: {1: 2}", "run.log is not the log of a run: 'int' object"),
+        ("run.log", f"step:{HUGE} - worth:1", "run.log is not the log of a run: no line has"),
+        ("run.log", "step:1 - worth:0.1.2", "run.log:1 is not a line of verl's console logger"),
+        ("log.jsonl", f'{{"step": {HUGE}, "worth": 1}}', "log.jsonl is not the log of a run: int"),
+        ("texts/a.jsonl", '{"step": Infinity, "prompt": "", "completion": "", "scores": {}}',
+         "texts/a.jsonl:1 is not a row of records"),
+        ("texts/a.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 99, "is not a whole gzip file"),
+    ],
+)  # fmt: skip
+def test_values_of_another_form_are_named(
+    name: str, content: str | bytes, message: str, capsys: Captured
+) -> None:
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+    run = name.partition("/")[0]
+    kind = ["--format", "records"] if run == "texts" else []
+    assert message in failure(["select", run, "--maximise", "worth", *kind], capsys)
+    with contextlib.suppress(SystemExit):  # what can be shown is
+        main(["report", run])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", '{"selection": "x", "others": 1, "seconds": [1]}'),
+        ("summary.json", '{"selection": {"monitor": "worth", "constraints": [1]}}'),
+        (
+            "config.yaml",
+            "trainer: {callbacks: [1, {class_path: RewardCheckpoint, init_args: [1]}]}",
+        ),
+        ("metrics.jsonl", f'{{"step": 1, "worth": 1}}\n{{"step": 2, "worth": {HUGE}}}\n'),
+        ("samples/score/step=\N{SUPERSCRIPT TWO}.jsonl", ""),
+    ],
+)
+def test_a_report_of_values_of_another_form(name: str, content: str) -> None:
+    Path("first", name).write_text(content)
+    main(["report", "first"])
+
+
+def test_a_report_has_no_texts_of_other_folders(capsys: Captured) -> None:
+    for name in ("first/before", "first/after", "secret"):
+        shutil.copy(SECOND, f"{name}.jsonl")
+    Path("first/summary.json").write_text('{"others": {"../secret": {}}}')
+    assert "others must be a name of a folder's content" in failure(["report", "first"], capsys)
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -199,7 +200,7 @@ def _target(output: str) -> Location:
     target = Location(output)
     if target.path is None or not target.path.is_symlink():
         return target
-    return Location(target.path.resolve(), output)
+    return Location(os.path.realpath(target.path), output)
 
 
 @contextmanager

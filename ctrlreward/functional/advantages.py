@@ -47,7 +47,7 @@ def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
         >>> batch_baseline_advantages(torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([0, 0, 1]))
         tensor([-1.,  1.,  0.])
     """
-    return torch.nan_to_num(rewards - rewards.nanmean())
+    return group_centred_advantages(rewards, torch.zeros_like(groups))
 
 
 def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) -> Tensor:
@@ -190,5 +190,8 @@ def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     valid = (~rewards.isnan()).to(rewards.dtype)
     zeros = rewards.new_zeros(int(indices.max()) + 1)
     count = zeros.index_add(0, indices, valid)[indices]
-    total = zeros.index_add(0, indices, torch.nan_to_num(rewards))[indices]
-    return total / count, count
+    known = rewards.nan_to_num(-torch.inf)
+    largest = zeros.scatter_reduce(0, indices, known, "amax", include_self=False)[indices]
+    # The mean of equal rewards is not rounded, so that they differ by exactly 0 from it.
+    below = zeros.index_add(0, indices, torch.nan_to_num(rewards - largest))[indices]
+    return largest + below / count, count

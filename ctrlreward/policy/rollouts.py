@@ -237,7 +237,8 @@ def sample(
             while True:
                 (values,) = logit_blocks(model, states, temperature=temperature or 1.0)
                 if temperature == 0:
-                    drawn = values.argmax(dim=-1)
+                    largest, drawn = values.max(dim=-1)
+                    _check_finite(largest)
                 else:
                     column = None if uniform is None else uniform[:, len(tokens), None]
                     drawn = draw(options.truncate(ids, values), column)
@@ -295,11 +296,7 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     blocks = weights.unflatten(1, (-1, _BLOCK))
     cumulative = blocks.sum(dim=-1).double().cumsum(dim=-1)
     total = cumulative[:, -1:]
-    if not torch.isfinite(total).all():
-        raise RuntimeError(
-            "the policy's logits are NaN or infinite, so no token can be drawn. Lower the learning "
-            "rate, clip gradients, or use float32 or bfloat16."
-        )
+    _check_finite(total)
     if uniform is None:
         uniform = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)
     point = uniform.clamp(max=_BELOW_1) * total
@@ -310,6 +307,14 @@ def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     inside = blocks[rows, block[:, 0]].double().cumsum(dim=-1)
     share = ((point - start) / (end - start)).clamp(min=0.0, max=_BELOW_1)
     return (block * _BLOCK + torch.searchsorted(inside, share * inside[:, -1:], right=True))[:, 0]
+
+
+def _check_finite(numbers: Tensor) -> None:
+    if not torch.isfinite(numbers).all():
+        raise RuntimeError(
+            "the policy's logits are NaN or infinite, so no token can be drawn. Lower the learning "
+            "rate, clip gradients, or use float32 or bfloat16."
+        )
 
 
 def encode_prompts(

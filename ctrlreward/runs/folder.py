@@ -168,11 +168,11 @@ def read_stored_run(
     modes: dict[str, Mode] = {f"{name_}/{FAIL_RATE}": "min" for name_ in texts_}
     ranges: dict[str, Sequence[float | None]] = dict.fromkeys(modes, (0.0, 1.0))
     for reported in _reported({folder, log.path.parent if log.rows or files else folder}):
-        modes |= _mapping(reported.get("directions"))
-        ranges |= _mapping(reported.get("ranges"))
+        modes |= as_mapping(reported.get("directions"))
+        ranges |= as_mapping(reported.get("ranges"))
     for scorer in _declared(log.declared):
-        modes |= {PREFIX + key: mode for key, mode in _mapping(scorer.get("modes")).items()}
-        ranges |= {PREFIX + key: bounds for key, bounds in _mapping(scorer.get("ranges")).items()}
+        modes |= {PREFIX + key: mode for key, mode in as_mapping(scorer.get("modes")).items()}
+        ranges |= {PREFIX + key: bounds for key, bounds in as_mapping(scorer.get("ranges")).items()}
     return StoredRun(
         folder, log.path, log.source, steps, modes, ranges, saved, place, texts_, notes
     )
@@ -244,7 +244,7 @@ def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
     root = folder / "samples"
     for file in sorted(root.rglob("step=*.jsonl")):
         digits = file.stem.removeprefix("step=")
-        if digits.isdigit() and file.is_file():
+        if digits.isdecimal() and file.is_file():
             found.setdefault(str(file.parent.relative_to(root)), {})[int(digits)] = file
     return found
 
@@ -253,11 +253,8 @@ def _by_prompt(source: TextSource) -> dict[str, PromptScores]:
     """Return score → value of each prompt, and the fail rate."""
     if isinstance(source, StoredTexts):
         return source.by_prompt
-    try:
-        # Scores of groups have values by prompt, not of a text.
-        samples, scores, kept, _ = read_scored_file(source)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{source} is not a file of samples with scores: {error}") from None
+    # Scores of groups have values by prompt, not of a text.
+    samples, scores, kept, _ = read_scored_file(source)
     repeats = completions_per_prompt(samples)
     rows = {key: valid_row_means(row.reshape(-1, repeats)) for key, row in scores.items()}
     if scores:
@@ -329,14 +326,15 @@ def _reported(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield what `BeforeAfter` or `RunReport` wrote to `summary.json`."""
     for file in (folder / "summary.json" for folder in folders):
         if file.is_file():
-            yield _mapping(read_json(file))
+            yield as_mapping(read_json(file))
 
 
 def _declared(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield what each `GenerationScorer` wrote to `trainer_state.json`."""
-    ours = _mapping(_mapping(state.get("stateful_callbacks")).get("ctrlreward"))
-    yield from _mapping(ours.get("scores")).values()
+    ours = as_mapping(as_mapping(state.get("stateful_callbacks")).get("ctrlreward"))
+    yield from as_mapping(ours.get("scores")).values()
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def as_mapping(value: object) -> dict[str, Any]:
+    """Return an object of JSON; an empty one for another value."""
     return value if isinstance(value, dict) else {}

@@ -18,6 +18,7 @@ from contextlib import closing
 from importlib import import_module
 from math import isfinite, nan
 from pathlib import Path
+from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
@@ -40,10 +41,10 @@ _COMPARED = ("before.jsonl", "after.jsonl")  # texts of `BeforeAfter`
 _DEPTH = 3
 
 # verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
-_VERL_LINE = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)")
-_VERL_PAIR = re.compile(r"(\S+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?$", re.I)
+_VERL_LINE = re.compile(r"(?:^|[\s)])step:(\d{1,18}) - (\S.*)")
+_VERL_PAIR = re.compile(r"(\S+):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))\)?$", re.I)
 # OpenRLHF's: "... Global step 10: {'reward': 0.5}" and "... global_step 10, eval_metrics: {...}".
-_OPENRLHF_LINE = re.compile(r"global[ _]step (\d+)(?:: |, eval_metrics: )(\{.*\})", re.I)
+_OPENRLHF_LINE = re.compile(r"global[ _]step (\d{1,18})(?:: |, eval_metrics: )(\{.*\})", re.I)
 
 FORMATS = (
     "metrics.jsonl (HistoryLogger), metrics.csv (CSVLogger), trainer_state.json (transformers, "
@@ -92,7 +93,10 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
         path = _log_in(path, texts)
     elif not path.is_file():
         raise no_such_file(path)
-    log = _read_tensorboard(path) if path.is_dir() else _read_file(path, run)
+    try:
+        log = _read_tensorboard(path) if path.is_dir() else _read_file(path, run)
+    except (ArithmeticError, AttributeError, TypeError) as error:  # another form of values
+        raise ValueError(f"{path} is not the log of a run: {error}") from None
     if not any(values for _, values in log.rows):
         raise NoLog(f"{log.path} has no logged numbers: did the run reach its first step?")
     return log
@@ -406,5 +410,5 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
         if value is None or value in _NO_NUMBERS:
             metrics[name] = nan
         elif isinstance(value, int | float):
-            metrics[name] = float(value) if isfinite(value) else nan
+            metrics[name] = float(value) if abs(value) <= float_info.max else nan
     return metrics

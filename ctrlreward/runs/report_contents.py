@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import sign_of
+from ctrlreward.arguments import inner_path, sign_of
 from ctrlreward.files import parse_json, read_jsonl, read_yaml
 from ctrlreward.functional.sequential import jackknife_values, level_of_test
 from ctrlreward.items import counted
 from ctrlreward.runs.compare import compare_runs
-from ctrlreward.runs.folder import StoredRun, completions_per_prompt, sample_files
+from ctrlreward.runs.folder import StoredRun, as_mapping, completions_per_prompt, sample_files
 from ctrlreward.runs.results import read_run
 from ctrlreward.runs.select import (
     Selection,
@@ -153,10 +153,9 @@ def run_contents(name: str, options: Any, budget: int = TEXT_BYTES) -> dict[str,
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(_text(path) or "{}", path)
+        return as_mapping(parse_json(_text(path) or "{}", path))
     except ValueError:  # a killed run may leave half of a file
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _text(path: Path) -> str:
@@ -179,10 +178,9 @@ def _text_sets(
             missing.append(f"texts of {name} side by side: its prompts differ between the steps")
         else:
             yield found
-    names = ("before", "after", *summary.get("others", {}))
-    files = [(name, None, folder / f"{name}.jsonl") for name in names]
-    files = [each for each in files if each[2].is_file()]
-    if files:
+    others = [inner_path("others", each) for each in as_mapping(summary.get("others"))]
+    paths = {name: folder / f"{name}.jsonl" for name in ("before", "after", *others)}
+    if files := [(name, None, path) for name, path in paths.items() if path.is_file()]:
         yield _aligned("test set", files)
 
 
@@ -250,8 +248,8 @@ def _rules(
     """Return the rules to replay, and their origin in words."""
     found = dict(_recorded(stored, missing))
     origin = "rules of the run, as in its config.yaml"
-    chosen = summary.get("selection") or {}
-    if "best" not in found and chosen.get("monitor"):
+    chosen = summary.get("selection")
+    if "best" not in found and isinstance(chosen, dict) and chosen.get("monitor"):
         origin = "selection of the run, as in its summary.json"
         try:
             monitor = logged_key(stored, chosen["monitor"])
@@ -264,7 +262,7 @@ def _rules(
             if isinstance(ties := how.get("ties_by"), Mapping):
                 how["ties_by"] = {logged_key(stored, key): ties[key] for key in ties}
             found["best"] = BestRule(monitor, mode, constraints=bounds, ranges=stored.ranges, **how)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             missing.append(f"selection of the run: {error}")
     if options.maximise or options.minimise or options.guard or options.pareto:
         given = run_rules(stored, options)
@@ -297,17 +295,17 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
     except (OSError, ValueError, KeyError, TypeError):
         return
     for entry in callbacks:
-        name = str(entry.get("class_path", "")).rpartition(".")[2]
+        name = str(as_mapping(entry).get("class_path", "")).rpartition(".")[2]
         if name not in _RULES:
             continue
         role, kind = _RULES[name]
         known = {each.name for each in fields(kind)}
-        given = {_GIVEN.get(k, k): v for k, v in (entry.get("init_args") or {}).items()}
-        settings = {k: v for k, v in given.items() if k in known and v is not None}
-        if "constraints" in settings:
-            settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
-            settings["ranges"] = stored.ranges
         try:
+            given = {_GIVEN.get(k, k): v for k, v in (entry.get("init_args") or {}).items()}
+            settings = {k: v for k, v in given.items() if k in known and v is not None}
+            if "constraints" in settings:
+                settings["constraints"] = {k: tuple(v) for k, v in settings["constraints"].items()}
+                settings["ranges"] = stored.ranges
             for key, direction in (("monitor", "mode"), ("proxy", "proxy_mode")):
                 if key in settings:
                     settings.setdefault(direction, better_mode(stored, settings[key]))
@@ -317,7 +315,7 @@ def _recorded(stored: StoredRun, missing: list[str]) -> Iterator[tuple[str, Any]
                 settings["held_out"] = {key: better_mode(stored, key) for key in keys}
             rule = kind(**settings)
             absent = [key for key in rule.keys if key not in stored.keys]
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             missing.append(f"{name} of config.yaml: {error}")
             continue
         if absent:
@@ -656,11 +654,9 @@ def _columns(each: TextSet, selection: Selection, alarm: Alarm | None) -> list[i
     if n <= MOST_COLUMNS:
         return list(range(n))
     marked = (selection.best, alarm.step if alarm else None)
-    kept = {0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)}
-    for i in evenly_spaced(n, MOST_COLUMNS):
-        if len(kept) < MOST_COLUMNS:
-            kept.add(i)
-    return sorted(kept)
+    first = [0, n - 1, *(i for i, s in enumerate(each.steps) if s in marked)]
+    wanted = dict.fromkeys([*first, *evenly_spaced(n, MOST_COLUMNS)])
+    return sorted([*wanted][:MOST_COLUMNS])
 
 
 def _shown(
@@ -671,10 +667,8 @@ def _shown(
     names = list(dict.fromkeys(name for scores in each.scores for name in scores))
     proxy, held_out = _pair_of_components(names, selection)
     gamed = _gamed(each, proxy, held_out)
-    lengths = np.zeros(rows)
-    for column in columns:
-        texts = each.samples[column].texts
-        lengths += [min(len(text), LONGEST) + 7 * len(names) + 12 for text in texts]
+    sizes = [[min(len(text), LONGEST) for text in each.samples[c].texts] for c in columns]
+    lengths = np.sum(sizes, axis=0) + len(columns) * (7.0 * len(names) + 12)
     count = rows if lengths.sum() <= budget else max(1, int(budget / lengths.mean()))
     chosen = np.arange(rows)
     if count < rows:
@@ -746,14 +740,13 @@ def _gamed(each: TextSet, proxy: str | None, held_out: str | None) -> Scores:
 
 def _explanations(file: TextSource, rows: int) -> dict[int, Any]:
     """Return row → the stored `"explanation"` and the reasons of a judge, by score."""
-    if isinstance(file, StoredTexts):
-        return {}
-    if not re.search(rb'"(explanation|reasons)"', file.read_bytes()):
+    told = rb'"(explanation|reasons)"'
+    if isinstance(file, StoredTexts) or not re.search(told, file.read_bytes()):
         return {}
     found = {}
     for i, record in enumerate(read_jsonl(file)[:rows]):
-        explained = {**record.get("explanation", {})}
-        for name, reason in record.get("reasons", {}).items():
+        explained = {**as_mapping(record.get("explanation"))}
+        for name, reason in as_mapping(record.get("reasons")).items():
             if reason:
                 explained[name] = {"score": record["scores"].get(name), "reason": _cut(reason)}
         if explained:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of
+from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of, positive
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import number_table, plain_console, printable, user_errors
 from ctrlreward.files import json_text, remove, write_whole
@@ -124,9 +124,8 @@ def run(arguments: list[str]) -> None:
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), json_text(_chosen(found[0])))
-        if options.prune:
-            for selection in found:
-                _prune(selection, options)
+        for selection in found if options.prune else ():
+            _prune(selection, options)
     if any(selection.best is None and selection.selects for selection in found):
         raise SystemExit(_NOT_CHOSEN)
 
@@ -219,8 +218,7 @@ def _check(options: Any) -> None:
         raise ValueError("--prune removes from finished runs. Leave out --watch.")
     if options.prune and not (monitor or options.pareto):
         raise ValueError("--prune needs the score to select by: --maximise KEY")
-    if not options.interval > 0:
-        raise ValueError(f"--interval must be positive, got {options.interval}")
+    positive("--interval", options.interval)
 
 
 # Rules

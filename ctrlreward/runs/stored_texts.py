@@ -11,11 +11,13 @@ import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import nan
 from pathlib import Path, PurePosixPath
+from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -377,7 +379,7 @@ def _rows(file: Location) -> Iterator[tuple[str, Row]]:
                 if not isinstance(cells, dict):
                     raise ValueError(f"{name}:{number} is not a JSON object, must be one per line")
                 yield f"{name}:{number}", cells
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{name} is not a whole gzip file: {error}") from None
 
 
@@ -421,7 +423,7 @@ def _text_rows(
                     f"{place} has no {error.args[0]!r}, which a row of {form.title} has, only "
                     f"{', '.join(cells)}"
                 ) from None
-            except (TypeError, AttributeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"{place} is not a row of {form.title}: {error}") from None
             first = first or (place, step)
             if form.one_step and step != first[1]:
@@ -517,4 +519,4 @@ def _sets(
 
 
 def _number(cell: float | None) -> float:
-    return nan if cell is None or not isfinite(cell) else float(cell)
+    return float(cell) if cell is not None and abs(cell) <= float_info.max else nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -77,17 +78,20 @@ class ScoredFile(NamedTuple):
 
 
 def read_scored_file(path: str | PathLike[str]) -> ScoredFile:
-    """Read a file of `write_scored_samples`."""
+    """Read a file of `write_scored_samples`; a ValueError names one of another form."""
     records = read_jsonl(Path(path))
     if not records:
         return ScoredFile(Samples([]), {}, {}, {})
-    told = dict.fromkeys(name for each in records for name in each.get("reasons", ()))
-    return ScoredFile(
-        Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")),
-        _columns([each["scores"] for each in records]),
-        _columns([row for each in records if (row := each.get("by_prompt")) is not None]),
-        {name: [each.get("reasons", {}).get(name, "") for each in records] for name in told},
-    )
+    try:
+        told = [each.get("reasons", {}) for each in records]
+        return ScoredFile(
+            Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}")),
+            _columns([each["scores"] for each in records]),
+            _columns([row for each in records if (row := each.get("by_prompt")) is not None]),
+            {n: [row.get(n, "") for row in told] for n in dict.fromkeys(chain(*told))},
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a file of samples with scores: {error}") from None
 
 
 def read_scored_samples(path: str | PathLike[str]) -> tuple[Samples, dict[str, Scores]]:

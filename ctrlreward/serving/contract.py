@@ -275,11 +275,11 @@ def dumps(value: Any) -> bytes:
 
 
 def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the errors of pydantic without the input, which has texts, and with a hint."""
+    """Return the first errors of pydantic without the input, which has texts, and with a hint."""
     models = (Sample, ScoreBody, ScorerBody, FoldBody)
     known = [key for model in models for key in model.model_fields]
     details = []
-    for error in errors:
+    for error in errors[:100]:  # each sample may have the same
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             key, keys = str(error["loc"][-1]), ", ".join(dict.fromkeys(known))

@@ -92,7 +92,7 @@ class ServerConnection:
 
     def connect(self) -> dict[str, Any]:
         """Wait until the server is ready and return the description of its reward; see `post`."""
-        found = self._json(self._send("GET", "/reward"))
+        found = self._send("GET", "/reward")
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
             raise ServerError(
@@ -108,7 +108,7 @@ class ServerConnection:
     def post(self, path: str, body: object) -> Any:
         """Send a body and return the value of the reply."""
         expected = self.description["fingerprint_id"]
-        return self._json(self._send("POST", path, dumps(body), expected))
+        return self._send("POST", path, dumps(body), expected)
 
     def close(self) -> None:
         """Close the connections of this process; a later request opens new ones."""
@@ -138,8 +138,8 @@ class ServerConnection:
 
     def _send(
         self, method: str, path: str, content: bytes | None = None, expected: str | None = None
-    ) -> httpx2.Response:
-        """Send a request until a reply has the expected fingerprint, or patience ends."""
+    ) -> Any:
+        """Return the value of a reply with the expected fingerprint; repeat until patience ends."""
         started, number = time.monotonic(), 0
         while True:
             try:
@@ -148,7 +148,7 @@ class ServerConnection:
                 tried = time.monotonic() - started
                 unreached = not error.reached and self._description is None
                 patience = self.patience or (_UNREACHED if unreached else _PATIENCE)
-                pause = _backoff(number) if error.wait is None else error.wait
+                pause = error.wait or _backoff(number)
                 if tried + pause >= patience:
                     raise self._lost(error, unreached, tried) from error
                 if number == 0:
@@ -168,21 +168,19 @@ class ServerConnection:
             "or increase patience."
         )
 
-    def _attempt(
-        self, method: str, path: str, content: bytes | None, expected: str | None
-    ) -> httpx2.Response:
+    def _attempt(self, method: str, path: str, content: bytes | None, expected: str | None) -> Any:
         headers = {"Content-Type": "application/json"} if content is not None else None
         try:
             response = self._client().request(
                 method, self.url + path, content=content, headers=headers
             )
-        except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout) as error:
-            raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
-        except httpx2.TimeoutException as error:  # may be scored already: no second request
+        except (httpx2.ReadTimeout, httpx2.WriteTimeout) as error:  # may be scored already
             raise ServerLost(
                 f"the reward server {self.url} did not answer {path} in timeout = "
                 f"{self.timeout:g} s. Set a longer timeout or smaller batches."
             ) from error
+        except httpx2.RequestError as error:
+            raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
         found = response.headers.get(FINGERPRINT_HEADER)
         if expected not in (None, found) and (found is not None or response.is_success):
             self.connect()  # raises with the difference
@@ -196,9 +194,6 @@ class ServerConnection:
         if not response.is_success:
             status = f"{method} {path}: {response.status_code}"
             raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
-        return response
-
-    def _json(self, response: httpx2.Response) -> Any:
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:

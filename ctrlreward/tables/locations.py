@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
@@ -21,9 +22,12 @@ class Location:
     def __init__(self, address: str | Path, shown: str | None = None) -> None:
         self._address = str(address)
         self._shown = shown or self._address
-        self._system, self._inner = fsspec.core.url_to_fs(self._address)
-        local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
-        self.path = Path(self._address.removeprefix("file://")) if local else None
+        plain = os.path.expanduser(self._address.removeprefix("file://"))
+        self.path = None if "://" in plain else Path(plain)
+        if self.path is None:
+            self._system, self._inner = fsspec.core.url_to_fs(self._address)
+        else:  # fsspec would read "data:" or "::" in a name as parts of a URL
+            self._system, self._inner = fsspec.filesystem("file"), os.path.abspath(plain)
         self.name = PurePosixPath(self._inner).name
         self.suffix = PurePosixPath(self._inner).suffix
 
@@ -48,18 +52,14 @@ class Location:
         return self._system.isdir(self._inner)
 
     def is_same(self, other: Location) -> bool:
-        """Return True if both are one file; this one exists."""
-        if self.path is not None and other.path is not None:
-            return other.path.exists() and self.path.samefile(other.path)
-        return self._address == other._address
+        """Return True if both, which exist, are one file."""
+        if self.path is None or other.path is None:
+            return self._address == other._address
+        return self.path.samefile(other.path)
 
     def names(self) -> list[str]:
         """Return the sorted names of the files in a folder; empty if it is missing."""
-        if not self.is_folder():
-            return []
-        self._system.invalidate_cache(self._inner)
-        entries = self._system.ls(self._inner, detail=True)
-        return sorted(PurePosixPath(e["name"]).name for e in entries if e["type"] == "file")
+        return self.files(depth=1)
 
     def files(self, depth: int) -> list[str]:
         """Return the sorted paths of the files below a folder, relative to it."""

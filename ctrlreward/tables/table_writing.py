@@ -52,7 +52,7 @@ class TableShape:
                 known = self.types.get(name, pyarrow.null())
                 both = [pyarrow.schema([(name, kind)]) for kind in (known, found)]
                 unified = pyarrow.unify_schemas(both, promote_options="permissive")
-            except pyarrow.ArrowException as error:
+            except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
                 raise ValueError(
                     f"the column {name!r} can't be stored in Parquet ({error}). Write .jsonl "
                     "instead."

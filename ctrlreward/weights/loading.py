@@ -14,7 +14,7 @@ from urllib.request import getproxies
 
 import torch
 from huggingface_hub import constants
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassError as Misfit
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -222,7 +222,7 @@ def _hub(model: str, location: str) -> Iterator[bool]:
     try:
         with damage_named(Path(location), f"model = {model!r}"):
             yield _unreachable(location)
-    except (ArithmeticError, AssertionError, LookupError, StrictDataclassError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, Misfit) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
             f"model = {model!r} can't be built from its config.json ({reason}). Save it again."

@@ -130,6 +130,9 @@ def test_an_output_that_is_a_link_is_written_where_it_leads() -> None:
     assert Path("out.jsonl").is_symlink()
     assert Path("disk/scored.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
     assert [path.name for path in Path("disk").iterdir()] == ["scored.jsonl"]
+    Path("circle.jsonl").symlink_to("circle.jsonl")  # which leads nowhere
+    main(["score", "in.jsonl", "circle.jsonl", *SCORER])
+    assert Path("circle.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
 def test_folders_of_files() -> None:

@@ -63,6 +63,15 @@ def test_logits_that_are_no_numbers_are_an_error(value: float) -> None:
         draw(torch.tensor([[0.0, 1.0], [0.0, value]]))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_diverged_policy_writes_no_text(
+    temperature: float, policy: PeftModel, folder: str
+) -> None:
+    next(policy.parameters()).data.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="the policy's logits are NaN or infinite, so no token"):
+        sample(policy, load_tokenizer(folder), ["ab"], Generation(), temperature)
+
+
 def test_pairs_of_tokens_have_their_probabilities(policy: PeftModel, folder: str) -> None:
     """Over all 64 pairs, with an adapter, by a chi-square test."""
     draws, temperature = 4000, 0.8

@@ -279,6 +279,9 @@ def test_prune_leaves_links_and_what_they_point_to(
     (checkpoints / "last.ckpt").symlink_to("step=000040.ckpt")
     (checkpoints / "step=000020-adapter" / "base").symlink_to(tmp_path)
     (folder / "step=000015").symlink_to(tmp_path)
+    (folder / "circle").symlink_to("circle")
+    (folder / "latest").mkdir()  # a folder, not the pointer of a trainer
+    (folder / "latest" / "latest").write_bytes(bytes(8))  # after a loss of power
     select(folder, *CONSTRAINED, "--prune", "--yes")
     assert outside.read_text() == "of another run"
     assert names(folder) == {

@@ -152,6 +152,12 @@ def test_a_wrong_body_is_named(body: Any, place: Any, kind: str, message: str) -
     assert detail.keys() == {"loc", "msg", "type"}  # no input, which has texts
 
 
+def test_a_mistake_in_every_sample_is_not_named_each_time() -> None:
+    with pytest.raises(ValidationError) as raised:
+        ScoreBody.model_validate({"samples": [{"text": "a", "lable": "b"}] * 1000})
+    assert [each["loc"][1] for each in explained(raised.value.errors())] == [*range(100)]
+
+
 @pytest.mark.parametrize("item", [True, "NaN", [], 10**400, math.nan])
 def test_what_is_no_score_is_named(item: Any) -> None:
     with pytest.raises(ValidationError, match="is not a score") as raised:

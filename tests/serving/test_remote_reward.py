@@ -280,16 +280,18 @@ def test_a_full_server_is_asked_again_after_what_it_says(
     scripted: Scripted, pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     date = (429, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, {"detail": "full"})
-    scripted.script = [FULL, date, (503, {"Retry-After": "0.5"}, b"<html>")]
+    far = (429, {"Retry-After": f"{date[1]['Retry-After'][:-3]}+{'9' * 20}"}, {"detail": "full"})
+    scripted.script = [FULL, date, far, (503, {"Retry-After": "0.5"}, b"<html>")]
     batch = RemoteReward(scripted.url)(["soup"], labels="o")
     assert batch.total.tolist() == [1.0]
     assert batch.seconds == 0.5
-    assert pauses == [7.0, 0.0, 0.5]
+    assert pauses == [7.0, pytest.approx(0.15, abs=0.05), pytest.approx(0.3, abs=0.1), 0.5]
     assert caplog.messages == [f"waiting for {scripted.url}: full"]
 
 
 def test_pauses_grow_with_jitter_of_their_own(scripted: Scripted, pauses: list[float]) -> None:
-    scripted.script = [None, (503, {}, {"detail": "loading"}), None, None, (503, {}, b"")]
+    damaged: Reply = (200, {"Content-Encoding": "gzip"}, b"cut off")
+    scripted.script = [None, (503, {}, {"detail": "loading"}), None, damaged, (503, {}, b"")]
     state = random.getstate()
     assert RemoteReward(scripted.url)(["soup"], labels="o").total.tolist() == [1.0]
     assert random.getstate() == state

@@ -91,8 +91,9 @@ def test_parquet_types_come_from_all_rows() -> None:
     ]
     assert table["a"].to_pylist() == [None, 1.0, 2.5]
     assert table["s"].to_pylist() == [1.0, None, 3.0]
-    with pytest.raises(ValueError, match="the column 'a' can't be stored in Parquet"):
-        in_parts(".parquet", [{"a": 1}, {"a": "x"}], {}, 1)
+    for unfit in ([{"a": 1}, {"a": "x"}], [{"a": 2**70}], [{"a\ud800": 1}]):
+        with pytest.raises(ValueError, match=r"the column 'a.*' can't be stored in Parquet"):
+            in_parts(".parquet", unfit, {}, 1)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,11 @@ def test_a_gguf_file_that_is_not_whole(
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [({"num_attention_heads": 0}, "ZeroDivisionError"), ({"hidden_size": "16"}, "hidden_size")],
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_size": "16"}, "hidden_size"),
+        ({"dtype": "float17"}, "float17"),
+    ],
 )
 def test_a_configuration_of_no_model(model: Path, value: dict[str, object], reason: str) -> None:
     config = json.loads((model / "config.json").read_text())
