@@ -72,7 +72,7 @@ class CallbackMixin(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the resources of the run, and warn of one that had no validation."""
         super().teardown(trainer, pl_module, stage)
-        if self._awaits_validation and trainer.global_step:
+        if self._awaits_validation and trainer.global_step and trainer.ckpt_path is None:
             for callback in callbacks_of(trainer, CallbackMixin):
                 callback._awaits_validation = False  # one of them warns
             rank_zero_warn(
@@ -99,7 +99,7 @@ class CallbackMixin(Callback):
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
         """Raise if a run of this callback has no validation; it warns later if none took place."""
-        self._awaits_validation = stage == "fit" and trainer.ckpt_path is None
+        self._awaits_validation = stage == "fit"
         if stage == "fit" and not trainer.enable_validation:
             raise misconfigured(
                 trainer,

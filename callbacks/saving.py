@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.callbacks.monitoring import DecidingMixin, ReadingMixin, read_metrics
@@ -193,9 +194,14 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
                 callback.save_last_checkpoint(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write `last.ckpt` if no validation has, but not under `fast_dev_run`."""
+        """Write `last.ckpt` if no validation has, and warn if no checkpoint was selected."""
         if not self.skips_saving(trainer):
             super().on_train_end(trainer, pl_module)
+        if self.decider.step >= 0 and self.selected_step is None:
+            rank_zero_warn(
+                f"{type(self).__name__}: {self.rule.explain(self.state)}, so best_model_path is "
+                "empty. Compare the logged values with the constraints."
+            )
 
     def before_saving(self, trainer: Trainer, path: str) -> None:
         """Export the adapter first, so that an existing checkpoint always has its adapter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,14 +135,11 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
 
         Moves ahead of other callbacks, which decide on its scores.
         """
+        check_own(self, state)
         callbacks = self.trainer.callback_handler.callbacks
         alike = [each for each in callbacks if isinstance(each, GenerationScorer)]
-        if [each for each in alike if each.name == self.name] != [self]:
-            raise ValueError(
-                f"two GenerationScorers have the name {self.name!r}. Pass name='...'."
-                if self in alike
-                else "this GenerationScorer was built with another trainer. Build a new one."
-            )
+        if [each.name for each in alike].count(self.name) > 1:
+            raise ValueError(f"two GenerationScorers have the name {self.name!r}. Pass name='...'.")
         callbacks.remove(self)
         callbacks.insert(alike.index(self), self)
         if args.eval_strategy == IntervalStrategy.NO:
@@ -174,6 +172,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     ) -> None:
         """Generate, score and log, in training at every n-th evaluation and once per step."""
         step = state.global_step
+        check_own(self, state)
         if not self._training:
             self._logged = self._evaluate(step)
         elif step != self._seen:  # not another set of the same evaluation
@@ -372,13 +371,18 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
 
     See `GenerationScorer`. Columns are mapped as by the `as_reward_funcs` of this trainer. Without
     reward functions a prompt that is a text is the beginning of the text. Samples without a column
-    `prompt` are returned unchanged, with None.
+    `prompt` but with texts are returned unchanged, with None.
     """
     table = table_of(samples)
     if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
         table = {key: [row.get(key) for row in samples] for key in samples[0]}
-    if table is None or "prompt" not in table or "text" in table or "texts" in table:
+    if table is None or "text" in table or "texts" in table:
         return cast(SamplesLike, samples), None
+    if "prompt" not in table:
+        raise ValueError(
+            f"samples must have a column 'prompt' or 'text', got {', '.join(map(str, table))}. "
+            "Put the prompts, texts or messages without the answers, into 'prompt'."
+        )
     functions = getattr(trainer, "reward_funcs", None) or ()
     columns: dict[str, str] = {}
     for function in functions:
@@ -388,24 +392,25 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
     chats = any(not isinstance(each, str) for each in table["prompt"])
     continued = columns.get("prefixes") == "prompt" or not (functions or chats)
     beginnings = plain if continued else [""] * len(plain)
-    kwargs = table.get("chat_template_kwargs") or [None] * len(plain)
-    read = [_as_read(trainer, *each) for each in zip(table["prompt"], kwargs, strict=True)]
-    used = ("prompt", "chat_template_kwargs")
-    others = {name: table[name] for name in table if name not in used}
+    absent = [None] * len(plain)
+    settings = (table.get(name) or absent for name in ("chat_template_kwargs", "tools"))
+    read = [_as_read(trainer, *each) for each in zip(table["prompt"], *settings, strict=True)]
+    others = {name: table[name] for name in table if name != "prompt"}
     others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
     return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}, [
         as_prompt(each) for each in table["prompt"]
     ]
 
 
-def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None) -> str:
+def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None, tools: Any) -> str:
     if isinstance(prompt, str):
         return prompt
+    tools = json.loads(tools) if isinstance(tools, str) else tools
     continues = prompt[-1]["role"] == "assistant"
     settings = {**(getattr(trainer, "chat_template_kwargs", None) or {}), **(kwargs or {})}
     text: str = trainer.processing_class.apply_chat_template(
         prompt,
-        tools=getattr(trainer, "tools", None) or None,  # some templates render []
+        tools=getattr(trainer, "tools", tools) or None,  # some templates render []
         chat_template=getattr(trainer, "chat_template", None),
         tokenize=False,
         add_generation_prompt=not continues,
@@ -421,6 +426,13 @@ def as_scored(samples: Samples, plain: Sequence[str] | None) -> Samples:
         return samples
     repeats = len(samples) // len(plain)
     return replace(samples, prompts=[prompt for prompt in plain for _ in range(repeats)])
+
+
+def check_own(callback: Any, state: TrainerState) -> None:
+    """Raise if a callback that generates with one trainer is called by another one."""
+    if state is not callback.trainer.state:
+        name = type(callback).__name__
+        raise ValueError(f"this {name} was built with another trainer. Build a new one.")
 
 
 def check_trainer(trainer: object, callback: object) -> None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, Trainer
 from ctrlreward import Reward
 from ctrlreward.callbacks import RewardEarlyStopping as OfLightning
 from ctrlreward.huggingface import (
+    BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
@@ -174,6 +175,16 @@ def test_a_key_that_is_not_logged(
     assert trainer.state.global_step == 1
 
 
+def train_twice(first: Trainer, second: Trainer, scorer: GenerationScorer) -> None:
+    for trainer in (first, second):
+        train(trainer, scorer)
+
+
+def evaluate(trainer: Trainer, scorer: GenerationScorer) -> None:
+    trainer.add_callback(scorer)
+    trainer.evaluate()
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no evaluation": (
         lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
@@ -194,6 +205,22 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "other trainer": (
         lambda make: train(make(), scorer_of(make())),
         "this GenerationScorer was built with another trainer",
+    ),
+    "second trainer": (
+        lambda make: train_twice(trainer := make(), make(), scorer_of(trainer)),
+        "this GenerationScorer was built with another trainer",
+    ),
+    "evaluated by another": (
+        lambda make: evaluate(make(), scorer_of(make())),
+        "this GenerationScorer was built with another trainer",
+    ),
+    "other trainer of BeforeAfter": (
+        lambda make: train(make(), BeforeAfter(make(), {"a": len}, ["ab", "cd"])),
+        "this BeforeAfter was built with another trainer",
+    ),
+    "messages": (
+        lambda make: GenerationScorer(make(), {"a": len}, [{"messages": []}]),
+        "must have a column 'prompt' or 'text', got messages",
     ),
     "same name": (
         lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),
