@@ -76,10 +76,9 @@ class CallbackMixin(Callback):
             for callback in callbacks_of(trainer, CallbackMixin):
                 callback._awaits_validation = False  # one of them warns
             rank_zero_warn(
-                "training ended before the first validation: no text was scored, and nothing was "
-                f"decided or selected in {trainer.global_step} steps. The interval "
-                "(val_check_interval, check_val_every_n_epoch) is longer than the run, or the "
-                "training data are shorter than their length says. Validate more often."
+                "training ended before the first validation: nothing was scored or decided in "
+                f"{trainer.global_step} steps. val_check_interval or check_val_every_n_epoch is "
+                "longer than the run, or the data are shorter than they say. Validate more often."
             )
         self._awaits_validation = False
         self.release()
@@ -114,8 +113,8 @@ class CallbackMixin(Callback):
         if not trainer.sanity_checking:
             self._awaits_validation = False
 
-    def refuse(self, error: str) -> None:
-        """Raise the error of `mismatch`, or in `on_fit_start` of `unclear_input`, if any."""
+    def refuse(self, error: str | None) -> None:
+        """Raise an error of `setup`, or in `on_fit_start` of `unclear_input`, if any."""
         if error:
             raise misconfigured(self, f"{type(self).__name__}: {error}")
 

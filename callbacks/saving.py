@@ -23,7 +23,6 @@ from ctrlreward.lightning_package import (
     averaging_callbacks,
     callbacks_of,
     is_sharded,
-    misconfigured,
     mixed,
     package_of,
 )
@@ -145,10 +144,9 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         averaging = averaging_callbacks(trainer)
         error = ""
         if is_sharded(trainer):
-            strategy = type(trainer.strategy).__name__
             error = (
-                f"export_adapter is called on rank 0, which under {strategy} has a shard of the "
-                "adapter. Use Trainer(strategy='ddp'), or leave out export_adapter."
+                "export_adapter is called on rank 0, which has a shard of the adapter under "
+                f"{type(trainer.strategy).__name__}. Use Trainer(strategy='ddp'), or leave it out."
             )
         elif averaging:
             error = (
@@ -157,8 +155,7 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
             )
         elif "://" in (folder := str(self.dirpath)):
             error = f"dirpath must be a local folder, to which adapters are written, got {folder!r}"
-        if error:
-            raise misconfigured(trainer, error)
+        self.refuse(error)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

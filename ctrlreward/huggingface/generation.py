@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -255,7 +255,7 @@ class TrainerGenerator:
             raise ValueError(error)
         if trainer.processing_class is None:
             raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
-        self._unwrap = None
+        self._unwrap: Callable[..., AbstractContextManager[Any]] | None = None
         if not self._has_vllm and self._is_zero3:
             trl = import_extra("trl", "DeepSpeed ZeRO-3")
             self._unwrap = trl.models.unwrap_model_for_generation
@@ -266,21 +266,16 @@ class TrainerGenerator:
             samples = generate_across_ranks(self, prompts, repeats, seed)
         return as_scored(samples, self.plain)
 
-    @contextmanager
-    def whole_model(self) -> Iterator[None]:
+    def whole_model(self) -> AbstractContextManager[Any]:
         """Gather the weights of a model that FSDP or ZeRO-3 splits, inside the context.
 
         A collective. Each rank then completes its own prompts, perhaps none.
         """
-        trainer = self.trainer
         if self._has_vllm:
-            yield
-        elif self._unwrap is not None:
-            with self._unwrap(trainer.model_wrapped, trainer.accelerator):
-                yield
-        else:
-            with whole_weights(trainer.model):
-                yield
+            return nullcontext()
+        if self._unwrap is not None:
+            return self._unwrap(self.trainer.model_wrapped, self.trainer.accelerator)
+        return whole_weights(self.trainer.model)
 
     @property
     def _is_zero3(self) -> bool:
@@ -384,10 +379,8 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
             "Put the prompts, texts or messages without the answers, into 'prompt'."
         )
     functions = getattr(trainer, "reward_funcs", None) or ()
-    columns: dict[str, str] = {}
-    for function in functions:
-        given = getattr(function, "columns", None)
-        columns |= given if isinstance(given, Mapping) else {}
+    given = [getattr(function, "columns", None) for function in functions]
+    columns = {n: c for each in given if isinstance(each, Mapping) for n, c in each.items()}
     plain = [plain_text(each) for each in table["prompt"]]
     chats = any(not isinstance(each, str) for each in table["prompt"])
     continued = columns.get("prefixes") == "prompt" or not (functions or chats)
