@@ -24,7 +24,6 @@ from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
     callbacks_of,
-    misconfigured,
 )
 from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
@@ -123,10 +122,9 @@ class ProxyGuardMixin(DecidingMixin):
         for key in (self.rule.proxy, *self.rule.modes):
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
-                raise misconfigured(
-                    trainer,
-                    f"ProxyGuard reads {key!r}, which a later callback logs. List ProxyGuard after "
-                    f"the GenerationScorer named {scorer.name!r}.",
+                self.refuse(
+                    f"a later callback logs {key!r}. List ProxyGuard after the GenerationScorer "
+                    f"named {scorer.name!r}."
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -53,6 +53,18 @@ def test_rules_decide_at_the_same_evaluation_in_any_order(
     assert [each.name for each in scorers] == ["score", "second"]
 
 
+def test_a_resumed_run_that_had_stopped_says_so(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, again = make_trainer(**SAVING), make_trainer(**SAVING)
+    train(first, scorer_of(first), RewardEarlyStopping("score/a", patience=1))
+    assert "this run has already stopped" not in caplog.text
+    again.add_callback(scorer_of(again))
+    again.add_callback(RewardEarlyStopping("score/a", patience=1))
+    again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
+    assert "RewardEarlyStopping at step 2: this run has already stopped" in caplog.text
+
+
 def test_an_interval_ends_where_the_range_of_a_score_does(
     make_trainer: Callable[..., Trainer],
 ) -> None:
