@@ -186,7 +186,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.needs_validation(trainer, stage)
         late = self.overlap and stage == "fit"
         for callback in trainer.checkpoint_callbacks if late else ():
-            key = getattr(callback, "monitor", None)
+            key = getattr(callback, "monitor", None) or ""
             if key in self.specs:
                 raise misconfigured(trainer, late_score_error(callback, key))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -129,8 +129,7 @@ class ProxyGuardMixin(DecidingMixin):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that an alarm had stopped, if its settings still raise it."""
-        resumed = trainer.ckpt_path is not None and self.stop
-        if resumed and self.decider.resume(trainer.global_step).alarm:
+        if trainer.ckpt_path and self.stop and self.decider.resume(trainer.global_step).alarm:
             trainer.should_stop = True
             rank_zero_info(f"this run has already stopped: alarm at step {self.alarm_step}")
 

@@ -146,7 +146,7 @@ class SelectingCheckpointMixin(DecidingMixin, CheckpointStepsMixin, ABC):
         if is_sharded(trainer):
             error = (
                 "export_adapter is called on rank 0, which has a shard of the adapter under "
-                f"{type(trainer.strategy).__name__}. Use Trainer(strategy='ddp'), or leave it out."
+                f"{type(trainer.strategy).__name__}. Use strategy='ddp', or no export_adapter."
             )
         elif averaging:
             error = (

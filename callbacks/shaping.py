@@ -209,9 +209,10 @@ class RewardShapingMixin(ReadingMixin):
             )
         if self.kl_target is not None:
             if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
-                self.refuse(
+                raise misconfigured(
+                    trainer,
                     f"kl_target scales the beta of {type(pl_module).__name__}, which is not "
-                    "greater than 0. Define a first one, such as 0.05."
+                    "greater than 0. Define a first one, such as 0.05.",
                 )
             self._weighted, self._module_beta = pl_module, pl_module.beta
         self._module = pl_module

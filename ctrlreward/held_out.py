@@ -241,7 +241,7 @@ class HeldOutScorer:
         self.by_prompt = now
         alike = all(key in before and before[key].shape == now[key].shape for key in now)
         # Equal tables are of the same weights, and show no spread.
-        if alike and not all(np.array_equal(before[key], now[key], True) for key in now):
+        if alike and any(not np.array_equal(before[k], now[k], equal_nan=True) for k in now):
             keys = [f"{self.name}/{name}" for name in self.components]
             self.resolutions = {key: resolution(before[key], now[key]) for key in keys}
         return found.metrics

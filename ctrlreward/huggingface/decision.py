@@ -113,7 +113,7 @@ class DecisionCallback(Decides, TrainerCallback):
             self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped
             if self._had_stopped:
-                self.say(state, "this run has already stopped, and would stop again")
+                self.say(state, "this run has already stopped, and stops again")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

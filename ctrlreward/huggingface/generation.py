@@ -385,8 +385,8 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
     chats = any(not isinstance(each, str) for each in table["prompt"])
     continued = columns.get("prefixes") == "prompt" or not (functions or chats)
     beginnings = plain if continued else [""] * len(plain)
-    absent = [None] * len(plain)
-    settings = (table.get(name) or absent for name in ("chat_template_kwargs", "tools"))
+    names = ("chat_template_kwargs", "tools")
+    settings = (table.get(name) or [None] * len(plain) for name in names)
     read = [_as_read(trainer, *each) for each in zip(table["prompt"], *settings, strict=True)]
     others = {name: table[name] for name in table if name != "prompt"}
     others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}

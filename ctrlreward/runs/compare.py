@@ -32,7 +32,6 @@ _EXAMPLES = (
     "ctrlreward compare paper.csv ours.csv --metrics accuracy 'score/*' --output agreement.json",
 )
 
-
 # How fast a run is says nothing about its result.
 _SPEED = ("*_runtime", "*_per_second", "watch/seconds", "*step_time", "*_preparation_time")
 _MAX_PRINTED = 20  # gaps and systems of a study; the JSON file has all
