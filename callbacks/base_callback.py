@@ -73,14 +73,14 @@ class CallbackMixin(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Release the resources of the run, and warn of one that had no validation."""
         super().teardown(trainer, pl_module, stage)
-        if self._awaits_validation and trainer.global_step:
+        if self._awaits_validation and trainer.global_step and trainer.ckpt_path is None:
             for callback in callbacks_of(trainer, CallbackMixin):
                 callback._awaits_validation = False  # one of them warns
             rank_zero_warn(
-                "training ended before the first validation: no text was scored, and nothing was "
-                f"decided or selected in {counted(trainer.global_step, 'step')}. The interval "
-                "(val_check_interval, check_val_every_n_epoch) is longer than the run, or the "
-                "training data are shorter than their length says. Validate more often."
+                "training ended before the first validation: nothing was scored or decided in "
+                f"{counted(trainer.global_step, 'step')}. val_check_interval or "
+                "check_val_every_n_epoch is longer than the run, or the data are shorter than they "
+                "say. Validate more often."
             )
         self._awaits_validation = False
         self.release()
@@ -100,7 +100,7 @@ class CallbackMixin(Callback):
 
     def needs_validation(self, trainer: Trainer, stage: str) -> None:
         """Raise if a run of this callback has no validation; it warns later if none took place."""
-        self._awaits_validation = stage == "fit" and trainer.ckpt_path is None
+        self._awaits_validation = stage == "fit"
         if stage == "fit" and not trainer.enable_validation:
             raise misconfigured(
                 trainer,
@@ -115,8 +115,8 @@ class CallbackMixin(Callback):
         if not trainer.sanity_checking:
             self._awaits_validation = False
 
-    def refuse(self, error: str) -> None:
-        """Raise the error of `mismatch`, or in `on_fit_start` of `unclear_input`, if any."""
+    def refuse(self, error: str | None) -> None:
+        """Raise an error of `setup`, or in `on_fit_start` of `unclear_input`, if any."""
         if error:
             raise misconfigured(self, f"{type(self).__name__}: {error}")
 

@@ -33,10 +33,8 @@ from ctrlreward.held_out import (
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
-    ModelCheckpoint,
     Trainer,
     averaging_callbacks,
-    is_instance,
     misconfigured,
 )
 from ctrlreward.placement import Worker, end_if_scoring_hangs, overlap_on_cpu, shared_device
@@ -188,26 +186,22 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         self.needs_validation(trainer, stage)
         late = self.overlap and stage == "fit"
         for callback in trainer.checkpoint_callbacks if late else ():
-            is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
-            key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
-            if key is not None and key in self.specs:
+            key = getattr(callback, "monitor", None) or ""
+            if key in self.specs:
                 raise misconfigured(trainer, late_score_error(callback, key))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for averaging in averaging_callbacks(trainer):
             if callbacks.index(averaging) < callbacks.index(self):
-                raise misconfigured(
-                    trainer,
+                self.refuse(
                     f"{type(averaging).__name__} saves averaged weights, and puts the others back "
-                    "before a later callback generates. List this GenerationScorer before it.",
+                    "before a later callback generates. List this GenerationScorer before it."
                 )
         devices = {
             f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
             for key, component in self.components.items()
         }
         kind = trainer.strategy.root_device.type
-        error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
-        if error is not None:
-            raise misconfigured(trainer, error)
+        self.refuse(shared_device(devices, kind, trainer.device_ids, trainer.world_size))
         check_columns(self.components, self.prompts)
         used = {device for placed in devices.values() for device in placed}
         warning = overlap_on_cpu(used, kind)

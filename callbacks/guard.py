@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
@@ -24,7 +24,6 @@ from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
     callbacks_of,
-    misconfigured,
 )
 from ctrlreward.selection import AlarmRule
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference
@@ -118,24 +117,21 @@ class ProxyGuardMixin(DecidingMixin):
         super().setup(trainer, pl_module, stage)
         names = [guard.name for guard in callbacks_of(trainer, ProxyGuardMixin)]
         if names.count(self.name) > 1:
-            raise misconfigured(
-                trainer, f"two ProxyGuards have the name {self.name!r}. Pass name='...'."
-            )
+            self.refuse(f"two ProxyGuards have the name {self.name!r}. Pass name='...'.")
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for key in self.rule.keys:
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
-                raise misconfigured(
-                    trainer,
-                    f"ProxyGuard reads {key!r}, which a later callback logs. List ProxyGuard after "
-                    f"the GenerationScorer named {scorer.name!r}.",
+                self.refuse(
+                    f"a later callback logs {key!r}. List ProxyGuard after the GenerationScorer "
+                    f"named {scorer.name!r}."
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that an alarm had stopped, if its settings still raise it."""
-        if trainer.ckpt_path is not None and self.stop:
-            alarm = self.decider.resume(trainer.global_step).alarm
-            trainer.should_stop = trainer.should_stop or alarm
+        if trainer.ckpt_path and self.stop and self.decider.resume(trainer.global_step).alarm:
+            trainer.should_stop = True
+            rank_zero_info(f"this run has already stopped: alarm at step {self.alarm_step}")
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Test and log, if all metrics have a new value."""

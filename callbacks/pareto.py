@@ -19,7 +19,7 @@ from ctrlreward.callbacks.monitoring import (
     rule_errors,
 )
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
-from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
+from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.plots.curves import draw_front
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import ParetoRule, ParetoState
@@ -129,10 +129,9 @@ class ParetoCheckpointMixin(KeepsFront, SelectingCheckpointMixin):
         super().setup(trainer, pl_module, stage)
         check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
-            raise misconfigured(
-                trainer,
+            self.refuse(
                 f"dirpath must be a local folder, in which the front is kept and drawn, got "
-                f"{str(self.dirpath)!r}",
+                f"{str(self.dirpath)!r}"
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -301,9 +301,7 @@ class RunReportMixin(ReadingMixin):
         """Choose the folder."""
         super().setup(trainer, pl_module, stage)
         if callbacks_of(trainer, BeforeAfterMixin):
-            raise misconfigured(
-                trainer, "BeforeAfter writes summary.json and curves.png. Leave RunReport out."
-            )
+            self.refuse("BeforeAfter writes summary.json and curves.png. Leave RunReport out.")
         self._output = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.callbacks.monitoring import DecidingMixin, ReadingMixin, read_metrics
@@ -22,7 +23,6 @@ from ctrlreward.lightning_package import (
     averaging_callbacks,
     callbacks_of,
     is_sharded,
-    misconfigured,
     mixed,
     package_of,
 )
@@ -140,10 +140,9 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
         averaging = averaging_callbacks(trainer)
         error = ""
         if is_sharded(trainer):
-            strategy = type(trainer.strategy).__name__
             error = (
-                f"export_adapter is called on rank 0, which under {strategy} has a shard of the "
-                "adapter. Use Trainer(strategy='ddp'), or leave out export_adapter."
+                "export_adapter is called on rank 0, which has a shard of the adapter under "
+                f"{type(trainer.strategy).__name__}. Use strategy='ddp', or no export_adapter."
             )
         elif averaging:
             error = (
@@ -152,8 +151,7 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
             )
         elif "://" in (folder := str(self.dirpath)):
             error = f"dirpath must be a local folder, to which adapters are written, got {folder!r}"
-        if error:
-            raise misconfigured(trainer, error)
+        self.refuse(error)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -189,9 +187,14 @@ class SelectingCheckpointMixin(Keeps, DecidingMixin, CheckpointStepsMixin, ABC):
                 callback.save_last_checkpoint(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write `last.ckpt` if no validation has, but not under `fast_dev_run`."""
+        """Write `last.ckpt` if no validation has, and warn if no checkpoint was selected."""
         if not self.skips_saving(trainer):
             super().on_train_end(trainer, pl_module)
+        if self.decider.step >= 0 and self.selected_step is None:
+            rank_zero_warn(
+                f"{type(self).__name__}: {self.rule.explain(self.state)}, so best_model_path is "
+                "empty. Compare the logged values with the constraints."
+            )
 
     def before_saving(self, trainer: Trainer, path: str) -> None:
         """Export the adapter first, so that an existing checkpoint always has its adapter."""

@@ -192,10 +192,9 @@ class RewardShapingMixin(ReadingMixin):
                 "compute advantages from self.shape_rewards(samples, scored, lengths, baseline).",
             )
         if pl_module.shape_rewards is not None:
-            raise misconfigured(
-                trainer,
+            self.refuse(
                 f"the rewards of {type(pl_module).__name__} are already shaped by "
-                f"{pl_module.shape_rewards}. Use only one RewardShaping per trainer.",
+                f"{pl_module.shape_rewards}. Use only one RewardShaping per trainer."
             )
         if self.schedules is not None:
             self.schedules.check(pl_module.reward)
@@ -204,11 +203,10 @@ class RewardShapingMixin(ReadingMixin):
             keys = [each.monitor for each in self.ranges.ranges.values() if each.monitor]
             check_declared(keys, known_bounds(trainer))
         if self._uses_policy and not isinstance(pl_module, ReferredModule):
-            raise misconfigured(
-                trainer,
+            self.refuse(
                 f"reference needs a policy to compare with, which {type(pl_module).__name__} "
                 "does not have. Define complete_as_reference(prompts), or pass "
-                "ReferenceReward('references').",
+                "ReferenceReward('references')."
             )
         if self.kl_target is not None:
             if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
@@ -369,10 +367,9 @@ class RewardShapingMixin(ReadingMixin):
         """Set the weight of the KL term for the next step, by the KL of all ranks."""
         metrics = trainer.callback_metrics
         if KL not in metrics:
-            raise misconfigured(
-                trainer,
+            self.refuse(
                 f"kl_target needs {KL!r}, and the module does not log it in training_step, only "
-                f"{sorted(metrics)}",
+                f"{sorted(metrics)}"
             )
         by_rank = on_every_rank(lambda: metrics[KL].item())
         kl = sum(by_rank) / len(by_rank)

@@ -131,6 +131,7 @@ class RewardEarlyStoppingMixin(MonitorMixin, EarlyStopping):
             self.decider.state = self.state.running()
         elif self.decider.resume(trainer.global_step).stop:
             trainer.should_stop = True
+            rank_zero_info(f"this run has already stopped: {self.state.stopping_reason}")
         self._set_lightning_attributes()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

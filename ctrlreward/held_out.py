@@ -237,12 +237,13 @@ class HeldOutScorer:
         They are the mean scores, the fail rate and the scores of the corpus, by `<name>/<score>`;
         with a judge on a server also its requests, tokens and cost, `<name>/judge/cost`.
         """
-        before, self.by_prompt = self.by_prompt, found.by_prompt
-        if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
-            self.resolutions = {
-                key: resolution(before[key], self.by_prompt[key])
-                for key in (f"{self.name}/{name}" for name in self.components)
-            }
+        before, now = self.by_prompt, found.by_prompt
+        self.by_prompt = now
+        alike = all(key in before and before[key].shape == now[key].shape for key in now)
+        # Equal tables are of the same weights, and show no spread.
+        if alike and any(not np.array_equal(before[k], now[k], equal_nan=True) for k in now):
+            keys = [f"{self.name}/{name}" for name in self.components]
+            self.resolutions = {key: resolution(before[key], now[key]) for key in keys}
         return found.metrics
 
     def describe_resolutions(self) -> str:

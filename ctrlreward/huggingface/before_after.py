@@ -24,6 +24,7 @@ from ctrlreward.huggingface.decision import RewardCheckpoint, RewardEarlyStoppin
 from ctrlreward.huggingface.generation import (
     GenerationScorer,
     TrainerGenerator,
+    check_own,
     check_trainer,
     prompts_as_texts,
 )
@@ -87,6 +88,7 @@ class BeforeAfter(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Generate and score with the untuned model, unless the run is resumed."""
+        check_own(self, state)
         if state.global_step == 0:
             self._measure("before")
         else:  # an absent file is an error now rather than after the training

@@ -109,6 +109,8 @@ class DecisionCallback(Decides, TrainerCallback):
             self.decider.load(before)
             self._had_stopped = self.resume(state.global_step)
             control.should_training_stop |= self._had_stopped
+            if self._had_stopped:
+                self.say(state, "this run has already stopped, and stops again")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

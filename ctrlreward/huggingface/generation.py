@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -134,14 +135,11 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
 
         Moves ahead of other callbacks, which decide on its scores.
         """
+        check_own(self, state)
         callbacks = self.trainer.callback_handler.callbacks
         alike = [each for each in callbacks if isinstance(each, GenerationScorer)]
-        if [each for each in alike if each.name == self.name] != [self]:
-            raise ValueError(
-                f"two GenerationScorers have the name {self.name!r}. Pass name='...'."
-                if self in alike
-                else "this GenerationScorer was built with another trainer. Build a new one."
-            )
+        if [each.name for each in alike].count(self.name) > 1:
+            raise ValueError(f"two GenerationScorers have the name {self.name!r}. Pass name='...'.")
         callbacks.remove(self)
         callbacks.insert(alike.index(self), self)
         if args.eval_strategy == IntervalStrategy.NO:
@@ -174,6 +172,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     ) -> None:
         """Generate, score and log, in training at every n-th evaluation and once per step."""
         step = state.global_step
+        check_own(self, state)
         if not self._training:
             self._logged = self._evaluate(step)
         elif step != self._seen:  # not another set of the same evaluation
@@ -256,7 +255,7 @@ class TrainerGenerator:
             raise ValueError(error)
         if trainer.processing_class is None:
             raise ValueError("the trainer has no tokenizer. Use Trainer(processing_class=...).")
-        self._unwrap = None
+        self._unwrap: Callable[..., AbstractContextManager[Any]] | None = None
         if not self._has_vllm and self._is_zero3:
             trl = import_extra("trl", "DeepSpeed ZeRO-3")
             self._unwrap = trl.models.unwrap_model_for_generation
@@ -270,21 +269,16 @@ class TrainerGenerator:
             samples = generate_across_ranks(self, prompts[rows], repeats, seed)
         return as_scored(samples[: len(prompts) * repeats], self.plain)
 
-    @contextmanager
-    def whole_model(self) -> Iterator[None]:
+    def whole_model(self) -> AbstractContextManager[Any]:
         """Gather the weights of a model that FSDP or ZeRO-3 splits, inside the context.
 
         A collective. Each rank then completes its own prompts, perhaps none.
         """
-        trainer = self.trainer
         if self._has_vllm:
-            yield
-        elif self._unwrap is not None:
-            with self._unwrap(trainer.model_wrapped, trainer.accelerator):
-                yield
-        else:
-            with whole_weights(trainer.model):
-                yield
+            return nullcontext()
+        if self._unwrap is not None:
+            return self._unwrap(self.trainer.model_wrapped, self.trainer.accelerator)
+        return whole_weights(self.trainer.model)
 
     @property
     def _is_zero3(self) -> bool:
@@ -375,40 +369,44 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
 
     See `GenerationScorer`. Columns are mapped as by the `as_reward_funcs` of this trainer. Without
     reward functions a prompt that is a text is the beginning of the text. Samples without a column
-    `prompt` are returned unchanged, with None.
+    `prompt` but with texts are returned unchanged, with None.
     """
     table = table_of(samples)
     if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
         table = {key: [row.get(key) for row in samples] for key in samples[0]}
-    if table is None or "prompt" not in table or "text" in table or "texts" in table:
+    if table is None or "text" in table or "texts" in table:
         return cast(SamplesLike, samples), None
+    if "prompt" not in table:
+        raise ValueError(
+            f"samples must have a column 'prompt' or 'text', got {', '.join(map(str, table))}. "
+            "Put the prompts, texts or messages without the answers, into 'prompt'."
+        )
     functions = getattr(trainer, "reward_funcs", None) or ()
-    columns: dict[str, str] = {}
-    for function in functions:
-        given = getattr(function, "columns", None)
-        columns |= given if isinstance(given, Mapping) else {}
+    given = [getattr(function, "columns", None) for function in functions]
+    columns = {n: c for each in given if isinstance(each, Mapping) for n, c in each.items()}
     plain = [plain_text(each) for each in table["prompt"]]
     chats = any(not isinstance(each, str) for each in table["prompt"])
     continued = columns.get("prefixes") == "prompt" or not (functions or chats)
     beginnings = plain if continued else [""] * len(plain)
-    kwargs = table.get("chat_template_kwargs") or [None] * len(plain)
-    read = [_as_read(trainer, *each) for each in zip(table["prompt"], kwargs, strict=True)]
-    used = ("prompt", "chat_template_kwargs")
-    others = {name: table[name] for name in table if name not in used}
+    names = ("chat_template_kwargs", "tools")
+    settings = (table.get(name) or [None] * len(plain) for name in names)
+    read = [_as_read(trainer, *each) for each in zip(table["prompt"], *settings, strict=True)]
+    others = {name: table[name] for name in table if name != "prompt"}
     others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
     return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}, [
         as_prompt(each) for each in table["prompt"]
     ]
 
 
-def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None) -> str:
+def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None, tools: Any) -> str:
     if isinstance(prompt, str):
         return prompt
+    tools = json.loads(tools) if isinstance(tools, str) else tools
     continues = prompt[-1]["role"] == "assistant"
     settings = {**(getattr(trainer, "chat_template_kwargs", None) or {}), **(kwargs or {})}
     text: str = trainer.processing_class.apply_chat_template(
         prompt,
-        tools=getattr(trainer, "tools", None) or None,  # some templates render []
+        tools=getattr(trainer, "tools", tools) or None,  # some templates render []
         chat_template=getattr(trainer, "chat_template", None),
         tokenize=False,
         add_generation_prompt=not continues,
@@ -424,6 +422,13 @@ def as_scored(samples: Samples, plain: Sequence[str] | None) -> Samples:
         return samples
     repeats = len(samples) // len(plain)
     return replace(samples, prompts=[prompt for prompt in plain for _ in range(repeats)])
+
+
+def check_own(callback: Any, state: TrainerState) -> None:
+    """Raise if a callback that generates with one trainer is called by another one."""
+    if state is not callback.trainer.state:
+        name = type(callback).__name__
+        raise ValueError(f"this {name} was built with another trainer. Build a new one.")
 
 
 def check_trainer(trainer: object, callback: object) -> None:

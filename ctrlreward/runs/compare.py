@@ -34,7 +34,8 @@ _EXAMPLES = (
     "ctrlreward compare paper.csv ours.csv --metrics accuracy 'score/*' --output agreement.json",
 )
 
-
+# How fast a run is says nothing about its result.
+_SPEED = ("*_runtime", "*_per_second", "watch/seconds", "*step_time", "*_preparation_time")
 _MAX_PRINTED = 20  # gaps and systems of a study; the JSON file has all
 
 
@@ -111,7 +112,7 @@ def _parser() -> CommandParser:
     parser.add_argument("run_b", metavar="RUN_B", type=str, help="a run of the same experiment")
     parser.add_argument("--runs", nargs="+", type=str, default=[], help="more runs to compare")
     for option, default, text in (
-        ("metrics", "*", "metrics to compare, by name or pattern: 'score/*' 'after/*'"),
+        ("metrics", "*", "metrics to compare, as 'score/*'; by default all except for speed"),
         ("system_columns", "system", "columns of a CSV file that together name a system"),
         ("metric_columns", "metric", "columns of a long CSV file that together name a metric"),
     ):
@@ -233,6 +234,8 @@ def _number(value: float) -> str:
 
 def _matching(table: Table, patterns: Sequence[str]) -> Table:
     kept = {m: c for m, c in table.items() if any(fnmatchcase(m, p) for p in patterns)}
+    if "*" in patterns:
+        kept = {m: c for m, c in kept.items() if not any(fnmatchcase(m, p) for p in _SPEED)} or kept
     if not kept:
         raise ValueError(f"no metric matches {' or '.join(patterns)}: there are {', '.join(table)}")
     return kept

@@ -191,14 +191,21 @@ def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) ->
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_a_resumed_run_ends_at_once_unless_stop_is_off(fit, writer, prompts, tmp_path) -> None:
+def test_a_resumed_run_ends_at_once_unless_stop_is_off(
+    fit, writer, prompts, tmp_path, monkeypatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("ctrlreward.callbacks.guard.rank_zero_info", said.append)
+
     def run(ckpt_path: str | None, **changes: object) -> int:
         keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / "kept"))
         callbacks = [watch(prompts), guard(**changes), keeper]
         return fit(writer(), callbacks, max_steps=24, ckpt_path=ckpt_path).global_step
 
     stopped = run(None, stop=True)
+    assert said == []
     assert run("last", stop=True) == stopped < 24
+    assert said == [f"this run has already stopped: alarm at step {stopped}"]
     assert run("last", stop=False) == 24
 
 

@@ -192,6 +192,11 @@ def test_resolution_is_logged_after_the_second_validation(
     callbacks = [scorer, Record(), keeper, RunReport(str(tmp_path))]
     shown: list[str] = []
     monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
+    trainer = fit(writer, callbacks, max_steps=1)
+    trainer.validate(writer, verbose=False)  # the same weights, of which nothing can be learned
+    assert shown == []
+    tables.clear()
+    writer.weight.data.zero_()
     fit(writer, callbacks, max_steps=3)
     assert len(shown) == 1
     first = resolution(tables[0], tables[1])

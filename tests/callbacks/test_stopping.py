@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -236,8 +237,11 @@ def test_a_resumed_run_decides_the_same(
 
 
 def test_a_stopped_run_continues_if_resumed_with_more_patience(
-    fit, counter, curve, held_out, tmp_path
+    fit, counter, curve, held_out, tmp_path, monkeypatch
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("ctrlreward.callbacks.stopping.rank_zero_info", said.append)
+
     def run(patience: int, ckpt_path: str | None) -> RewardEarlyStopping:
         stopper = RewardEarlyStopping("score/v", patience=patience)
         saver = RewardCheckpoint("score/v", dirpath=str(tmp_path / "checkpoints"))
@@ -250,8 +254,11 @@ def test_a_stopped_run_continues_if_resumed_with_more_patience(
         5,
         "score/v has not improved by more than 0.0 in the last 2 scores (now 0.5000, best 0.5000)",
     )
-    ended = run(2, "last")  # ends at once
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "training ended before")  # it ends at once
+        ended = run(2, "last")
     assert (ended.stopped_step, ended.stopped_by) == (5, "patience_exhausted")
+    assert said == [f"this run has already stopped: {stopped.stopping_reason_message}"]
     again = run(4, "last")
     assert again.patience == 4
     assert again.stopped_step == 7

@@ -166,7 +166,8 @@ def test_a_run_that_meets_no_constraint_logs_no_adapter(
     fit: Fit, tuned, watch, kept, report, tmp_path
 ) -> None:
     keeper = kept(constraints={"score/v": (0.9, None)})
-    fit(tuned(), [watch([0.0, float("nan"), 0.5]), keeper, report()], max_steps=2)
+    with pytest.warns(UserWarning, match="none of 1 validations is a candidate, so"):
+        fit(tuned(), [watch([0.0, float("nan"), 0.5]), keeper, report()], max_steps=2)
     run = only_run(tmp_path)
     assert run.summary["selected/constraints_met"] is False
     assert run.summary["selected/step"] is None

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, Trainer
 from ctrlreward import Reward
 from ctrlreward.callbacks import RewardEarlyStopping as OfLightning
 from ctrlreward.huggingface import (
+    BeforeAfter,
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
@@ -50,6 +51,18 @@ def test_rules_decide_at_the_same_evaluation_in_any_order(
     assert trainer.state.best_model_checkpoint == f"{trainer.args.output_dir}/checkpoint-1"
     scorers = [c for c in trainer.callback_handler.callbacks if isinstance(c, GenerationScorer)]
     assert [each.name for each in scorers] == ["score", "second"]
+
+
+def test_a_resumed_run_that_had_stopped_says_so(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, again = make_trainer(**SAVING), make_trainer(**SAVING)
+    train(first, scorer_of(first), RewardEarlyStopping("score/a", patience=1))
+    assert "this run has already stopped" not in caplog.text
+    again.add_callback(scorer_of(again))
+    again.add_callback(RewardEarlyStopping("score/a", patience=1))
+    again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
+    assert "RewardEarlyStopping at step 2: this run has already stopped" in caplog.text
 
 
 def test_an_interval_ends_where_the_range_of_a_score_does(
@@ -174,6 +187,16 @@ def test_a_key_that_is_not_logged(
     assert trainer.state.global_step == 1
 
 
+def train_twice(first: Trainer, second: Trainer, scorer: GenerationScorer) -> None:
+    for trainer in (first, second):
+        train(trainer, scorer)
+
+
+def evaluate(trainer: Trainer, scorer: GenerationScorer) -> None:
+    trainer.add_callback(scorer)
+    trainer.evaluate()
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no evaluation": (
         lambda make: train(make(eval_strategy="no"), RewardEarlyStopping("loss")),
@@ -194,6 +217,22 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "other trainer": (
         lambda make: train(make(), scorer_of(make())),
         "this GenerationScorer was built with another trainer",
+    ),
+    "second trainer": (
+        lambda make: train_twice(trainer := make(), make(), scorer_of(trainer)),
+        "this GenerationScorer was built with another trainer",
+    ),
+    "evaluated by another": (
+        lambda make: evaluate(make(), scorer_of(make())),
+        "this GenerationScorer was built with another trainer",
+    ),
+    "other trainer of BeforeAfter": (
+        lambda make: train(make(), BeforeAfter(make(), {"a": len}, ["ab", "cd"])),
+        "this BeforeAfter was built with another trainer",
+    ),
+    "messages": (
+        lambda make: GenerationScorer(make(), {"a": len}, [{"messages": []}]),
+        "must have a column 'prompt' or 'text', got messages",
     ),
     "same name": (
         lambda make: train(trainer := make(), scorer_of(trainer), scorer_of(trainer)),

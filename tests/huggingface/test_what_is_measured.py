@@ -13,7 +13,7 @@ from scripted_scores import Scripted
 from trainer_runs import tiny_trainer, train
 from transformers import GenerationConfig, Trainer
 
-from ctrlreward import Reward, Samples, Similarity, WordVectors
+from ctrlreward import Reward, Samples, Similarity, WordVectors, as_samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.huggingface import GenerationScorer, RewardCheckpoint
 from ctrlreward.huggingface.generation import TrainerGenerator, as_scored, prompts_as_texts
@@ -59,6 +59,25 @@ RENDERED: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, str, str]]] = {
     ),
     "a template of the trainer": (ALONE, ASKED, {"chat_template": "d"}, ("d", "!", "ab")),
 }
+# TRL renders the column `tools`, perhaps as JSON, for SFT and DPO; GRPO has tools of its own.
+WITH_TOOLS: list[tuple[Any, dict[str, Any], str]] = [
+    ([{"name": 1}], {}, "{'name': 1}abf"),
+    ('[{"name": 1}]', {}, "{'name': 1}abf"),
+    ([], {}, "abf"),
+    ([{"name": 1}], {"tools": [{"name": 2}]}, "{'name': 2}abf"),
+    ([{"name": 1}], {"tools": []}, "abf"),
+]
+
+
+@pytest.mark.parametrize(("tools", "more", "expected"), WITH_TOOLS)
+def test_tools_of_a_prompt_are_rendered_as_in_training(
+    make_trainer: Callable[..., Trainer], tools: Any, more: dict[str, Any], expected: str
+) -> None:
+    tokenizer: Any = make_trainer().processing_class
+    tokenizer.chat_template = TEMPLATE
+    trainer = SimpleNamespace(processing_class=tokenizer, **more)
+    samples, _ = prompts_as_texts(trainer, [{"prompt": ASKED, "tools": tools}])
+    assert as_samples(samples).as_prompts().prompts == (expected,)
 
 
 @pytest.mark.parametrize("case", RENDERED)

@@ -56,11 +56,12 @@ def test_folders_of_two_logged_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     first, second = HistoryLogger(str(tmp_path / "a")), HistoryLogger(str(tmp_path / "b"))
     curves = {10: (0.5, 0.6), 20: (0.7, 0.5), 30: (0.6, 0.7), 40: (0.8, 0.9)}
     for step, (a, b) in curves.items():
-        first.log_metrics({"score/x": a, "loss": -a}, step)
-        second.log_metrics({"score/x": b}, step)
+        first.log_metrics({"score/x": a, "loss": -a, "eval_runtime": step}, step)
+        second.log_metrics({"score/x": b, "eval_runtime": 1.0}, step)
     second.log_metrics({"policy/kl": math.nan}, 50)
     result = compared([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path)
     study = result["studies"][""]
+    assert study["mean_cv_star"] == pytest.approx(cv_star([0.8, 0.9]))  # not of the speed
     assert study["metrics"]["score/x"]["cv_star"]["run"] == pytest.approx(cv_star([0.8, 0.9]))
     sides = list(zip(*curves.values(), strict=True))
     expected = statistics.correlation(*sides)
