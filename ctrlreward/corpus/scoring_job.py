@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from ctrlreward.corpus.corpus_scoring import (
     check_shard,
     score_corpus,
     score_in_memory,
+    scoring_units,
     unchanged_shards,
     write_output,
 )
@@ -176,6 +177,10 @@ def score_file(
                 return
             with pool as score_shards:
                 if not started:
+                    if workers == 1 and engine != "ray":
+                        for scorer in chain(*scoring_units(scorers)[1:]):
+                            scorer.load()  # a model may be missing, and the first unit take hours
+                            scorer.release()
                     store.start(manifest)
                 score_corpus(corpus, components, manifest, store, score_shards)
             read = enumerate(unchanged_shards(corpus, manifest))

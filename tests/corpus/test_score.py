@@ -303,6 +303,14 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
         assert [row[name] for row in rows] == pytest.approx(direct[name].tolist(), rel=1e-5)
 
 
+def test_a_missing_model_is_named_before_another_scorer_scores(refused: Callable[..., str]) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    options = [BY_LETTERS, "--scorers", "Perplexity", "--scorers.model=/nowhere", "--chunk=3"]
+    assert "model = '/nowhere' is neither" in refused("in.jsonl", "out.csv", *options)
+    assert Letters.calls == []
+    assert not Path("out.csv.partial").exists()
+
+
 @pytest.mark.parametrize("content", ["", '{"letters": [1', "[1]"])
 def test_a_shard_that_was_cut_off_is_named_and_scored_again(
     stopped: None, content: str, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
