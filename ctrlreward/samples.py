@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from numbers import Integral
 from os import PathLike
@@ -80,6 +80,8 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
     # The caller of such an object has imported its package; this package needs neither.
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
+        for name in data.columns[data.columns.duplicated()]:
+            raise ValueError(f"the data has the column {name!r} more than once. Rename the others.")
         return {name: data[name].tolist() for name in data.columns}
     if datasets is not None and isinstance(data, datasets.Dataset):
         return {name: data[name] for name in data.column_names}
@@ -210,23 +212,20 @@ class Samples:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        torch = sys.modules.get("torch")  # a tensor implies that it was imported
         for name in JSON_KEYS:
-            column = getattr(self, name)
+            column = _plain(getattr(self, name))
             if column is None and name != "texts":
                 continue
-            if torch is not None and isinstance(column, torch.Tensor):
-                column = column.tolist()
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
-            if not isinstance(column, list | tuple) and (
-                isinstance(column, str) or table_of(column) or not isinstance(column, Iterable)
-            ):
+            ordered = isinstance(column, Iterable) and not isinstance(column, str | Set)
+            if not isinstance(column, list | tuple) and (not ordered or table_of(column)):
+                hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
                 raise TypeError(
                     f"{name} must be a list of strings, got {shortened(column)}, a "
-                    f"{type(column).__name__}"
+                    f"{type(column).__name__}{hint}"
                 )
-            items = list(column)
+            items = [_plain(item) for item in column]
             for i, item in enumerate(items):
                 if isinstance(item, str):
                     continue
@@ -241,10 +240,9 @@ class Samples:
                     continue
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
-                    hint = ". Pass '' for a text that is missing." if name == "texts" else ""
                     raise TypeError(
                         f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
-                        f"{hint if item is None or isinstance(item, float) else ''}"
+                        f"{_advice(name, item)}"
                     )
                 items[i] = str(int(item))
             object.__setattr__(self, name, tuple(items))
@@ -267,7 +265,12 @@ class Samples:
         """Return the samples at a slice or at a sequence of indices, in that order."""
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
-        indices = range(len(self))[rows] if isinstance(rows, slice) else rows
+        indices = range(len(self))[rows] if isinstance(rows, slice) else list(_plain(rows))
+        if any(isinstance(i, bool) for i in indices):  # would be the rows 0 and 1
+            raise TypeError(
+                f"samples[...] takes indices, got the mask {shortened(indices)}. Use "
+                "samples[[i for i, keep in enumerate(mask) if keep]]."
+            )
         columns = self.columns().items()
         return Samples(**{name: [column[i] for i in indices] for name, column in columns})
 
@@ -479,6 +482,22 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _plain(values: Any) -> Any:
+    """Return a tensor, an array or a pandas Series as a list, and a number of NumPy as Python's."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _advice(name: str, item: object) -> str:
+    """Return what to do about an item that is not a string, for the end of an error message."""
+    if isinstance(item, float | None) or type(item).__name__ == "NAType":
+        if name in _MAY_BE_INTEGERS:
+            return f". Pass strings or integers as {name}, and leave out samples without one."
+        return ". Pass '' for a text that is missing."
+    if name != "texts" or not isinstance(item, Mapping | list | tuple):
+        return ""
+    return ". Use as_samples(...) for records, and the text of the last message for a conversation."
+
+
 def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
     wrong = [item for item in references if not isinstance(item, str)]
     if wrong:
@@ -608,7 +627,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         samples = data
     elif table is not None:
         samples = Samples(**_known_columns(table))
-    elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Set):
         items: list[Any] = list(data)
         if items and all(isinstance(item, Mapping) for item in items):
             samples = Samples(**columns_from_records(items))
