@@ -107,6 +107,15 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     return ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
 
 
+def check_classes(file: ConfigFile) -> None:
+    """Raise a ValueError if an object's keys are misspelt: the parser would ignore its class."""
+    for keys, _ in file.values():
+        known = ("class_path", "init_args", "dict_kwargs")
+        for i, key in enumerate(keys):
+            if key not in known and (*keys[:i], "class_path") in file.lines:
+                raise file.error(keys[: i + 1], f"is not a key{did_you_mean(key, known)}")
+
+
 _MOST_NODES = 100_000  # of a file, with what its aliases stand for
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import yaml
@@ -12,7 +13,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import root_of
+from ctrlreward.command_line.config_files import check_classes, read_config, root_of
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
@@ -53,6 +54,18 @@ class CommandParser(ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        """Read the YAML files first, as errors of the parser name neither their file nor a line."""
+        words = list(args or ())
+        paths = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+        paths += [path for word, path in pairwise(words) if word == "--config"]
+        try:
+            for path in paths:
+                check_classes(read_config(path))
+        except (OSError, ValueError) as error:
+            self.error(str(error))
+        return super().parse_args(args, *others, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error with a hint, and exit with status 2."""

@@ -112,7 +112,7 @@ def score_file(
             raise ValueError(f"{name} must be positive, got {number}")
     for pair in label_map or ():
         if "=" not in pair:
-            raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
+            raise ValueError(f"label_map = {pair!r} must be OLD=NEW, such as 0=negative")
     labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
     with ExitStack() as stack:
         source, target = Location(input), _target(output)
