@@ -371,18 +371,15 @@ class Judge(ModelScorer[CausalLM]):
                 for name in ([RANK] if rubric.ranks else scores)
                 if rubric.ranks or math.isnan(scores[name])
             )
-            log.warning(
-                "%d of %d replies of the judge lack a valid score, and are NaN there (%s): %s. A "
-                "reply that is cut off needs more than max_tokens = %d.",
-                *(len(unread), len(replied)),
-                ", ".join(f"{name} {n}" for name, n in lacking.items()),
-                *(shortened(unread[0][0], 200), self.max_tokens),
-            )
+            of_each = ", ".join(f"{name} {n}" for name, n in lacking.items())
+            fault = f"lack a valid score, and are NaN there ({of_each})"
         else:
-            log.warning(
-                "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
-                *(len(unread), len(replied), ", ".join(rubric.scores), shortened(unread[0][0])),
-            )
+            fault = f"name none or several of {', '.join(rubric.scores)}, and are NaN"
+        log.warning(
+            "%d of %d replies of the judge %s: %s. A reply that is cut off needs more than "
+            "max_tokens = %d.",
+            *(len(unread), len(replied), fault, shortened(unread[0][0], 200), self.max_tokens),
+        )
 
     def _reply(self, server: ModelServer, outage: Outage, question: Question) -> str | None:
         """Return the text of one reply; None without one, if outages are NaN."""
