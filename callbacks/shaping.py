@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ctrlreward.arguments import check_type, checked_keywords
+from ctrlreward.arguments import check_type, checked_keywords, positive
 from ctrlreward.callbacks.monitoring import ReadingMixin, read_metrics
 from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
 from ctrlreward.callbacks.terms import (
@@ -140,12 +140,10 @@ class RewardShapingMixin(ReadingMixin):
         ):
             if option is not None:
                 check_type(name, kind, option)
-        if kl_target is not None and not kl_target > 0:
-            raise ValueError(f"kl_target must be positive (nats per token), got {kl_target}")
+        positive("kl_target", kl_target)
         if not kl_horizon >= 1:
             raise ValueError(f"kl_horizon must be 1 batch or more, got {kl_horizon}")
-        if length_alpha is not None and not length_alpha > 0:
-            raise ValueError(f"length_alpha must be positive, got {length_alpha}")
+        positive("length_alpha", length_alpha)
         self.schedules = WeightSchedules(weights) if weights else None
         self.potential = potential
         self.bounds = None if clip is None else _bounds(clip)

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from ctrlreward.arguments import positive
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.shaping import (
     distance_outside,
@@ -123,8 +124,7 @@ class ReferenceReward:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale must be positive, got {self.scale}")
+        positive("scale", self.scale)
 
     def preferences(
         self,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, one_of
+from ctrlreward.arguments import checked_keywords, did_you_mean, not_negative, one_of
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
@@ -285,8 +285,7 @@ class Reward(AnyReward):
                     f"aggregate = {aggregate!r} does not take {name}, only "
                     f"{' and '.join(map(repr, _TAKES[name]))} can."
                 )
-        if penalty is not None and not penalty >= 0:
-            raise ValueError(f"penalty = {penalty}, must be 0 or more")
+        not_negative("penalty", penalty)
         if given_weights and aggregate != "weighted":
             raise ValueError(
                 f"aggregate = {aggregate!r} does not take weights, got weights for "

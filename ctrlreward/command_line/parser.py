@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -55,9 +56,9 @@ class CommandParser(ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
 
-    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, *others: Any, **options: Any) -> Any:
         """Read the YAML files first, as errors of the parser name neither their file nor a line."""
-        words = list(args or ())
+        words = list(sys.argv[1:] if args is None else args)
         paths = [word.partition("=")[2] for word in words if word.startswith("--config=")]
         paths += [path for word, path in pairwise(words) if word == "--config"]
         try:
@@ -65,7 +66,7 @@ class CommandParser(ArgumentParser):
                 check_classes(read_config(path))
         except (OSError, ValueError) as error:
             self.error(str(error))
-        return super().parse_args(args, *others, **options)
+        return super().parse_args(words, *others, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error with a hint, and exit with status 2."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from ctrlreward.arguments import positive
 from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.terminal import direction_arrow, plain_console, user_errors
 from ctrlreward.corpus.corpus_scoring import (
@@ -108,8 +109,7 @@ def score_file(
         identity: Configuration of the scorers, which a resumed run must share.
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} must be positive, got {number}")
+        positive(name, number)
     for pair in label_map or ():
         if "=" not in pair:
             raise ValueError(f"label_map = {pair!r} must be OLD=NEW, such as 0=negative")

@@ -7,7 +7,6 @@ CUDA (`cuda_graph`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import checked_keywords, not_negative, positive
 from ctrlreward.engine.output_layer import logit_blocks, states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
@@ -103,10 +102,7 @@ class Generation:
             raise ValueError(f"generation.top_k must be 0 (all tokens) or more, got {self.top_k}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"generation.min_p must be in [0, 1], got {self.min_p}")
-        if self.eval_temperature is not None and not 0 <= self.eval_temperature < math.inf:
-            raise ValueError(
-                f"generation.eval_temperature must be 0 or more, got {self.eval_temperature}"
-            )
+        not_negative("generation.eval_temperature", self.eval_temperature)
         for name in ("system", "chat_template_kwargs"):
             given = getattr(self, name)
             if given is not None and not self.chat:

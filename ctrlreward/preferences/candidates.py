@@ -8,6 +8,7 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
+from ctrlreward.arguments import not_negative
 from ctrlreward.completion import Generator, generate
 from ctrlreward.functional.preferences import Preferences
 from ctrlreward.reward import Components, Reward, RewardLike, as_reward
@@ -131,8 +132,7 @@ def preference_pairs(
         )
     if per_prompt < 1:
         raise ValueError(f"per_prompt must be 1 or more, got {per_prompt}")
-    if not 0 <= margin < np.inf:
-        raise ValueError(f"margin must be 0 or more, got {margin}")
+    not_negative("margin", margin)
     chosen: list[int] = []
     rejected: list[int] = []
     failed = repeated = tied = single = 0

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, did_you_mean, one_of
+from ctrlreward.arguments import Mode, did_you_mean, one_of, positive
 from ctrlreward.command_line.parser import CommandParser, command_parser
 from ctrlreward.command_line.terminal import plain_console, printable, user_errors
 from ctrlreward.files import json_text, remove, write_whole
@@ -223,8 +223,7 @@ def _check(options: Any) -> None:
         raise ValueError("--prune removes from finished runs. Leave out --watch.")
     if options.prune and not (monitor or options.pareto):
         raise ValueError("--prune needs the score to select by: --maximise KEY")
-    if not options.interval > 0:
-        raise ValueError(f"--interval must be positive, got {options.interval}")
+    positive("--interval", options.interval)
 
 
 # Rules

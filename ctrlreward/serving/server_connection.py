@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from ctrlreward.arguments import positive
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
 from ctrlreward.serving.limits import CLIENT_HEADER, check_token
@@ -76,8 +77,7 @@ class ServerConnection:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be an address such as 'http://127.0.0.1:8700', got {url!r}")
         for name, seconds in (("timeout", timeout), ("patience", patience)):
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
+            positive(name, seconds)
         self.url = url.rstrip("/")
         self.token = token
         self.timeout = timeout

@@ -337,7 +337,7 @@ def test_a_rubric_file(tmp_path: Path) -> None:
         ),
         ({"address": None, "cache": "replies"}, "cache is for a server, but address is None"),
         ({"concurrency": 0}, "concurrency"),
-        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
+        ({"timeout": 0}, "timeout must be positive, got 0"),
         ({"outage": "stop"}, "outage must be one of raise, wait, nan, got 'stop'"),
         ({"outage_budget": -1}, "outage_budget must be 0 or more, got -1"),
         ({"prompt_cost": NAN}, "prompt_cost must be 0 or more, got nan"),
