@@ -267,10 +267,8 @@ class Samples:
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
         indices = range(len(self))[rows] if isinstance(rows, slice) else list(_plain(rows))
         if any(isinstance(i, bool) for i in indices):  # would be the rows 0 and 1
-            raise TypeError(
-                f"samples[...] takes indices, got the mask {shortened(indices)}. Use "
-                "samples[[i for i, keep in enumerate(mask) if keep]]."
-            )
+            use = "samples[[i for i, keep in enumerate(mask) if keep]]"
+            raise TypeError(f"samples[...] takes indices, not {shortened(indices)}. Use {use}.")
         columns = self.columns().items()
         return Samples(**{name: [column[i] for i in indices] for name, column in columns})
 

@@ -347,7 +347,7 @@ AB = {"a": FIRST, "b": SECOND}
         (AB, "weighted", {"thresholds": (63, 71, 97, -37)}, "not take thresholds, only 'gm' can"),
         (transfer(), "gm", {"thresholds": (63, 71, 97)}, "must be four finite numbers, t1 to t4"),
         (transfer(), "gm", {"thresholds": (63, 71, math.nan, -37)}, "must be four finite numbers"),
-        (transfer(), "gm", {"thresholds": (63, 71, -37, 97)}, "must have t3 > t4, the highest"),
+        (transfer(), "gm", {"thresholds": (63, 71, -37, 97)}, "with t3 above t4, got"),
         # Conditions
         ({"stile": FIRST, "e": given_style()}, "min", {}, r"'style', .* mean 'stile'\?\): the"),
         (

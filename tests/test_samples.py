@@ -80,7 +80,7 @@ TYPE_ERRORS: dict[str, Callable[[], object]] = {
     "references[0] has 3, a int, not a str": lambda: Samples(["a"], references=[["y", 3]]),
     "samples[1] is one row. Use samples[1:2]": lambda: FOOD[1],
     **{
-        f"samples[...] takes indices, got the mask [False, True, {name == 'tensor'}]": (
+        f"samples[...] takes indices, not [False, True, {name == 'tensor'}]": (
             lambda mask=mask: FOOD[mask]
         )
         for name, mask in {
