@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import check_classes, read_config, root_of
+from ctrlreward.command_line.config_files import read_config, root_of
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
@@ -63,7 +63,7 @@ class CommandParser(ArgumentParser):
         paths += [path for word, path in pairwise(words) if word == "--config"]
         try:
             for path in paths:
-                check_classes(read_config(path))
+                read_config(path)
         except (OSError, ValueError) as error:
             self.error(str(error))
         return super().parse_args(words, *others, **options)

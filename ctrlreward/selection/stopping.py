@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.arguments import Mode, check_direction, not_negative, sign_of
 from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.selection.metrics import (
     Bounds,
