@@ -571,7 +571,7 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return attribute → label for each of n samples, from a column or one label per attribute."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for name, given in columns.items():
-        column = [given] * n if isinstance(given, str | Integral | None) else list(given)
+        column = [given] * n if isinstance(given, str | Integral | None) else list(_plain(given))
         if len(column) != n:
             raise ValueError(
                 f"labels[{name!r}] must have one item per text ({n}), got {len(column)}"

@@ -385,6 +385,8 @@ def test_labels_of_several_attributes(labels: Any, tmp_path: Path) -> None:
 def test_one_label_of_each_attribute_for_all() -> None:
     samples = as_samples(["a", "b"], label={"sentiment": "positive", "code": 3})
     assert samples.labels == ("sentiment=positive code=3",) * 2
+    codes = as_samples(["a", "b"], labels={"code": torch.tensor([3, 4])})
+    assert codes.labels == ("code=3", "code=4")
 
 
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=4) | st.integers(0, 9), max_size=3))

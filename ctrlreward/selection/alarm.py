@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.arguments import Mode, check_direction, not_negative, one_of, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
@@ -150,19 +150,15 @@ class AlarmRule:
             raise ValueError(
                 f"proxy and held_out must be different metrics, got {self.proxy!r} for both"
             )
-        if self.reference not in ("first", "best"):
-            raise ValueError(f"reference must be 'first' or 'best', got {self.reference!r}")
+        one_of("reference", self.reference, ("first", "best"))
         if not 4 <= self.window <= LONGEST:
             raise ValueError(f"window must be 4 to {LONGEST} scored validations, got {self.window}")
         check_level(self._run_level)
         margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}
         for key, margin in margins.items():
-            if key and key not in self.modes:
-                raise ValueError(
-                    f"margin has the key {key!r}, must be one of {', '.join(self.modes)}"
-                )
-            if not margin >= 0:
-                raise ValueError(f"margin must be at least 0, got {margin}")
+            if key:
+                one_of("a key of margin", key, self.modes)
+            not_negative("margin", margin)
         smallest, level = 2.0 ** (1 - self.window), self._walk_level
         if level < smallest:
             raise ValueError(
