@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from os import PathLike
@@ -218,7 +218,7 @@ class Samples:
                 continue
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
-            ordered = isinstance(column, Iterable) and not isinstance(column, str | Set)
+            ordered = isinstance(column, Iterable) and not isinstance(column, str | set | frozenset)
             if not isinstance(column, list | tuple) and (not ordered or table_of(column)):
                 hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
                 raise TypeError(
@@ -625,7 +625,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         samples = data
     elif table is not None:
         samples = Samples(**_known_columns(table))
-    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | Set):
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | set | frozenset):
         items: list[Any] = list(data)
         if items and all(isinstance(item, Mapping) for item in items):
             samples = Samples(**columns_from_records(items))

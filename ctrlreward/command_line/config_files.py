@@ -105,9 +105,8 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
         raise ValueError(f"{path} must be a YAML mapping")
     unchanged = not set(loader.names) & set(anchors or {})
     file = ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
-    # The parser would ignore the class of an object with a misspelt key.
-    for keys, _ in file.values():
-        known = ("class_path", "init_args", "dict_kwargs")
+    known = ("class_path", "init_args", "dict_kwargs")
+    for keys, _ in file.values():  # with another key, the parser would ignore the class
         for i, key in enumerate(keys):
             if key not in known and (*keys[:i], "class_path") in file.lines:
                 raise file.error(keys[: i + 1], f"is not a key{did_you_mean(key, known)}")
