@@ -11,7 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from ctrlreward.arguments import one_of
+from ctrlreward.arguments import not_negative, one_of, positive
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.shaping import (
     distance_outside,
@@ -120,8 +120,7 @@ class ReferenceReward:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale must be positive, got {self.scale}")
+        positive("scale", self.scale)
 
     def preferences(
         self,
@@ -248,8 +247,7 @@ class LengthWindow:
             raise ValueError(
                 f"low and high must be 0 <= low <= high, got low = {self.low}, high = {self.high}"
             )
-        if self.cost < 0:
-            raise ValueError(f"cost must be 0 or more, got {self.cost}, which would be a bonus")
+        not_negative("cost", self.cost)  # else it would be a bonus
 
     def term(self, lengths: Scores) -> Scores:
         """Return the term of each length, ≤ 0, shape (n,)."""
@@ -283,8 +281,7 @@ class SoftOverlong:
             raise ValueError(
                 f"cache must be 1 to longest = {self.longest} tokens, got {self.cache}"
             )
-        if self.weight < 0:
-            raise ValueError(f"weight must be 0 or more, got {self.weight}, which would be a bonus")
+        not_negative("weight", self.weight)
 
     def term(self, lengths: Scores) -> Scores:
         """Return the term of each length, in [-weight, 0], shape (n,)."""

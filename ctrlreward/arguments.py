@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -104,10 +105,17 @@ Number = TypeVar("Number", int, float, int | None, float | None)
 
 def positive(argument: str, given: Number) -> Number:
     """Return a number that is positive, or None."""
-    if not isinstance(given, int | float | None):
+    if not isinstance(given, Real | None):
         raise TypeError(f"{argument} must be a number, got {given!r}")
     if given is not None and not given > 0:
         raise ValueError(f"{argument} must be positive, got {given}")
+    return given
+
+
+def not_negative(argument: str, given: Number) -> Number:
+    """Return a number that is 0 or more and finite, or None."""
+    if given is not None and not 0 <= given < math.inf:
+        raise ValueError(f"{argument} must be 0 or more, got {given}")
     return given
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import not_negative, positive
 from ctrlreward.extras import import_extra
 
 _OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
@@ -34,9 +33,7 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_cpus", "num_gpus"):
-            number = getattr(self, name)
-            if not 0 <= number < math.inf:
-                raise ValueError(f"ray.{name} must be 0 or more, got {number}")
+            not_negative(f"ray.{name}", getattr(self, name))
         if not (self.num_cpus or self.num_gpus):
             raise ValueError("ray.num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, one_of
+from ctrlreward.arguments import checked_keywords, did_you_mean, not_negative, one_of
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.preferences import LearnedAggregate
-from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
+from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
 from ctrlreward.placement import TimeLimit, Worker
 from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
@@ -285,8 +285,7 @@ class Reward(AnyReward):
                     f"aggregate = {aggregate!r} does not take {name}, only "
                     f"{' and '.join(map(repr, _TAKES[name]))} can."
                 )
-        if penalty is not None and not penalty >= 0:
-            raise ValueError(f"penalty = {penalty}, must be 0 or more")
+        not_negative("penalty", penalty)
         if given_weights and aggregate != "weighted":
             raise ValueError(
                 f"aggregate = {aggregate!r} does not take weights, got weights for "
@@ -321,7 +320,7 @@ class Reward(AnyReward):
                     )
             self.aggregate = geometric_mean
         elif aggregate == "gm":
-            self.thresholds = _four_numbers(thresholds or GM_THRESHOLDS)
+            self.thresholds = checked_thresholds(thresholds or GM_THRESHOLDS)
             self.accuracy_score, names = _gm_components(self.components)
             self.aggregate = partial(gm_of, names, self.thresholds)
         else:
@@ -600,10 +599,3 @@ def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, 
         f"perplexity, but the components are {', '.join(c.name for c in components.values())}. Use "
         "'geometric_mean' for the plain mean of other scores."
     )
-
-
-def _four_numbers(thresholds: Sequence[float]) -> Thresholds:
-    values = tuple(float(value) for value in thresholds)
-    if len(values) != 4 or not np.isfinite(values).all():
-        raise ValueError(f"thresholds must be four finite numbers, t1 to t4, got {values}")
-    return values

@@ -81,6 +81,8 @@ def table_of(data: object) -> Mapping[Any, Any] | None:
     # The caller of such an object has imported its package; this package needs neither.
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
+        for name in data.columns[data.columns.duplicated()]:
+            raise ValueError(f"the data has the column {name!r} more than once. Rename the others.")
         return {name: data[name].tolist() for name in data.columns}
     if datasets is not None and isinstance(data, datasets.Dataset):
         return {name: data[name] for name in data.column_names}
@@ -211,23 +213,20 @@ class Samples:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        torch = sys.modules.get("torch")  # a tensor implies that it was imported
         for name in JSON_KEYS:
-            column = getattr(self, name)
+            column = _plain(getattr(self, name))
             if column is None and name != "texts":
                 continue
-            if torch is not None and isinstance(column, torch.Tensor):
-                column = column.tolist()
             if name == "labels" and isinstance(column, Mapping):
                 column = _attribute_rows(column, len(self.texts))
-            if not isinstance(column, list | tuple) and (
-                isinstance(column, str) or table_of(column) or not isinstance(column, Iterable)
-            ):
+            ordered = isinstance(column, Iterable) and not isinstance(column, str | set | frozenset)
+            if not isinstance(column, list | tuple) and (not ordered or table_of(column)):
+                hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
                 raise TypeError(
                     f"{name} must be a list of strings, got {shortened(column)}, a "
-                    f"{type(column).__name__}"
+                    f"{type(column).__name__}{hint}"
                 )
-            items = list(column)
+            items = [_plain(item) for item in column]
             for i, item in enumerate(items):
                 if isinstance(item, str):
                     continue
@@ -242,10 +241,9 @@ class Samples:
                     continue
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
-                    hint = ". Pass '' for a text that is missing." if name == "texts" else ""
                     raise TypeError(
                         f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
-                        f"{hint if item is None or isinstance(item, float) else ''}"
+                        f"{_advice(name, item)}"
                     )
                 items[i] = str(int(item))
             object.__setattr__(self, name, tuple(items))
@@ -268,7 +266,10 @@ class Samples:
         """Return the samples at a slice or at a sequence of indices, in that order."""
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
-        indices = range(len(self))[rows] if isinstance(rows, slice) else rows
+        indices = range(len(self))[rows] if isinstance(rows, slice) else list(_plain(rows))
+        if any(isinstance(i, bool) for i in indices):  # would be the rows 0 and 1
+            use = "samples[[i for i, keep in enumerate(mask) if keep]]"
+            raise TypeError(f"samples[...] takes indices, not {shortened(indices)}. Use {use}.")
         columns = self.columns().items()
         return Samples(**{name: [column[i] for i in indices] for name, column in columns})
 
@@ -482,6 +483,22 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _plain(values: Any) -> Any:
+    """Return a tensor, an array or a pandas Series as a list, and a number of NumPy as Python's."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _advice(name: str, item: object) -> str:
+    """Return what to do about an item that is not a string, for the end of an error message."""
+    if isinstance(item, float | None) or type(item).__name__ == "NAType":
+        if name in _MAY_BE_INTEGERS:
+            return f". Pass strings or integers as {name}, and leave out samples without one."
+        return ". Pass '' for a text that is missing."
+    if name != "texts" or not isinstance(item, Mapping | list | tuple):
+        return ""
+    return ". Use as_samples(...) for records, and the text of the last message for a conversation."
+
+
 def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
     wrong = [item for item in references if not isinstance(item, str)]
     if wrong:
@@ -557,7 +574,7 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return attribute → label for each of n samples, from a column or one label per attribute."""
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
     for name, given in columns.items():
-        column = [given] * n if isinstance(given, str | Integral | None) else list(given)
+        column = [given] * n if isinstance(given, str | Integral | None) else list(_plain(given))
         if len(column) != n:
             raise ValueError(
                 f"labels[{name!r}] must have one item per text ({n}), got {len(column)}"
@@ -611,7 +628,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         samples = data
     elif table is not None:
         samples = Samples(**_known_columns(table))
-    elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes | set | frozenset):
         items: list[Any] = list(data)
         if items and all(isinstance(item, Mapping) for item in items):
             samples = Samples(**columns_from_records(items))

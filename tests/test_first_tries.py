@@ -261,6 +261,8 @@ WRONG_TRIES = [
     (ValueError, "parts in another order",
      lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
      r"similarity is a Perplexity, which does not have similarity, .*. Use Similarity\(\.\.\.\)"),
+    (ValueError, "three thresholds", lambda s: cr.TransferQuality(None, s, thresholds=(50, 0, 97)),
+     r"must be four finite numbers, t1 to t4, with t3 above t4, got \(50\.0, 0\.0, 97\.0\)"),
     (ValueError, "an unknown method", lambda _: cr.Alignment("minilm-l6", method="discrim"),
      "method must be one of embedding, discriminative, regression"),
     (ValueError, "a model that does not exist", lambda _: Perplexity("smollm2").score(["good"]),

@@ -343,10 +343,11 @@ AB = {"a": FIRST, "b": SECOND}
         (AB, "min", {"scales": {"a": (0, 1)}}, "no key 'b'"),
         (AB, "min", {"scales": {"a": (0, 0), "b": (0, 1)}}, r"\['a'\] = \(0, 0\), must be a mean"),
         (AB, "min", {"penalty": 1}, "'min' does not take penalty, only"),
-        (AB, "mean_minus_deviation", {"penalty": -1}, "penalty = -1, must be 0 or more"),
+        (AB, "mean_minus_deviation", {"penalty": -1}, "penalty must be 0 or more, got -1"),
         (AB, "weighted", {"thresholds": (63, 71, 97, -37)}, "not take thresholds, only 'gm' can"),
         (transfer(), "gm", {"thresholds": (63, 71, 97)}, "must be four finite numbers, t1 to t4"),
         (transfer(), "gm", {"thresholds": (63, 71, math.nan, -37)}, "must be four finite numbers"),
+        (transfer(), "gm", {"thresholds": (63, 71, -37, 97)}, "with t3 above t4, got"),
         # Conditions
         ({"stile": FIRST, "e": given_style()}, "min", {}, r"'style', .* mean 'stile'\?\): the"),
         (

@@ -57,17 +57,37 @@ TYPE_ERRORS: dict[str, Callable[[], object]] = {
     "texts must be a list of strings, got None, a NoneType": lambda: Samples(None),
     "Samples() has no argument 'label', only texts, prefixes": lambda: Samples(["a"], label="x"),
     "must be a list of strings, got {'text': ['a']}, a dict": lambda: Samples({"text": ["a"]}),
-    "of strings, got    a0  b, a DataFrame": lambda: Samples(pd.DataFrame({"a": ["b"]})),
+    "of strings, got    a0  b, a DataFrame. Use as_samples(...).": (
+        lambda: Samples(pd.DataFrame({"a": ["b"]}))
+    ),
+    "texts must be a list of strings, got {'a'}, a set": lambda: Samples({"a"}),
+    "{'a'} is a set. Pass Samples, a list of texts": lambda: as_samples({"a"}),
+    "texts[0] = {'text': 'a'} is a dict, not a str. Use as_samples(...) for records": (
+        lambda: Samples([{"text": "a"}])
+    ),
+    "prompts[1] = <NA> is a NAType, not a str. Pass '' for a text that is missing": (
+        lambda: as_samples(["a", "b"], prompts=pd.array(["c", None], dtype="string"))
+    ),
     "got 'longlonglonglonglonglonglonglonglongl…', a str": lambda: Samples("long" * 99),
     "labels must be a list of strings, got 1, a int": lambda: Samples(["a"], labels=1),
     "texts[1] = b'b' is a bytes, not a str": lambda: Samples(["a", b"b"]),
-    "labels[0] = None is a NoneType, not a str": lambda: Samples(["a"], labels=[None]),
+    "labels[0] = None is a NoneType, not a str. Pass strings or integers as labels, and leave out "
+    "samples without one": lambda: Samples(["a"], labels=[None]),
     "labels[0] = True is a bool, not a str": lambda: as_samples(["a"], labels=[True]),
     "labels[0] = 0.5 is a float, not a str": lambda: as_samples(["a"], labels=[0.5]),
     "sources[0] = 1 is a int, not a str": lambda: as_samples(["a"], sources=[1]),
     "sources[0] = ['x'] is a list, not a str": lambda: Samples(["a"], sources=[["x"]]),
     "references[0] has 3, a int, not a str": lambda: Samples(["a"], references=[["y", 3]]),
     "samples[1] is one row. Use samples[1:2]": lambda: FOOD[1],
+    **{
+        f"samples[...] takes indices, not [False, True, {name == 'tensor'}]": (
+            lambda mask=mask: FOOD[mask]
+        )
+        for name, mask in {
+            "series": pd.Series([False, True, False]),
+            "tensor": torch.tensor([False, True, True]),
+        }.items()
+    },
     "labels and label are one column. Leave one out": lambda: as_samples("a", label="", labels=""),
     "predictions = ['a'] is not a column of Samples, pass the texts as the first argument": (
         lambda: as_samples(["a"], predictions=["a"])
@@ -87,6 +107,9 @@ VALUE_ERRORS: dict[str, Callable[[], object]] = {
     "labels has 0 items, but texts has 3": lambda: FOOD.replace(labels=[]),
     "got 2 completions for 3 prompts, must be one per prompt": lambda: FOOD.completed(["a", "b"]),
     "Samples.completed needs the column 'prefixes'": lambda: Samples(["a"]).completed([" b"]),
+    "the data has the column 'text' more than once": (
+        lambda: as_samples(pd.DataFrame([["a", "b"]], columns=["text", "text"]))
+    ),
     "the data has the columns 'texts' and 'text'. Leave one": (
         lambda: as_samples({"texts": ["a"], "text": ["b"]})
     ),
@@ -329,7 +352,7 @@ def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
 
 
 def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
-    samples = Samples(["a", "a", "b"], references=[["x", "y"], ("x", "y"), "z"])
+    samples = Samples(["a", "a", "b"], references=[["x", "y"], np.array(["x", "y"]), "z"])
     assert samples.references == (("x", "y"), ("x", "y"), "z")
     assert samples.require_references("CTC") == (("x", "y"), ("x", "y"), ("z",))
     assert samples.distinct()[1] == [0, 0, 1]
@@ -374,6 +397,8 @@ def test_labels_of_several_attributes(labels: Any, tmp_path: Path) -> None:
 def test_one_label_of_each_attribute_for_all() -> None:
     samples = as_samples(["a", "b"], label={"sentiment": "positive", "code": 3})
     assert samples.labels == ("sentiment=positive code=3",) * 2
+    codes = as_samples(["a", "b"], labels={"code": torch.tensor([3, 4])})
+    assert codes.labels == ("code=3", "code=4")
 
 
 @given(st.dictionaries(st.text(max_size=3), st.text(max_size=4) | st.integers(0, 9), max_size=3))

@@ -104,7 +104,13 @@ def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> C
     if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} must be a YAML mapping")
     unchanged = not set(loader.names) & set(anchors or {})
-    return ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
+    file = ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
+    known = ("class_path", "init_args", "dict_kwargs")
+    for keys, _ in file.values():  # with another key, the parser would ignore the class
+        for i, key in enumerate(keys):
+            if key not in known and (*keys[:i], "class_path") in file.lines:
+                raise file.error(keys[: i + 1], f"is not a key{did_you_mean(key, known)}")
+    return file
 
 
 _MOST_NODES = 100_000  # of a file, with what its aliases stand for

@@ -151,9 +151,6 @@ def _unknown(keys: Keys, path: str, names: Keys) -> tuple[Keys, str]:
     module, _, name = path.rpartition(".")
     kind = getattr(import_module(module), name) if path else None
     known = list(signature(kind).parameters) if kind else []
-    hint = did_you_mean(names[0], ("init_args", "class_path"))
-    if hint and names[0] not in known and keys[-1:] == (f"={path}",):
-        return (*keys[:-1], names[0]), f"is not a key{hint}"
     for i, name in enumerate(names):
         if name not in known:
             return (*keys, *names[: i + 1]), f"is not an option{_hint(kind, name, known)}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import yaml
@@ -12,7 +14,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_l
 
 import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.command_line.config_files import root_of
+from ctrlreward.command_line.config_files import read_config, root_of
 from ctrlreward.command_line.config_mistakes import one_line
 from ctrlreward.command_line.terminal import examples_epilog
 from ctrlreward.command_line.typed_options import SCORERS, SCORERS_HINT
@@ -60,6 +62,18 @@ class CommandParser(ArgumentParser):
         if "action" not in options:
             options = {"type": str | None, "default": None, **options}
         self.add_argument(name, *others, help=help_, **options)
+
+    def parse_args(self, args: Iterable[str] | None = None, *others: Any, **options: Any) -> Any:
+        """Read the YAML files first, as errors of the parser name neither their file nor a line."""
+        words = list(sys.argv[1:] if args is None else args)
+        paths = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+        paths += [path for word, path in pairwise(words) if word == "--config"]
+        try:
+            for path in paths:
+                read_config(path)
+        except (OSError, ValueError) as error:
+            self.error(str(error))
+        return super().parse_args(words, *others, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error with a hint, and exit with status 2."""

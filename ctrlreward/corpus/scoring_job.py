@@ -118,7 +118,7 @@ def score_file(
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
         positive(name, number)
-    labels = pairs("label_map", "OLD=NEW, 0=negative", label_map) or None
+    labels = pairs("label_map", "OLD=NEW, such as 0=negative", label_map) or None
     with ExitStack() as stack:
         source, target = Location(input), _target(output)
         partial = target.beside(f"{target.name}.partial")

@@ -137,7 +137,7 @@ class Measures:
 
     def _mapped(self, samples: Samples) -> Samples:
         """Return the samples with the labels of the classifiers."""
-        labels = pairs("label_map", "OLD=NEW, negative=LABEL_0", self.label_map)
+        labels = pairs("label_map", "OLD=NEW, such as negative=LABEL_0", self.label_map)
         mapped = [
             attribute_label({n: labels.get(word, word) for n, word in p.targets.items()})
             for p in self.prompts
@@ -154,7 +154,7 @@ def attribute_classifier(
     models: Mapping[str, str | LabelProbabilities] = (
         given
         if isinstance(given, Mapping)
-        else pairs("classifiers", "ATTRIBUTE=MODEL, sentiment=FOLDER", given)
+        else pairs("classifiers", "ATTRIBUTE=MODEL, such as sentiment=FOLDER", given)
     )
     for name in models:
         one_of("classifiers", name, labels)

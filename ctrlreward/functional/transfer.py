@@ -51,6 +51,15 @@ def adjusted_gm(
     return np.asarray(np.cbrt(product))
 
 
+def checked_thresholds(thresholds: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return t1 to t4, or raise a ValueError if there are not four, or GM would always be 0."""
+    values = tuple(float(value) for value in thresholds)
+    if len(values) != 4 or not np.isfinite(values).all() or values[2] <= values[3]:
+        must = "must be four finite numbers, t1 to t4, with t3 above t4"
+        raise ValueError(f"thresholds {must}, got {values}")
+    return values
+
+
 def gm_of(
     names: Sequence[str],
     thresholds: tuple[float, float, float, float],

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.arguments import checked_keywords, not_negative, one_of, positive
 from ctrlreward.credit import check_credit
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
@@ -209,8 +209,7 @@ class Objective:
         for name, options in _OPTIONS.items():
             one_of(f"objective.{name}", getattr(self, name), get_args(options))
         positive("objective.max_refills", self.max_refills)
-        if not self.beta >= 0:
-            raise ValueError(f"objective.beta must be 0 or more, got {self.beta}")
+        not_negative("objective.beta", self.beta)
         for name, names in _NAMES.items():
             choice = getattr(self, name)
             if choice is not None:
@@ -291,8 +290,7 @@ class Critic:
         for name, number in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
             if not 0 <= number <= 1:
                 raise ValueError(f"critic.{name} must be in [0, 1], got {number}")
-        if self.coef < 0:
-            raise ValueError(f"critic.coef must be 0 or more, got {self.coef}")
+        not_negative("critic.coef", self.coef)
         positive("critic.clip", self.clip)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.arguments import checked_keywords, not_negative, one_of, positive
 from ctrlreward.lightning_package import LightningModule, misconfigured
 from ctrlreward.ranks import fail_together
 
@@ -84,8 +84,7 @@ class OptimizerConfig:
         for name in (*counts, "max_grad_norm", "learning_rate"):
             positive(f"optimizer.{name}", getattr(self, name))
         for name in ("weight_decay", "warmup_steps"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"optimizer.{name} must be 0 or more, got {getattr(self, name)}")
+            not_negative(f"optimizer.{name}", getattr(self, name))
         one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
 
     @cached_property

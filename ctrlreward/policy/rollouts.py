@@ -7,7 +7,6 @@ CUDA (`cuda_graph`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import checked_keywords, not_negative, positive
 from ctrlreward.engine.output_layer import logit_blocks, states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
@@ -99,10 +98,10 @@ class Generation:
             ("top_p", 0 < self.top_p <= 1, "in (0, 1], 1 for all tokens"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("min_p", 0 <= (self.min_p or 0) <= 1, "in [0, 1]"),
-            ("eval_temperature", 0 <= (self.eval_temperature or 0) < math.inf, "0 or more"),
         ):
             if not holds:
                 raise ValueError(f"generation.{name} must be {what}, got {getattr(self, name)}")
+        not_negative("generation.eval_temperature", self.eval_temperature)
         for name in ("system", "chat_template_kwargs"):
             given = getattr(self, name)
             if given is not None and not self.chat:

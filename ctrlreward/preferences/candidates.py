@@ -8,6 +8,7 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
+from ctrlreward.arguments import not_negative, positive
 from ctrlreward.completion import Generator, generate
 from ctrlreward.functional.preferences import Preferences
 from ctrlreward.reward import Components, Reward, RewardLike, as_reward
@@ -65,8 +66,7 @@ def best_of_n(
         >>> best_of_n(brevity, ["The soup", "The view"], model, n=2).samples.texts
         ('The soup was', 'The view was g')
     """
-    if n < 1:
-        raise ValueError(f"n must be 1 or more, got {n}")
+    positive("n", n)
     given = as_samples(samples, **columns)
     candidates = given if model is None else generate(model, given, n, seed)
     totals = as_reward(reward)(candidates).total
@@ -129,10 +129,8 @@ def preference_pairs(
             f"prompts, texts and totals must have one item per completion, got {len(prompts)}, "
             f"{len(texts)} and {len(totals)}"
         )
-    if per_prompt < 1:
-        raise ValueError(f"per_prompt must be 1 or more, got {per_prompt}")
-    if not 0 <= margin < np.inf:
-        raise ValueError(f"margin must be 0 or more, got {margin}")
+    positive("per_prompt", per_prompt)
+    not_negative("margin", margin)
     chosen: list[int] = []
     rejected: list[int] = []
     failed = repeated = tied = single = 0

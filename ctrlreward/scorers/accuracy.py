@@ -88,8 +88,14 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
         with self.locked_model() as classifier:
-            probabilities = classifier.probabilities([samples.texts[i] for i in kept])
+            probabilities = np.asarray(classifier.probabilities([samples.texts[i] for i in kept]))
             multi_label = getattr(classifier, "multi_label", False)
+        expected = len(kept), len(self.labels)
+        if probabilities.shape != expected:
+            raise ValueError(
+                f"{type(classifier).__name__}.probabilities must return a row for each text and a "
+                f"column for each label, shape {expected}, got shape {probabilities.shape}"
+            )
         target_probabilities = probabilities[np.arange(len(kept)), targets[kept]]
         predicted = probabilities.argmax(axis=1) == targets[kept]
         correct = target_probabilities > 0.5 if multi_label else predicted

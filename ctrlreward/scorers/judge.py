@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, one_of, positive
+from ctrlreward.arguments import checked_keywords, not_negative, one_of, positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
@@ -161,18 +161,16 @@ class Judge(ModelScorer[CausalLM]):
         self.key_variable = key_variable
         self.concurrency = positive("concurrency", concurrency)
         self.max_tokens = positive("max_tokens", max_tokens) or self.rubric.reply_tokens
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
-        self.timeout = timeout
+        self.timeout = positive("timeout", timeout)
         self._meter = Meter(
             positive("requests_per_minute", requests_per_minute),
             positive("tokens_per_minute", tokens_per_minute),
-            _not_negative("prompt_cost", prompt_cost),
-            _not_negative("completion_cost", completion_cost),
+            not_negative("prompt_cost", prompt_cost),
+            not_negative("completion_cost", completion_cost),
         )
         self._replies = None if cache is None else ReplyCache(os.fspath(cache))
         self.outage = one_of("outage", outage, get_args(OutageChoice))
-        self.outage_budget = _not_negative("outage_budget", outage_budget)
+        self.outage_budget = not_negative("outage_budget", outage_budget)
         self._reasons: dict[int, Mapping[str, str]] = {}  # by the hash of the prompt
 
     def __getstate__(self) -> dict[str, Any]:
@@ -371,18 +369,15 @@ class Judge(ModelScorer[CausalLM]):
                 for name in ([RANK] if rubric.ranks else scores)
                 if rubric.ranks or math.isnan(scores[name])
             )
-            log.warning(
-                "%d of %d replies of the judge lack a valid score, and are NaN there (%s): %s. A "
-                "reply that is cut off needs more than max_tokens = %d.",
-                *(len(unread), len(replied)),
-                ", ".join(f"{name} {n}" for name, n in lacking.items()),
-                *(shortened(unread[0][0], 200), self.max_tokens),
-            )
+            of_each = ", ".join(f"{name} {n}" for name, n in lacking.items())
+            fault = f"lack a valid score, and are NaN there ({of_each})"
         else:
-            log.warning(
-                "%d of %d replies of the judge name none or several of %s, and are NaN: %s",
-                *(len(unread), len(replied), ", ".join(rubric.scores), shortened(unread[0][0])),
-            )
+            fault = f"name none or several of {', '.join(rubric.scores)}, and are NaN"
+        log.warning(
+            "%d of %d replies of the judge %s: %s. A reply that is cut off needs more than "
+            "max_tokens = %d.",
+            *(len(unread), len(replied), fault, shortened(unread[0][0], 200), self.max_tokens),
+        )
 
     def _reply(self, server: ModelServer, outage: Outage, question: Question) -> str | None:
         """Return the text of one reply; None without one, if outages are NaN."""
@@ -478,9 +473,3 @@ def _scores(rubric: Rubric, rows: Mapping[str, Scores]) -> dict[str, float]:
         worth = np.array([*questions[name].values()])
         scores[name] = float(worth[row.argmax()] if rubric.compares else row @ worth / row.sum())
     return scores
-
-
-def _not_negative(name: str, given: float) -> float:
-    if not 0 <= given < math.inf:
-        raise ValueError(f"{name} must be 0 or more, got {given}")
-    return float(given)

@@ -364,8 +364,12 @@ def _enum(answers: Sequence[str]) -> dict[str, Any]:
 # What is replied
 
 
+_THOUGHT = re.compile(r"\A\s*<think>.*?(?:</think>|\Z)", re.DOTALL)
+
+
 def read_reply(rubric: Rubric, reply: str, size: int = 0) -> Judgement:
     """Return the scores of a server's reply, NaN for those that are absent or not an answer."""
+    reply = _THOUGHT.sub("", reply)  # of a model that thinks, on a server that does not remove it
     if not rubric.structured:
         return Judgement({rubric.name: read_answer(reply, rubric.scores)}, {})
     try:

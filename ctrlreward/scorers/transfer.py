@@ -12,6 +12,7 @@ from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
     adjusted_gm,
+    checked_thresholds,
     gm_of,
     weighted_transfer,
 )
@@ -83,7 +84,7 @@ class TransferQuality(CompositeScorer):
                     f"{argument} is a {kind}, which does not have {needed}, only "
                     f"{', '.join(part.specs)}. {example}"
                 )
-        self.thresholds = thresholds
+        self.thresholds = checked_thresholds(thresholds)
 
     @property
     def parts(self) -> tuple[Scorer, ...]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, one_of, sign_of
+from ctrlreward.arguments import Mode, check_direction, not_negative, one_of, sign_of
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
@@ -158,8 +158,7 @@ class AlarmRule:
         for key, margin in margins.items():
             if key:
                 one_of("a key of margin", key, self.modes)
-            if not margin >= 0:
-                raise ValueError(f"margin must be at least 0, got {margin}")
+            not_negative("margin", margin)
         smallest, level = 2.0 ** (1 - self.window), self._walk_level
         if level < smallest:
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.arguments import Mode, check_direction, not_negative, sign_of
 from ctrlreward.functional.sequential import (
     PairedDifference,
     check_level,
@@ -147,8 +147,7 @@ class StopRule:
         check_key("monitor", self.monitor)
         check_direction("mode", self.mode or "max")
         check_level(self.level)
-        if not self.patience >= 0:
-            raise ValueError(f"patience must be 0 or more, got {self.patience}")
+        not_negative("patience", self.patience)
         if isinstance(self.min_delta, str) and self.min_delta != "noise":
             raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from ctrlreward.arguments import positive
 from ctrlreward.scorers.model_servers import LOOPBACK, check_address, retry_after
 from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
@@ -71,8 +72,7 @@ class ServerConnection:
         expect: Mapping[str, Any] | None = None,
     ) -> None:
         for name, seconds in (("timeout", timeout), ("patience", patience)):
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
+            positive(name, seconds)
         self.url = check_address(url, "http://127.0.0.1:8700", "url")
         self.token = token
         self.timeout = timeout

@@ -402,6 +402,12 @@ WITHOUT_SCORERS = [
     ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl (did you mean CTRLEval?) scorers: Accuracy"),
     ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
     ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
+    ("in.jsonl o.csv --config none.yaml", "error: No such file: none.yaml"),
+    ("in.jsonl o.csv --config=open.yaml", "error: open.yaml:2: is not YAML: expected ','"),
+    (
+        "in.jsonl o.csv --config arguments.yaml",
+        "arguments.yaml:3: scorers.0.init_arg is not a key (did you mean 'init_args'?)",
+    ),
     ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
     (
         "in.jsonl o.csv --scorers no.Such",
@@ -466,6 +472,7 @@ WITH_LETTERS = [
         "two scorers have a score 'letters'. Pass --names",
     ),
     ("in.jsonl o.csv --names=[a,b]", "must be one distinct name per scorer, got ['a', 'b'] for 1"),
+    ("in.jsonl o.csv --label-map a:b", "label_map = 'a:b' must be OLD=NEW, such as 0=negative"),
     ("in.jsonl o.csv --chunk=0", "error: chunk must be positive, got 0"),
     ("in.jsonl o.csv --chunk=1e9", "error: chunk must be int, got '1000000000.0'"),
     ("in.jsonl o.csv --chunks 4", "--chunks (did you mean --chunk?)"),
@@ -519,6 +526,10 @@ def test_first_tries_say_what_to_type(
     write_csv("scored.csv", [{"text": "a text", "letters": 1}])
     Path("bad.yaml").write_text("scorers: [Similrity]")
     Path("key.yaml").write_text("columns: {txt: id}")
+    Path("open.yaml").write_text("chunk: 4\nscorers: [Perplexity")
+    Path("arguments.yaml").write_text(
+        "scorers:\n- class_path: Perplexity\n  init_arg: {model: small}\n"
+    )
     before = sorted(Path().iterdir())
     error = refused(*arguments.split())
     assert message in error

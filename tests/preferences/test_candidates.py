@@ -101,7 +101,7 @@ def test_pairs_of_any_completions(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"per_prompt": 0}, "per_prompt must be 1 or more, got 0"),
+        ({"per_prompt": 0}, "per_prompt must be positive, got 0"),
         ({"margin": -1.0}, "margin must be 0 or more, got -1"),
         ({"margin": NAN}, "margin must be 0 or more, got nan"),
         ({"texts": ["a"]}, "one item per completion, got 2, 1 and 2"),
@@ -111,7 +111,7 @@ def test_wrong_arguments(options: dict, message: str) -> None:
     given_ = {"prompts": ["p", "p"], "texts": ["a", "b"], "totals": np.zeros(2), **options}
     with pytest.raises(ValueError, match=message):
         preference_pairs(**given_)
-    with pytest.raises(ValueError, match="n must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="n must be positive, got 0"):
         best_of_n(brevity, ["a"], n=0)
 
 

@@ -40,6 +40,24 @@ def test_a_classifier_that_fails_on_a_text_gives_nan_not_zero() -> None:
     np.testing.assert_array_equal(scores["label_probability"], [0.8, np.nan])
 
 
+def test_the_shape_of_the_probabilities_is_checked() -> None:
+    class Listing(CountingWords):
+        def probabilities(self, texts: Sequence[str]) -> Scores:
+            return super().probabilities(texts).tolist()
+
+    class Positive(CountingWords):
+        def probabilities(self, texts: Sequence[str]) -> Scores:
+            return super().probabilities(texts)[:, 1]
+
+    samples = Samples(TEXTS, labels=LABELS)
+    found = Accuracy(Listing(negative="bad", positive="good")).score(samples)
+    np.testing.assert_array_equal(found["accuracy"], [1, 0, np.nan, 1])
+    with pytest.raises(
+        ValueError, match=r"Positive\.probabilities must .* shape \(3, 2\), got shape \(3,\)"
+    ):
+        Accuracy(Positive(negative="bad", positive="good")).score(samples)
+
+
 def test_a_target_of_all_texts_needs_no_labels() -> None:
     scorer = Accuracy(JUDGE, target="positive")
     assert scorer.required_columns() == {}

@@ -173,15 +173,17 @@ def test_ratings_of_a_server(
     serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies = {TEXTS[0]: "3", TEXTS[1]: "**1**.", TEXTS[2]: "It is 1 or 2.", "None.": None}
+    replies |= {"Thought.": "<think>\n1 or 2?\n</think>\n\n3", "Cut off.": "<think>It is not 1"}
     server = serve(lambda prompt: next(r for text, r in replies.items() if text in prompt))
     monkeypatch.setenv("JUDGE_KEY", "secret")
     judge = Judge("big-judge", RATE, server.address, key_variable="JUDGE_KEY")
     with caplog.at_level(logging.WARNING):
-        batch = Reward({"warmth": judge})([*TEXTS, "None.", ""])
-    np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, NAN])
-    assert batch.statistics()["fail_rate"] == 0.6
-    assert "2 of 4 replies of the judge name none or several of 1, 2, 3, and are NaN" in caplog.text
-    assert len(server.requests) == 4  # the empty text is not sent
+        batch = Reward({"warmth": judge})([*replies, ""])
+    np.testing.assert_array_equal(batch.total, [3.0, 1.0, NAN, NAN, 3.0, NAN, NAN])
+    assert batch.statistics()["fail_rate"] == 4 / 7
+    assert "3 of 6 replies of the judge name none or several of 1, 2, 3, and are NaN" in caplog.text
+    assert "A reply that is cut off needs more than max_tokens = 16." in caplog.text
+    assert len(server.requests) == 6  # the empty text is not sent
     path, headers, body = server.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == "Bearer secret"
@@ -335,7 +337,7 @@ def test_a_rubric_file(tmp_path: Path) -> None:
         ),
         ({"address": None, "cache": "replies"}, "cache is for a server, but address is None"),
         ({"concurrency": 0}, "concurrency"),
-        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
+        ({"timeout": 0}, "timeout must be positive, got 0"),
         ({"outage": "stop"}, "outage must be one of raise, wait, nan, got 'stop'"),
         ({"outage_budget": -1}, "outage_budget must be 0 or more, got -1"),
         ({"prompt_cost": NAN}, "prompt_cost must be 0 or more, got nan"),

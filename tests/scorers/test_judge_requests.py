@@ -123,6 +123,7 @@ WHOLE = (1.75, 2.0, 1.0)  # (3 · 2 + 1) / 4
 FAILED = (NAN, NAN, NAN)
 REPLIES: dict[str, tuple[str | None, tuple[float, ...]]] = {
     "whole": (judgement(polite=2, short="yes"), WHOLE),
+    "thought": (f"<think>{{2}}</think>{judgement(polite=2, short='yes')}", WHOLE),
     "fenced": (f"```json\n{judgement(polite=2, short='yes')}\n```", WHOLE),
     "missing": (judgement(short="yes"), (NAN, NAN, 1.0)),
     "outside": (judgement(polite=4, short="yes"), (NAN, NAN, 1.0)),
@@ -143,7 +144,7 @@ def test_a_wrong_criterion_is_nan_and_counted(
         found = Judge("m", TWO, server.address).score([*REPLIES])
     rated = np.stack([found[name] for name in ("rating", "polite", "short")], axis=1)
     np.testing.assert_array_equal(rated, [expected for _, expected in REPLIES.values()])
-    assert "8 of 10 replies of the judge lack a valid score" in caplog.text
+    assert "8 of 11 replies of the judge lack a valid score" in caplog.text
     assert "(polite 8, short 6)" in caplog.text
     assert caplog.text.count("WARNING") == 1
 

@@ -140,7 +140,7 @@ def test_a_missing_metric_is_named(rule: Any, metrics, message) -> None:
         (AlarmRule, {"held_out": {"y": "up"}}, r"held_out\['y'\] must be 'max' .*, got 'up'"),
         (AlarmRule, {"held_out": []}, "held_out is empty, must be at least one key"),
         (AlarmRule, {"reference": "last"}, "reference must be one of first, best, got 'last'"),
-        (AlarmRule, {"margin": -1.0}, "margin must be at least 0, got -1.0"),
+        (AlarmRule, {"margin": -1.0}, "margin must be 0 or more, got -1.0"),
         (AlarmRule, {"margin": {"z": 0.1}}, "a key of margin must be one of y, got 'z'"),
         (AlarmRule, {"window": 3}, "window must be 4 to 16 scored validations, got 3"),
         (AlarmRule, {"window": 17}, "window must be 4 to 16 scored validations, got 17"),

@@ -114,8 +114,8 @@ def test_only_a_connection_that_needs_certificates_reads_them(
     ("arguments", "message"),
     [
         ({"url": "127.0.0.1:8700"}, "url must be a URL such as .*, got '127.0.0.1:8700'"),
-        ({"url": NOBODY, "patience": 0}, "patience must be a positive number of seconds, got 0"),
-        ({"url": NOBODY, "timeout": -1.0}, "timeout must be a positive number .*, got -1.0"),
+        ({"url": NOBODY, "patience": 0}, "patience must be positive, got 0"),
+        ({"url": NOBODY, "timeout": -1.0}, "timeout must be positive, got -1.0"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
