@@ -244,9 +244,8 @@ def _run(
 
     def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
         chosen = [rows[i] for i in batch]
-        return read(
-            pad_pairs(chosen, aligner.tokenizer.pad_token_id or 0, aligner.model.device), chosen
-        )
+        pad = aligner.padding_id(pair.ids for pair in chosen)
+        return read(pad_pairs(chosen, pad, aligner.model.device), chosen)
 
     limit = aligner.max_tokens
     for window in windows([len(a) + len(b) for a, b in pairs], aligner.batch_tokens):

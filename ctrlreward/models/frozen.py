@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -37,7 +37,7 @@ class FrozenModel:
     """
 
     auto_class: ClassVar[AutoClass]
-    reads_padding: ClassVar[bool] = True  # rows are padded with the tokenizer's padding token
+    reads_padding: ClassVar[bool] = True  # the tokenizer's padding token is read
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class FrozenModel:
         self.model = self._load(model, device, dtype)
         self.tokenizer = self._load_tokenizer(model)
         check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
-        # Decoders with a classification head pool the last token before padding.
-        if getattr(self.model.config, "pad_token_id", None) is None:
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        declared = getattr(self.model.config.get_text_config(), "pad_token_id", None)
+        embedded = range(len(self.model.get_input_embeddings().weight))
+        self.declared_padding = declared if declared in embedded else None
         # Texts are read once: keys and values of all layers would only take memory.
         self.model.config.get_text_config().use_cache = False
         self.batch_tokens = token_budget(self.model, batch_tokens)
@@ -72,8 +72,18 @@ class FrozenModel:
     def _prepare(self) -> None:
         """Check the model, and set further attributes of its family."""
 
-    def _padding_id(self, rows: list[Ids]) -> int:
-        return self.tokenizer.pad_token_id or 0
+    def padding_id(self, rows: Iterable[Ids]) -> int:
+        """Return the model's declared padding token; without one, a token that ends no row.
+
+        Decoders with a classification head pool the last token that is not the one in their config,
+        which may differ from the tokenizer's.
+        """
+        if self.declared_padding is not None:
+            return self.declared_padding
+        ends = {row[-1] for row in rows if row}
+        unused = next(i for i in range(len(ends) + 1) if i not in ends)
+        self.model.config.get_text_config().pad_token_id = unused
+        return unused
 
     def read_texts(
         self,
@@ -90,7 +100,7 @@ class FrozenModel:
         """
 
         def forward(rows: list[Ids]) -> list[Row]:
-            ids, mask = pad_rows(rows, self._padding_id(rows), self.model.device)
+            ids, mask = pad_rows(rows, self.padding_id(rows), self.model.device)
             return read(self.model(input_ids=ids, attention_mask=mask), mask)
 
         if rows is None:

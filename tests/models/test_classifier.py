@@ -65,10 +65,13 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
     assert values[:-1].std(axis=0).min() > 0.01  # the texts are told apart
 
 
-def test_a_decoder_without_a_padding_token_pads_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("padding", [None, 7, -1, 12])  # 12 is not embedded
+def test_a_decoder_pads_with_its_own_token_and_not_the_tokenizers(
+    padding: int | None, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
-    tokens = {"vocab_size": 12, "bos_token_id": 0, "eos_token_id": 0}
+    tokens = {"vocab_size": 12, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": padding}
     config = GPT2Config(**shape, **tokens, initializer_range=0.5, id2label=LABELS)
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     special = {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"}
