@@ -259,6 +259,6 @@ def _run(
             aligner.batch_tokens,
             partial(forward, encoded),
             f"{aligner.name}: {len(chosen)} pairs",
-            aligner.padding,
+            aligner.text_padding,
         )
         yield from zip(encoded, values, strict=True)

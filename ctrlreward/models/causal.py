@@ -57,7 +57,6 @@ class CausalLM(FrozenModel):
     """Frozen decoder-only model that scores continuations, and blanks in `BlankOrders`."""
 
     auto_class = AutoModelForCausalLM
-    reads_padding = False
 
     def _prepare(self) -> None:
         self._start = np.array(start_token(self.tokenizer), np.int64)

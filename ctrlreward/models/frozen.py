@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -37,7 +39,6 @@ class FrozenModel:
     """
 
     auto_class: ClassVar[AutoClass]
-    reads_padding: ClassVar[bool] = True  # the tokenizer's padding token is read
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class FrozenModel:
         self.quantization = quantization
         self.model = self._load(model, device, dtype)
         self.tokenizer = self._load_tokenizer(model)
-        check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
+        check_vocabulary(model, self.tokenizer, self.model, reads_padding=False)
         declared = getattr(self.model.config.get_text_config(), "pad_token_id", None)
         embedded = range(len(self.model.get_input_embeddings().weight))
         self.declared_padding = declared if declared in embedded else None
@@ -85,6 +86,21 @@ class FrozenModel:
         self.model.config.get_text_config().pad_token_id = unused
         return unused
 
+    @cached_property
+    def text_padding(self) -> float:
+        """Tokens of padding in a pass; 0 for a model that reads padding (ConvBERT, FNet, XLNet)."""
+        row = tuple(self.tokenizer("a").input_ids) or (0,)
+        ids, mask = pad_rows([row, row * 4], self.padding_id([row]), self.model.device)
+        with torch.inference_mode():
+            padded, alone = (
+                self.model(input_ids=ids[:1, :end], attention_mask=mask[:1, :end])[0].float()
+                for end in (None, len(row))
+            )
+        difference = padded[:, : len(row)] - alone[:, : len(row)]
+        # Rounding errors are far smaller than half of the digits.
+        ignored = difference.norm() < torch.finfo(self.model.dtype).eps ** 0.5 * alone.norm()
+        return self.padding if ignored else 0.0
+
     def read_texts(
         self,
         texts: Sequence[str],
@@ -107,7 +123,7 @@ class FrozenModel:
             rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
         unread = warn_unknown(self.tokenizer, texts, rows, name)
         found = run_distinct(
-            rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.padding
+            rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.text_padding
         )
         for i in unread:
             if np.ndim(found[i]) == 1:  # of the text, not of its tokens
