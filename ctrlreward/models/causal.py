@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -51,6 +52,7 @@ _MAX_TREE = 512
 _MAX_FREE_TREE = 192
 
 _Strings: TypeAlias = tuple[tuple[str, str], ...]
+Inputs: TypeAlias = Callable[..., dict[str, Tensor]]
 
 
 class CausalLM(FrozenModel):
@@ -63,6 +65,8 @@ class CausalLM(FrozenModel):
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         check_output_layer(self.model)
         self._max_tree = _MAX_TREE if _reads_trees(self.model) else 0
+        # Depths that are read as trees: the mask of a tree takes the place of a window.
+        self._reach = _window(self.model) if self._max_tree else 0
         free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
         self._max_free = min(self._max_tree, free)
         self._fixed = lru_cache(maxsize=64)(self._build_fixed)
@@ -127,9 +131,9 @@ class CausalLM(FrozenModel):
         # One array: small ones between the forward passes would fragment the heap.
         log_probs = np.full(len(tokens), np.nan)
 
-        def score(batch: list[int]) -> list[None]:
+        def read(batch: list[int], as_inputs: Inputs) -> None:
             chosen = [rows[i] for i in batch]
-            inputs = (tree_inputs if self._max_tree else padded_inputs)(self.model, chosen)
+            inputs = as_inputs(self.model, chosen)
             hidden, _ = states_and_output(self.model, **inputs)
             width = hidden.shape[1]
             states = [row.predicting + place * width for place, row in enumerate(chosen)]
@@ -142,6 +146,15 @@ class CausalLM(FrozenModel):
                 block=self.block,
             )
             log_probs[places] = values.cpu().numpy()
+
+        def score(batch: list[int]) -> list[None]:
+            parts: dict[Inputs, list[int]] = {tree_inputs: [], padded_inputs: []}
+            for i in batch:
+                far = rows[i].depths.max(initial=0) >= self._reach
+                parts[padded_inputs if far else tree_inputs].append(i)
+            for as_inputs, part in parts.items():
+                if part:
+                    read(part, as_inputs)
             return [None] * len(batch)
 
         lengths = [len(row.ids) for row in rows]
@@ -213,8 +226,8 @@ class CausalLM(FrozenModel):
             sequences = [ids[shared:] for ids in sequences]
             starts = [start - shared for start in starts]
         longest = len(before) + max(map(len, sequences)) - 1
-        fits = not self._limit or longest <= self._limit
-        if len(sequences) > 1 and len(before) and self._max_tree and fits:
+        fits = longest <= min(self._limit or longest, self._reach)
+        if len(sequences) > 1 and len(before) and fits:
             lengths += [longest] * len(sequences)
             rows, order = targets.forest or trees(sequences, starts, self._max_free)
             return [row.after(before) for row in rows], order
@@ -361,6 +374,13 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     difference = found[0, row.predicting[4:]] - expected[0].float()
     # Rounding errors are far smaller than half of the digits.
     return bool(difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm())
+
+
+def _window(model: PreTrainedModel) -> float:
+    """Return the tokens to which the layers of a model attend, the smallest number of all."""
+    config = model.config.get_text_config()
+    sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return min(filter(None, sizes), default=math.inf)
 
 
 # Fill-in-the-middle tokens: prefix, suffix, middle.
