@@ -289,13 +289,11 @@ class Samples:
         columns = self.columns()
         if name not in columns:
             raise MissingColumn(name, scorer, columns)
-        if name != "references":
-            return columns[name]
-        rows = self.require_references(scorer)
+        rows = [(item,) if isinstance(item, str) else item for item in columns[name]]
         for i, row in enumerate(rows):
             if len(row) > 1:
                 raise ValueError(
-                    f"references[{i}] = {shortened(row)} must be one string for {scorer}, got "
+                    f"{name}[{i}] = {shortened(row)} must be one string for {scorer}, got "
                     f"{len(row)}"
                 )
         return tuple(row[0] for row in rows)

@@ -130,8 +130,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
     """Check that `token_log_probs` computes the logits that the model itself returns."""
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     inputs = {"input_ids": ids, "attention_mask": ids + 1}  # else some models warn of padding
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids
+    inputs |= {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
         hidden, _ = states_and_output(model, **inputs)
         expected = model(**inputs, use_cache=False).logits

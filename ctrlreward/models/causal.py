@@ -64,11 +64,8 @@ class CausalLM(FrozenModel):
         self._start = np.array(start_token(self.tokenizer), np.int64)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         check_output_layer(self.model)
-        self._max_tree = _MAX_TREE if _reads_trees(self.model) else 0
-        # Depths that are read as trees: the mask of a tree takes the place of a window.
-        self._reach = _window(self.model) if self._max_tree else 0
-        free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
-        self._max_free = min(self._max_tree, free)
+        self._reach = _tree_depth(self.model)
+        self._max_free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
         self._fixed = lru_cache(maxsize=64)(self._build_fixed)
 
     @cached_property
@@ -213,7 +210,7 @@ class CausalLM(FrozenModel):
         begin = all(
             row[: len(alone[w])] == alone[w].tolist() for w, row in zip(words, ids, strict=True)
         )
-        forest = trees(ids, starts, self._max_tree)
+        forest = trees(ids, starts, _MAX_TREE)
         return _Targets(ids, starts, tuple(dict.fromkeys(words if begin else strings)), forest)
 
     def _rows(self, before: Integers, targets: _Targets, lengths: list[int]) -> _Encoded:
@@ -356,13 +353,14 @@ def tree_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor
     }
 
 
-def _reads_trees(model: PreTrainedModel) -> bool:
-    """Return True if the branches of a prefix tree do not affect each other in this model.
+def _tree_depth(model: PreTrainedModel) -> float:
+    """Return the depth to which the branches of a prefix tree do not affect each other.
 
-    They do in a recurrence or convolution (Mamba, LFM2), and with ALiBi.
+    It is 0 in a recurrence or convolution (Mamba, LFM2), and with ALiBi. The mask of a tree
+    replaces the window of an attention layer, so that deeper trees would be read in another way.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return False
+        return 0
     (branches,), _ = trees([[1, 1, 1, 1], [2, 2, 2, 2]], [0, 0], 6)
     row, alone = branches.after(np.array([0])), chain(np.array([0, 2, 2, 2, 2]), 1)
     with torch.inference_mode():
@@ -370,17 +368,13 @@ def _reads_trees(model: PreTrainedModel) -> bool:
         try:
             found, _ = states_and_output(model, **tree_inputs(model, [row]))
         except ValueError:  # Falcon's ALiBi expects a two-dimensional mask
-            return False
+            return 0
     difference = found[0, row.predicting[4:]] - expected[0].float()
     # Rounding errors are far smaller than half of the digits.
-    return bool(difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm())
-
-
-def _window(model: PreTrainedModel) -> float:
-    """Return the tokens to which the layers of a model attend, the smallest number of all."""
+    same = difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm()
     config = model.config.get_text_config()
     sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    return min(filter(None, sizes), default=math.inf)
+    return min(filter(None, sizes), default=math.inf) if same else 0
 
 
 # Fill-in-the-middle tokens: prefix, suffix, middle.
