@@ -131,16 +131,10 @@ def unit_logits(
     """
     features = model.base_model(**inputs).last_hidden_state
     *_, head = model.children()
-    tokens = [
-        (row, place, unit)
-        for unit, (row, places) in enumerate(
-            (row, places) for row, pair in enumerate(batch) for places in pair.places
-        )
-        for place in places
-    ]
+    owned = [(row, places) for row, pair in enumerate(batch) for places in pair.places]
+    tokens = [(row, place, k) for k, (row, places) in enumerate(owned) for place in places]
     rows, places, units = torch.tensor(tokens, device=features.device).reshape(-1, 3).T
-    count = sum(len(pair.places) for pair in batch)
-    sums = features.new_zeros(count, features.shape[-1])
+    sums = features.new_zeros(len(owned), features.shape[-1])
     return head(sums.index_add(0, units, features[rows, places]))
 
 
