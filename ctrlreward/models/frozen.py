@@ -54,8 +54,8 @@ class FrozenModel:
         self.tokenizer = self._load_tokenizer(model)
         check_vocabulary(model, self.tokenizer, self.model, reads_padding=False)
         declared = getattr(self.model.config.get_text_config(), "pad_token_id", None)
-        embedded = range(len(self.model.get_input_embeddings().weight))
-        self.declared_padding = declared if declared in embedded else None
+        embeddings: Any = self.model.get_input_embeddings()
+        self.declared_padding = declared if declared in range(len(embeddings.weight)) else None
         # Texts are read once: keys and values of all layers would only take memory.
         self.model.config.get_text_config().use_cache = False
         self.batch_tokens = token_budget(self.model, batch_tokens)
