@@ -97,9 +97,9 @@ class FrozenModel:
                 for end in (None, len(row))
             )
         difference = padded[:, : len(row)] - alone[:, : len(row)]
-        # Rounding errors are far smaller than half of the digits.
-        ignored = difference.norm() < torch.finfo(self.model.dtype).eps ** 0.5 * alone.norm()
-        return self.padding if ignored else 0.0
+        # Rounding errors are far smaller than half of the digits; a reward may be about 0.
+        most = torch.finfo(self.model.dtype).eps ** 0.5 * (1 + alone.norm())
+        return self.padding if difference.norm() < most else 0.0
 
     def read_texts(
         self,

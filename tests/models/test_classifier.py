@@ -57,6 +57,7 @@ def one_by_one(folder: str, texts: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("batch_tokens", [1, 20, 8192])
 def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
     classifier = Classifier(folder, batch_tokens=batch_tokens)
+    assert classifier.text_padding == classifier.padding  # BERT does not read it
     values = classifier.probabilities(TEXTS)
     assert values.dtype == np.float64
     # Weights this large turn float32's rounding, which differs between machines, into some 1e-6.
