@@ -52,7 +52,6 @@ _MAX_TREE = 512
 _MAX_FREE_TREE = 192
 
 _Strings: TypeAlias = tuple[tuple[str, str], ...]
-Inputs: TypeAlias = Callable[..., dict[str, Tensor]]
 
 
 class CausalLM(FrozenModel):
@@ -128,10 +127,9 @@ class CausalLM(FrozenModel):
         # One array: small ones between the forward passes would fragment the heap.
         log_probs = np.full(len(tokens), np.nan)
 
-        def read(batch: list[int], as_inputs: Inputs) -> None:
+        def read(batch: list[int], as_inputs: Callable[..., dict[str, Tensor]]) -> None:
             chosen = [rows[i] for i in batch]
-            inputs = as_inputs(self.model, chosen)
-            hidden, _ = states_and_output(self.model, **inputs)
+            hidden, _ = states_and_output(self.model, **as_inputs(self.model, chosen))
             width = hidden.shape[1]
             states = [row.predicting + place * width for place, row in enumerate(chosen)]
             places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in batch])
@@ -145,13 +143,10 @@ class CausalLM(FrozenModel):
             log_probs[places] = values.cpu().numpy()
 
         def score(batch: list[int]) -> list[None]:
-            parts: dict[Inputs, list[int]] = {tree_inputs: [], padded_inputs: []}
-            for i in batch:
-                far = rows[i].depths.max(initial=0) >= self._reach
-                parts[padded_inputs if far else tree_inputs].append(i)
-            for as_inputs, part in parts.items():
-                if part:
-                    read(part, as_inputs)
+            far = np.array([rows[i].depths.max(initial=0) >= self._reach for i in batch])
+            for part, as_inputs in ((~far, tree_inputs), (far, padded_inputs)):
+                if part.any():
+                    read(np.array(batch)[part].tolist(), as_inputs)
             return [None] * len(batch)
 
         lengths = [len(row.ids) for row in rows]
