@@ -291,13 +291,14 @@ class Samples:
         columns = self.columns()
         if name not in columns:
             raise MissingColumn(name, scorer, columns)
-        for i, item in enumerate(columns[name] if name == "references" else ()):
-            if not isinstance(item, str):
+        rows = [(item,) if isinstance(item, str) else item for item in columns[name]]
+        for i, row in enumerate(rows):
+            if len(row) > 1:
                 raise ValueError(
-                    f"references[{i}] = {shortened(item)} must be one string for {scorer}, got "
-                    f"{len(item)}"
+                    f"{name}[{i}] = {shortened(row)} must be one string for {scorer}, got "
+                    f"{len(row)}"
                 )
-        return columns[name]
+        return tuple(row[0] for row in rows)
 
     def require_references(self, scorer: str) -> tuple[tuple[str, ...], ...]:
         """Return the references of each sample, one or several, or raise `MissingColumn`."""

@@ -355,6 +355,7 @@ def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
     samples = Samples(["a", "a", "b"], references=[["x", "y"], np.array(["x", "y"]), "z"])
     assert samples.references == (("x", "y"), ("x", "y"), "z")
     assert samples.require_references("CTC") == (("x", "y"), ("x", "y"), ("z",))
+    assert Samples(["a", "b"], references=[["x"], "z"]).require("references", "B") == ("x", "z")
     assert samples.distinct()[1] == [0, 0, 1]
     samples.to_jsonl(tmp_path / "rows")
     assert Samples.from_jsonl(tmp_path / "rows") == samples

@@ -62,7 +62,7 @@ _GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 CAUSAL: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "gpt2": _GPT2_SHAPE,
-    "gemma2": {"head_dim": 16, "final_logit_softcapping": 5.0},
+    "gemma2": {"head_dim": 16, "final_logit_softcapping": 5.0, "sliding_window": 8},
     "bloom": {"n_layer": 2, "n_head": 2},
     "falcon": {"alibi": True},
     "mamba": {"state_size": 8},

@@ -82,15 +82,12 @@ def windows(sizes: Sequence[int], batch_tokens: int = _CPU_TOKENS) -> Iterator[r
     largest = _WINDOW_CHARACTERS * max(1, batch_tokens // _CPU_TOKENS)
     with track_part("scoring", len(sizes)) as advance:
         start = characters = 0
-        for i, size in enumerate(sizes):
+        for i, size in enumerate((*sizes, largest + 1)):  # which ends the last window
             if i > start and characters + size > largest:
                 yield range(start, i)
                 advance(i - start)
                 start, characters = i, 0
             characters += size
-        if start < len(sizes):
-            yield range(start, len(sizes))
-            advance(len(sizes) - start)
 
 
 def run_batched(

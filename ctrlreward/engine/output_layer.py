@@ -129,10 +129,11 @@ def _gather(
 def check_output_layer(model: PreTrainedModel) -> None:
     """Check that `token_log_probs` computes the logits that the model itself returns."""
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    inputs = {"input_ids": ids, "attention_mask": ids + 1}  # else some models warn of padding
+    inputs |= {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        hidden, _ = states_and_output(model, input_ids=ids, **extra)
-        expected = model(input_ids=ids, **extra, use_cache=False).logits
+        hidden, _ = states_and_output(model, **inputs)
+        expected = model(**inputs, use_cache=False).logits
         (ours,) = logit_blocks(model, hidden)
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(

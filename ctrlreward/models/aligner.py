@@ -131,16 +131,10 @@ def unit_logits(
     """
     features = model.base_model(**inputs).last_hidden_state
     *_, head = model.children()
-    tokens = [
-        (row, place, unit)
-        for unit, (row, places) in enumerate(
-            (row, places) for row, pair in enumerate(batch) for places in pair.places
-        )
-        for place in places
-    ]
+    owned = [(row, places) for row, pair in enumerate(batch) for places in pair.places]
+    tokens = [(row, place, k) for k, (row, places) in enumerate(owned) for place in places]
     rows, places, units = torch.tensor(tokens, device=features.device).reshape(-1, 3).T
-    count = sum(len(pair.places) for pair in batch)
-    sums = features.new_zeros(count, features.shape[-1])
+    sums = features.new_zeros(len(owned), features.shape[-1])
     return head(sums.index_add(0, units, features[rows, places]))
 
 
@@ -244,9 +238,8 @@ def _run(
 
     def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
         chosen = [rows[i] for i in batch]
-        return read(
-            pad_pairs(chosen, aligner.tokenizer.pad_token_id or 0, aligner.model.device), chosen
-        )
+        pad = aligner.padding_id(pair.ids for pair in chosen)
+        return read(pad_pairs(chosen, pad, aligner.model.device), chosen)
 
     limit = aligner.max_tokens
     for window in windows([len(a) + len(b) for a, b in pairs], aligner.batch_tokens):
@@ -260,6 +253,6 @@ def _run(
             aligner.batch_tokens,
             partial(forward, encoded),
             f"{aligner.name}: {len(chosen)} pairs",
-            aligner.padding,
+            aligner.text_padding,
         )
         yield from zip(encoded, values, strict=True)

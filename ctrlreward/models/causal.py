@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -57,15 +58,13 @@ class CausalLM(FrozenModel):
     """Frozen decoder-only model that scores continuations, and blanks in `BlankOrders`."""
 
     auto_class = AutoModelForCausalLM
-    reads_padding = False
 
     def _prepare(self) -> None:
         self._start = np.array(start_token(self.tokenizer), np.int64)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         check_output_layer(self.model)
-        self._max_tree = _MAX_TREE if _reads_trees(self.model) else 0
-        free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
-        self._max_free = min(self._max_tree, free)
+        self._reach = _tree_depth(self.model)
+        self._max_free = _MAX_FREE_TREE if self.batch_tokens > 2**12 else _MAX_TREE
         self._fixed = lru_cache(maxsize=64)(self._build_fixed)
 
     @cached_property
@@ -128,10 +127,9 @@ class CausalLM(FrozenModel):
         # One array: small ones between the forward passes would fragment the heap.
         log_probs = np.full(len(tokens), np.nan)
 
-        def score(batch: list[int]) -> list[None]:
+        def read(batch: list[int], as_inputs: Callable[..., dict[str, Tensor]]) -> None:
             chosen = [rows[i] for i in batch]
-            inputs = (tree_inputs if self._max_tree else padded_inputs)(self.model, chosen)
-            hidden, _ = states_and_output(self.model, **inputs)
+            hidden, _ = states_and_output(self.model, **as_inputs(self.model, chosen))
             width = hidden.shape[1]
             states = [row.predicting + place * width for place, row in enumerate(chosen)]
             places = np.concatenate([np.arange(ends[i], ends[i + 1]) for i in batch])
@@ -143,6 +141,12 @@ class CausalLM(FrozenModel):
                 block=self.block,
             )
             log_probs[places] = values.cpu().numpy()
+
+        def score(batch: list[int]) -> list[None]:
+            far = np.array([rows[i].depths.max(initial=0) >= self._reach for i in batch])
+            for part, as_inputs in ((~far, tree_inputs), (far, padded_inputs)):
+                if part.any():
+                    read(np.array(batch)[part].tolist(), as_inputs)
             return [None] * len(batch)
 
         lengths = [len(row.ids) for row in rows]
@@ -201,7 +205,7 @@ class CausalLM(FrozenModel):
         begin = all(
             row[: len(alone[w])] == alone[w].tolist() for w, row in zip(words, ids, strict=True)
         )
-        forest = trees(ids, starts, self._max_tree)
+        forest = trees(ids, starts, _MAX_TREE)
         return _Targets(ids, starts, tuple(dict.fromkeys(words if begin else strings)), forest)
 
     def _rows(self, before: Integers, targets: _Targets, lengths: list[int]) -> _Encoded:
@@ -214,8 +218,8 @@ class CausalLM(FrozenModel):
             sequences = [ids[shared:] for ids in sequences]
             starts = [start - shared for start in starts]
         longest = len(before) + max(map(len, sequences)) - 1
-        fits = not self._limit or longest <= self._limit
-        if len(sequences) > 1 and len(before) and self._max_tree and fits:
+        fits = longest <= min(self._limit or longest, self._reach)
+        if len(sequences) > 1 and len(before) and fits:
             lengths += [longest] * len(sequences)
             rows, order = targets.forest or trees(sequences, starts, self._max_free)
             return [row.after(before) for row in rows], order
@@ -344,13 +348,14 @@ def tree_inputs(model: PreTrainedModel, rows: Sequence[Row]) -> dict[str, Tensor
     }
 
 
-def _reads_trees(model: PreTrainedModel) -> bool:
-    """Return True if the branches of a prefix tree do not affect each other in this model.
+def _tree_depth(model: PreTrainedModel) -> float:
+    """Return the depth to which the branches of a prefix tree do not affect each other.
 
-    They do in a recurrence or convolution (Mamba, LFM2), and with ALiBi.
+    It is 0 in a recurrence or convolution (Mamba, LFM2), and with ALiBi. The mask of a tree
+    replaces the window of an attention layer, so that deeper trees would be read in another way.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return False
+        return 0
     (branches,), _ = trees([[1, 1, 1, 1], [2, 2, 2, 2]], [0, 0], 6)
     row, alone = branches.after(np.array([0])), chain(np.array([0, 2, 2, 2, 2]), 1)
     with torch.inference_mode():
@@ -358,10 +363,13 @@ def _reads_trees(model: PreTrainedModel) -> bool:
         try:
             found, _ = states_and_output(model, **tree_inputs(model, [row]))
         except ValueError:  # Falcon's ALiBi expects a two-dimensional mask
-            return False
+            return 0
     difference = found[0, row.predicting[4:]] - expected[0].float()
     # Rounding errors are far smaller than half of the digits.
-    return bool(difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm())
+    same = difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * expected.float().norm()
+    config = model.config.get_text_config()
+    sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return min(filter(None, sizes), default=math.inf) if same else 0
 
 
 # Fill-in-the-middle tokens: prefix, suffix, middle.

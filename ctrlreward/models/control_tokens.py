@@ -78,9 +78,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
                 f"{literal!r} is a control token of {tokenizer.name_or_path}, whose tokenizer "
                 "cannot read it as text. Remove it from the text."
             )
-    if suspects:
-        return readers.for_any
-    return readers.for_marks if marked else tokenizer
+    return readers.reader if suspects or marked else tokenizer
 
 
 def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
@@ -131,12 +129,11 @@ def rendered_chat(
 
 
 class _Readers(NamedTuple):
-    """Copies of a tokenizer that share its vocabulary, and what decides between them."""
+    """A copy of a tokenizer that shares its vocabulary, and what decides between them."""
 
     first: str
     first_or_similar: str
-    for_marks: PreTrainedTokenizerBase
-    for_any: PreTrainedTokenizerBase
+    reader: PreTrainedTokenizerBase
     of_marks: Mapping[int, int]
     unspelled: frozenset[str]
 
@@ -164,17 +161,17 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
     literals = {token: i for token, i in control.items() if len(token) > 1}
     first = "".join(sorted({token[0] for token in literals}))
     similar = "".join({first, *map(_similar, first)})
-    reader = for_any = _copy(tokenizer, control, None)
+    reader = _copy(tokenizer, control, None)
     unspelled = _unspelled(reader, literals)
     if unspelled and tokenizer.is_fast:
-        for_any = _copy(tokenizer, control, literals)
-        unspelled = _unspelled(for_any, literals)
+        reader = _copy(tokenizer, control, literals)
+        unspelled = _unspelled(reader, literals)
     of_marks: dict[int, int] = {}
     if tokenizer.is_fast:
         backend: Tokenizer = reader._tokenizer
         for token_id in control.values():
             of_marks[cast(int, backend.token_to_id(mark(token_id)))] = token_id
-    readers = _Readers(first, similar, reader, for_any, of_marks, unspelled)
+    readers = _Readers(first, similar, reader, of_marks, unspelled)
     _CACHE[tokenizer] = readers
     return readers
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -37,7 +39,6 @@ class FrozenModel:
     """
 
     auto_class: ClassVar[AutoClass]
-    reads_padding: ClassVar[bool] = True  # rows are padded with the tokenizer's padding token
 
     def __init__(
         self,
@@ -51,10 +52,10 @@ class FrozenModel:
         self.quantization = quantization
         self.model = self._load(model, device, dtype)
         self.tokenizer = self._load_tokenizer(model)
-        check_vocabulary(model, self.tokenizer, self.model, self.reads_padding)
-        # Decoders with a classification head pool the last token before padding.
-        if getattr(self.model.config, "pad_token_id", None) is None:
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        check_vocabulary(model, self.tokenizer, self.model, reads_padding=False)
+        declared = getattr(self.model.config.get_text_config(), "pad_token_id", None)
+        embeddings: Any = self.model.get_input_embeddings()
+        self.declared_padding = declared if declared in range(len(embeddings.weight)) else None
         # Texts are read once: keys and values of all layers would only take memory.
         self.model.config.get_text_config().use_cache = False
         self.batch_tokens = token_budget(self.model, batch_tokens)
@@ -72,8 +73,33 @@ class FrozenModel:
     def _prepare(self) -> None:
         """Check the model, and set further attributes of its family."""
 
-    def _padding_id(self, rows: list[Ids]) -> int:
-        return self.tokenizer.pad_token_id or 0
+    def padding_id(self, rows: Iterable[Ids]) -> int:
+        """Return the model's declared padding token; without one, a token that ends no row.
+
+        Decoders with a classification head pool the last token that is not the one in their config,
+        which may differ from the tokenizer's.
+        """
+        if self.declared_padding is not None:
+            return self.declared_padding
+        ends = {row[-1] for row in rows if row}
+        unused = next(i for i in range(len(ends) + 1) if i not in ends)
+        self.model.config.get_text_config().pad_token_id = unused
+        return unused
+
+    @cached_property
+    def text_padding(self) -> float:
+        """Tokens of padding in a pass; 0 for a model that reads padding (ConvBERT, FNet, XLNet)."""
+        row = tuple(self.tokenizer("a").input_ids) or (0,)
+        ids, mask = pad_rows([row, row * 4], self.padding_id([row]), self.model.device)
+        with torch.inference_mode():
+            padded, alone = (
+                self.model(input_ids=ids[:1, :end], attention_mask=mask[:1, :end])[0].float()
+                for end in (None, len(row))
+            )
+        difference = padded[:, : len(row)] - alone[:, : len(row)]
+        # Rounding errors are far smaller than half of the digits; a reward may be about 0.
+        most = torch.finfo(self.model.dtype).eps ** 0.5 * (1 + alone.norm())
+        return self.padding if difference.norm() < most else 0.0
 
     def read_texts(
         self,
@@ -90,14 +116,14 @@ class FrozenModel:
         """
 
         def forward(rows: list[Ids]) -> list[Row]:
-            ids, mask = pad_rows(rows, self._padding_id(rows), self.model.device)
+            ids, mask = pad_rows(rows, self.padding_id(rows), self.model.device)
             return read(self.model(input_ids=ids, attention_mask=mask), mask)
 
         if rows is None:
             rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
         unread = warn_unknown(self.tokenizer, texts, rows, name)
         found = run_distinct(
-            rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.padding
+            rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts", self.text_padding
         )
         for i in unread:
             if np.ndim(found[i]) == 1:  # of the text, not of its tokens

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.models.control_tokens import mark, marked, real_ids, rendered_chat, text_reader
-from ctrlreward.models.tokenization import Ids, warn_truncated
+from ctrlreward.models.tokenization import Ids, read_rows, warn_truncated
 from ctrlreward.samples import parse_conversation
 from ctrlreward.text.chats import plain_text, prompt_text
 
@@ -96,18 +96,11 @@ def encode(
         template = CHAT if chat and all(each.prompt is not None for each in answers) else PLAIN
     texts = _rendered(tokenizer, answers, template, model)
     cut_at: str = side or tokenizer.truncation_side
-    reader = text_reader(tokenizer, texts)
+    reader = copy.copy(text_reader(tokenizer, texts))
+    reader.truncation_side = cut_at
     special = template != CHAT  # which writes the special tokens itself
-    rows = reader(texts, add_special_tokens=special, verbose=False).input_ids
-    lengths = [len(ids) for ids in rows]
+    rows, lengths = read_rows(reader, texts, limit, add_special_tokens=special)
     warn_truncated("texts", lengths, limit, _DROPPED[cut_at])
-    if long := [i for i, length in enumerate(lengths) if length > limit]:
-        reader = copy.copy(reader)
-        reader.truncation_side = cut_at
-        options = {"add_special_tokens": special, "truncation": True, "max_length": limit}
-        cut = reader([texts[i] for i in long], **options)
-        for i, ids in zip(long, cut.input_ids, strict=True):
-            rows[i] = ids
     return [tuple(real_ids(tokenizer, ids)) for ids in rows]
 
 

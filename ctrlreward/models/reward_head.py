@@ -14,7 +14,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward.engine.batching import Ids
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.rendering import Answer, Side, encode
 from ctrlreward.weights.adapted import adapted_config, base_of, load_adapted
@@ -39,18 +38,13 @@ class RewardHead(FrozenModel):
         self.outputs = output_names(model)
         self.base = base_of(model)
         if self.base is None:
-            loaded = super()._load(model, device, dtype)
-        elif self.quantization is not None:
+            return super()._load(model, device, dtype)
+        if self.quantization is not None:
             raise ValueError(
                 f"quantization must be None for an adapter, got {self.quantization!r}: merge it "
                 "into its base model by peft's merge_and_unload, and pass the merged folder"
             )
-        else:
-            loaded = load_adapted(self.auto_class, model, self.base, device, dtype)
-        # Decoders pool the last token that is not the padding token of their config.
-        declared = getattr(loaded.config.get_text_config(), "pad_token_id", None)
-        self.declared_padding = None if declared is None or declared < 0 else int(declared)
-        return loaded
+        return load_adapted(self.auto_class, model, self.base, device, dtype)
 
     def _load_tokenizer(self, model: str) -> PreTrainedTokenizerBase:
         try:
@@ -64,15 +58,6 @@ class RewardHead(FrozenModel):
         if self.base is not None:  # TRL's `RewardTrainer` sets it so, and an adapter has no config
             self.declared_padding = self.tokenizer.pad_token_id
             self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
-
-    def _padding_id(self, rows: list[Ids]) -> int:
-        """Return the declared padding token; without one, a token that ends none of the rows."""
-        if self.declared_padding is not None:
-            return self.declared_padding
-        ends = {row[-1] for row in rows if row}
-        unused = next(i for i in range(len(ends) + 1) if i not in ends)
-        self.model.config.get_text_config().pad_token_id = unused
-        return unused
 
     def ratings(
         self,

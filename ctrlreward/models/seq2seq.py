@@ -281,7 +281,7 @@ class Seq2SeqInfiller(FrozenModel):
         self, groups: Sequence[tuple[Integers, _Layout]], first: Integers, states: Tensor
     ) -> None:
         """Run sources and their decoder rows; write the predicting states of each from `first`."""
-        pad = self.model.config.pad_token_id
+        pad = self.declared_padding or 0
         ids, mask = pad_rows([source for source, _ in groups], pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         rows = [row for _, layout in groups for row in layout.rows]

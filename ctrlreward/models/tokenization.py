@@ -55,20 +55,29 @@ def encode_texts(
     """Return the token ids of each text, special tokens included; see `text_reader`."""
     if not texts:
         return []
-    reader = text_reader(tokenizer, texts)
-    rows = [tuple(ids) for ids in reader(list(texts), verbose=False).input_ids]
-    long = [i for i, ids in enumerate(rows) if len(ids) > limit]
+    rows, lengths = read_rows(text_reader(tokenizer, texts), texts, limit)
+    long = [i for i, length in enumerate(lengths) if length > limit]
     if long:
         others = f" (and {len(long) - 1} more texts)" if len(long) > 1 else ""
         log.warning(
-            f"{name(long[0])} has {len(rows[long[0]])} tokens and is truncated to the {limit} that "
+            f"{name(long[0])} has {lengths[long[0]]} tokens and is truncated to the {limit} that "
             f"the model reads{others}"
         )
-        # The tokenizer puts the special tokens of a truncated text where they belong.
-        truncated = reader([texts[i] for i in long], truncation=True, max_length=limit)
-        for i, ids in zip(long, truncated.input_ids, strict=True):
-            rows[i] = tuple(ids)
     return rows
+
+
+def read_rows(
+    reader: Any, texts: Sequence[str], limit: int, **options: Any
+) -> tuple[list[Ids], list[int]]:
+    """Return at most `limit` token ids of each text, and how many it has."""
+    rows = [*map(tuple, reader(list(texts), verbose=False, **options).input_ids)]
+    lengths = [*map(len, rows)]
+    if long := [i for i, length in enumerate(lengths) if length > limit]:
+        # The tokenizer puts the special tokens of a truncated text where they belong.
+        cut = reader([texts[i] for i in long], truncation=True, max_length=limit, **options)
+        for i, ids in zip(long, cut.input_ids, strict=True):
+            rows[i] = tuple(ids)
+    return rows, lengths
 
 
 def warn_unknown(

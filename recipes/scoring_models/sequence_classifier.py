@@ -88,6 +88,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: i for i, label in enumerate(labels)}
         self.tokenizer = load_tokenizer(self.encoder)
+        config.pad_token_id = self.tokenizer.pad_token_id  # which the head of a decoder skips
         if stage == "fit":
             self.check_replaceable(list(self.tokenizer.vocab_files_names.values()))
         self.limit = min(self.max_tokens, tokenization.max_tokens(self.tokenizer, config))

@@ -127,6 +127,15 @@ def test_a_model_with_a_way_of_its_own_raises() -> None:
         check_output_layer(model.eval())
 
 
+def test_the_check_reads_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[Tensor | None] = []
+    method = "warn_if_padding_and_no_attention_mask"
+    monkeypatch.setattr(PreTrainedModel, method, lambda self, ids, mask: masks.append(mask))
+    check_output_layer(tiny("gpt2"))  # whose token 0 is padding
+    assert masks
+    assert None not in masks
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = tiny("llama")
     expected = model(IDS).logits

@@ -112,10 +112,11 @@ def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> No
         TokenAligner(folder)
 
 
-def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("padding", [None, 7])
+def test_a_decoder_is_a_regression_with_any_padding(padding: int | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    tokens = {"vocab_size": 14, "pad_token_id": None}
+    tokens = {"vocab_size": 14, "pad_token_id": padding}
     config = LlamaConfig(
         **shape, **tokens, num_hidden_layers=1, num_labels=1, initializer_range=1.0
     )

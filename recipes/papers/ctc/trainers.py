@@ -129,6 +129,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
             return
         self.tokenizer = load_tokenizer(self.encoder)
         self.model = self.load_encoder(resolve(self.encoder)).train()  # loaded in eval mode
+        self.model.config.pad_token_id = self.tokenizer.pad_token_id  # which a decoder's head skips
         self.model.config.aligner_unit = self.unit
         if self.b_first is None:
             self.b_first = reads_left_to_right(self.model.config)
