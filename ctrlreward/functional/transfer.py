@@ -52,7 +52,12 @@ def adjusted_gm(
 
 
 def checked_thresholds(thresholds: Sequence[float]) -> tuple[float, float, float, float]:
-    """Return t1 to t4, or raise a ValueError if there are not four, or GM would always be 0."""
+    """Return t1 to t4, or raise a ValueError if there are not four, or GM would always be 0.
+
+    Examples:
+        >>> checked_thresholds([63, 71, 97, -37])
+        (63.0, 71.0, 97.0, -37.0)
+    """
     values = tuple(float(value) for value in thresholds)
     if len(values) != 4 or not np.isfinite(values).all() or values[2] <= values[3]:
         must = "must be four finite numbers, t1 to t4, with t3 above t4"

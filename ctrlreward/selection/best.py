@@ -227,7 +227,7 @@ class BestRule:
         """Return the selected step in words, and the next best that it may not differ from."""
         step = self.best(state)
         if step is None:
-            return f"none of {counted(state.validations, 'validation')} is a candidate"
+            return f"no candidate among {counted(state.validations, 'validation')}"
         what = f"{self.monitor} is {state.kept[step]:.4f} at step {step}"
         chosen = state.candidates.get(step)
         if chosen is None or self.monitor not in chosen.evidence:

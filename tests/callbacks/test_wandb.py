@@ -166,7 +166,7 @@ def test_a_run_that_meets_no_constraint_logs_no_adapter(
     fit: Fit, tuned, watch, kept, report, tmp_path
 ) -> None:
     keeper = kept(constraints={"score/v": (0.9, None)})
-    with pytest.warns(UserWarning, match="none of 1 validations is a candidate, so"):
+    with pytest.warns(UserWarning, match="no candidate among 1 validation, so"):
         fit(tuned(), [watch([0.0, float("nan"), 0.5]), keeper, report()], max_steps=2)
     run = only_run(tmp_path)
     assert run.summary["selected/constraints_met"] is False

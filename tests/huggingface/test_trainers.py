@@ -157,7 +157,7 @@ def test_no_validation_met_the_constraints(
     train(trainer, best)
     assert best.selected_step is None
     assert trainer.state.best_model_checkpoint is None
-    assert "none of 2 validations is a candidate: the model has the weights of" in caplog.text
+    assert "no candidate among 2 validations: the model has the weights of" in caplog.text
 
 
 def test_generation_is_seeded_and_leaves_training_alone(

@@ -207,7 +207,7 @@ def test_reason_says_what_cannot_be_told_apart() -> None:
 
 def test_the_selection_is_explained() -> None:
     rule = BestRule("y", constraints={"z": (0.0, None)})
-    assert rule.explain(rule.start()) == "none of 0 validations is a candidate"
+    assert rule.explain(rule.start()) == "no candidate among 0 validations"
     rows = [
         {**row, "z": z} for row, z in zip(near(0.67, 0.64, 0.9, 0.1), (1, 1, -1, 1), strict=True)
     ]

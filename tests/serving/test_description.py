@@ -27,9 +27,9 @@ from ctrlreward import (
     Perplexity,
     Reward,
     Similarity,
-    TransferQuality,
     WordVectors,
 )
+from ctrlreward.scorers import FunctionScorer
 from ctrlreward.serving import fingerprint
 from ctrlreward.serving.description import describe, differences
 
@@ -314,8 +314,5 @@ def test_one_changed_entry_is_found(described: dict[str, Any], other: Any) -> No
 
 
 def test_infinite_settings_are_plain() -> None:
-    quality = TransferQuality(
-        Accuracy(CTRLEval()), Similarity(WordVectors(VECTORS)), Perplexity(), (1, 2, 3, -math.inf)
-    )
-    found = fingerprint.fingerprint({"0": quality}, "weighted")
-    assert found["scorers.0.thresholds"] == [1, 2, 3, "-inf"]
+    found = fingerprint.fingerprint({"0": FunctionScorer(len, range=(0, math.inf))}, "weighted")
+    assert found["scorers.0.range"] == [0, "inf"]
