@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
@@ -262,14 +263,15 @@ class Samples:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, rows: slice | Sequence[int]) -> Samples:
-        """Return the samples at a slice or at a sequence of indices, in that order."""
+    def __getitem__(self, rows: slice | Sequence[int] | Sequence[bool]) -> Samples:
+        """Return the samples at a slice, at indices in their order, or where a mask is True."""
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row. Use samples[{rows}:{rows + 1}].")
         indices = range(len(self))[rows] if isinstance(rows, slice) else list(_plain(rows))
-        if any(isinstance(i, bool) for i in indices):  # would be the rows 0 and 1
-            use = "samples[[i for i, keep in enumerate(mask) if keep]]"
-            raise TypeError(f"samples[...] takes indices, not {shortened(indices)}. Use {use}.")
+        if len(indices) and isinstance(indices[0], bool):
+            if len(indices) != len(self):
+                raise ValueError(f"a mask must have {len(self)} items, got {len(indices)}")
+            indices = list(compress(range(len(self)), indices))
         columns = self.columns().items()
         return Samples(**{name: [column[i] for i in indices] for name, column in columns})
 

@@ -79,15 +79,6 @@ TYPE_ERRORS: dict[str, Callable[[], object]] = {
     "sources[0] = ['x'] is a list, not a str": lambda: Samples(["a"], sources=[["x"]]),
     "references[0] has 3, a int, not a str": lambda: Samples(["a"], references=[["y", 3]]),
     "samples[1] is one row. Use samples[1:2]": lambda: FOOD[1],
-    **{
-        f"samples[...] takes indices, not [False, True, {name == 'tensor'}]": (
-            lambda mask=mask: FOOD[mask]
-        )
-        for name, mask in {
-            "series": pd.Series([False, True, False]),
-            "tensor": torch.tensor([False, True, True]),
-        }.items()
-    },
     "labels and label are one column. Leave one out": lambda: as_samples("a", label="", labels=""),
     "predictions = ['a'] is not a column of Samples, pass the texts as the first argument": (
         lambda: as_samples(["a"], predictions=["a"])
@@ -105,6 +96,7 @@ VALUE_ERRORS: dict[str, Callable[[], object]] = {
     "must have the same columns": lambda: Samples.concat([FOOD, FOOD.replace(prefixes=None)]),
     "Samples.concat needs at least one Samples, got none": lambda: Samples.concat([]),
     "labels has 0 items, but texts has 3": lambda: FOOD.replace(labels=[]),
+    "a mask must have 3 items, got 2": lambda: FOOD[[True, False]],
     "got 2 completions for 3 prompts, must be one per prompt": lambda: FOOD.completed(["a", "b"]),
     "Samples.completed needs the column 'prefixes'": lambda: Samples(["a"]).completed([" b"]),
     "the data has the column 'text' more than once": (
@@ -180,6 +172,12 @@ def test_rows_are_selected_in_every_column(batch: Samples, data: st.DataObject) 
     for name, column in batch.columns().items():
         expected = column[rows] if isinstance(rows, slice) else tuple(column[i] for i in rows)
         assert selected.columns()[name] == expected
+
+
+@pytest.mark.parametrize("as_mask", [list, pd.Series, np.array, torch.tensor])
+def test_a_mask_selects_rows(as_mask: Callable[[list[bool]], Any]) -> None:
+    assert FOOD[as_mask([False, True, True])] == FOOD[1:]
+    assert len(FOOD[as_mask([False, False, False])]) == 0
 
 
 @given(samples(min_size=1), st.integers(0, 4))
