@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -76,6 +77,8 @@ def running(app: FastAPI, wait: bool = True, seconds: float = 60) -> Iterator[Li
     config = uvicorn.Config(
         app, log_level="info", lifespan="on", log_config=None, http=http_protocol(seconds)
     )
+    for name in ("uvicorn", "uvicorn.access"):  # a server of the command has its own handlers
+        logging.getLogger(name).propagate = True
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
