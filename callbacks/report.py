@@ -254,6 +254,7 @@ class BeforeAfterMixin(CallbackMixin):
         return scored_texts(path, self._components, self.seed, "default_root_dir")
 
 
+@checked_keywords()
 class RunReportMixin(ReadingMixin):
     """Writes `summary.json` and `curves.png` of a run when it ends, also by an error.
 

@@ -103,6 +103,12 @@ def sign_of(direction: str | None) -> float:
 Number = TypeVar("Number", int, float, int | None, float | None)
 
 
+def kind_of(value: object) -> str:
+    """Return the type of a value for a message: `"a str"`, `"an int"`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def positive(argument: str, given: Number) -> Number:
     """Return a number that is positive, or None."""
     if not isinstance(given, Real | None):
@@ -158,7 +164,7 @@ def check_type(argument: str, kind: type, given: object) -> None:
     """Raise a TypeError unless an argument is an object of a class of options."""
     if not isinstance(given, kind):
         raise TypeError(
-            f"{argument} must be {kind.__name__}(...), got {given!r:.80}, a {type(given).__name__}"
+            f"{argument} must be {kind.__name__}(...), got {given!r:.80}, {kind_of(given)}"
         )
 
 

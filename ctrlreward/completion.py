@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_samples, shortened
@@ -128,7 +129,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
             caller, completions = name, module(rows.require("prompts", name))
     if isinstance(completions, str) or not hasattr(completions, "__len__"):
         raise TypeError(
-            f"{caller} returned {shortened(completions)}, a {type(completions).__name__}. Return a "
+            f"{caller} returned {shortened(completions)}, {kind_of(completions)}. Return a "
             "list of one string per prompt."
         )
     others = [each for each in completions if not isinstance(each, str)]

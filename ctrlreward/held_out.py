@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctrlreward.arguments import inner_path, positive
+from ctrlreward.arguments import checked_keywords, inner_path, kind_of, positive
 from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
@@ -73,6 +73,7 @@ class HeldOutScores(NamedTuple):
     by_prompt: dict[str, Scores]
 
 
+@checked_keywords()
 class HeldOutScorer:
     """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
 
@@ -320,8 +321,8 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
     """Return the `scores` of a callback as components; see `HeldOutScorer` for the errors."""
     if not isinstance(scores, Mapping):
         raise TypeError(
-            "scores must be a mapping, {'coherence': ctrleval['coherence']}, got a "
-            f"{type(scores).__name__}"
+            "scores must be a mapping, {'coherence': ctrleval['coherence']}, got "
+            f"{kind_of(scores)}"
         )
     if not scores:
         raise ValueError(

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
-from ctrlreward.arguments import checked_keywords, did_you_mean
+from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of
 from ctrlreward.files import json_line, read_jsonl, write_whole
 
 # Column of `Samples` → key in a record of one sample.
@@ -224,8 +224,8 @@ class Samples:
             if not isinstance(column, list | tuple) and (not ordered or table_of(column)):
                 hint = ". Use as_samples(...)." if name == "texts" and table_of(column) else ""
                 raise TypeError(
-                    f"{name} must be a list of strings, got {shortened(column)}, a "
-                    f"{type(column).__name__}{hint}"
+                    f"{name} must be a list of strings, got {shortened(column)}, "
+                    f"{kind_of(column)}{hint}"
                 )
             items = [_plain(item) for item in column]
             for i, item in enumerate(items):
@@ -243,7 +243,7 @@ class Samples:
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
                     raise TypeError(
-                        f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
+                        f"{name}[{i}] = {shortened(item)} is {kind_of(item)}, not a str"
                         f"{_advice(name, item)}"
                     )
                 items[i] = str(int(item))
@@ -506,7 +506,7 @@ def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
     wrong = [item for item in references if not isinstance(item, str)]
     if wrong:
         raise TypeError(
-            f"references[{i}] has {shortened(wrong[0])}, a {type(wrong[0]).__name__}, not a str"
+            f"references[{i}] has {shortened(wrong[0])}, {kind_of(wrong[0])}, not a str"
         )
     if not references:
         raise ValueError(f"references[{i}] is empty, must be one or more strings")
@@ -640,7 +640,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
     else:
         hint = " and not a list" if isinstance(data, str) else ""
         raise TypeError(
-            f"{shortened(data)} is a {type(data).__name__}{hint}. Pass Samples, a list of texts or "
+            f"{shortened(data)} is {kind_of(data)}{hint}. Pass Samples, a list of texts or "
             "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset."
         )
     if added:

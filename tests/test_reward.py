@@ -547,7 +547,7 @@ def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(scorer) -
     [
         ([brevity, brevity], ValueError, r"components\[1\] is the second .* 'brevity'. Pass a map"),
         ([NumberScorer()], ValueError, r"components\[0\] is a NumberScorer with 2 scores"),
-        (3, TypeError, "the reward is a int, must be one score of a scorer, .* or a function"),
+        (3, TypeError, "the reward is an int, must be one score of a scorer, .* or a function"),
         ([], ValueError, "components is empty"),
         ([Component(brevity, "r")], TypeError, r"Component of .* Use FunctionScorer\(function\)"),
         ({"r": Reward(brevity)}, TypeError, r"components\['r'\] is a Reward. Pass its components"),

@@ -69,15 +69,15 @@ TYPE_ERRORS: dict[str, Callable[[], object]] = {
         lambda: as_samples(["a", "b"], prompts=pd.array(["c", None], dtype="string"))
     ),
     "got 'longlonglonglonglonglonglonglonglongl…', a str": lambda: Samples("long" * 99),
-    "labels must be a list of strings, got 1, a int": lambda: Samples(["a"], labels=1),
+    "labels must be a list of strings, got 1, an int": lambda: Samples(["a"], labels=1),
     "texts[1] = b'b' is a bytes, not a str": lambda: Samples(["a", b"b"]),
     "labels[0] = None is a NoneType, not a str. Pass strings or integers as labels, and leave out "
     "samples without one": lambda: Samples(["a"], labels=[None]),
     "labels[0] = True is a bool, not a str": lambda: as_samples(["a"], labels=[True]),
     "labels[0] = 0.5 is a float, not a str": lambda: as_samples(["a"], labels=[0.5]),
-    "sources[0] = 1 is a int, not a str": lambda: as_samples(["a"], sources=[1]),
+    "sources[0] = 1 is an int, not a str": lambda: as_samples(["a"], sources=[1]),
     "sources[0] = ['x'] is a list, not a str": lambda: Samples(["a"], sources=[["x"]]),
-    "references[0] has 3, a int, not a str": lambda: Samples(["a"], references=[["y", 3]]),
+    "references[0] has 3, an int, not a str": lambda: Samples(["a"], references=[["y", 3]]),
     "samples[1] is one row. Use samples[1:2]": lambda: FOOD[1],
     "labels and label are one column. Leave one out": lambda: as_samples("a", label="", labels=""),
     "predictions = ['a'] is not a column of Samples, pass the texts as the first argument": (

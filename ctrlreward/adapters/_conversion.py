@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 
@@ -23,7 +24,7 @@ def check_columns(
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
             f"columns must be a mapping, {{column of Samples: column of the trainer}}, got "
-            f"{shortened(columns)}, a {type(columns).__name__}"
+            f"{shortened(columns)}, {kind_of(columns)}"
         )
     known = [name for name in JSON_KEYS if name not in _FILLED_IN]
     mapping: dict[str, str] = {}

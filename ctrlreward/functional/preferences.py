@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.files import read_json, write_whole
 from ctrlreward.functional.bootstrap import Estimate, bootstrap, check_options, cluster_numbers
 
@@ -292,7 +293,7 @@ def fit_aggregate(
     """
     if not isinstance(preferences, Preferences):
         raise TypeError(
-            f"preferences is a {type(preferences).__name__}, must be Preferences: "
+            f"preferences is {kind_of(preferences)}, must be Preferences: "
             "ctrlreward.preferences.score_preferences makes them of texts, Preferences.of_ratings "
             "of ratings"
         )

@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from ctrlreward.arguments import checked_keywords, did_you_mean, positive
+from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of, positive
 from ctrlreward.completion import (
     eval_mode,
     fixed_randomness,
@@ -439,7 +439,7 @@ def check_trainer(trainer: object, callback: object) -> None:
     name = type(callback).__name__
     if not isinstance(trainer, Trainer):
         raise TypeError(
-            f"trainer must be a transformers.Trainer, got a {type(trainer).__name__}. Create the "
+            f"trainer must be a transformers.Trainer, got {kind_of(trainer)}. Create the "
             f"trainer first, then call trainer.add_callback({name}(trainer, scores, samples))."
         )
     if "callback_handler" not in vars(trainer):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import locked, shared_model
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.frozen import FrozenModel
@@ -123,6 +124,7 @@ def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, .
 _TEMPERATURE = 0.05
 
 
+@checked_keywords()
 class LabelDescriptions:
     """Classifier by the label whose descriptions are closest to a text, for `Accuracy`.
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.data import local_file
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
@@ -24,6 +25,7 @@ _CHUNK = 10_000
 _SENTENCES = 10**8
 
 
+@checked_keywords()
 @dataclass(frozen=True, eq=False)
 class InverseFrequency:
     """Inverse word frequency of each token of a vocabulary (see `functional.frequency`).

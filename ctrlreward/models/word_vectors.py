@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.arguments import checked_keywords, kind_of
 from ctrlreward.files import whole_folder
 from ctrlreward.items import item_logger
 from ctrlreward.samples import shortened
@@ -45,6 +46,7 @@ class WordMatrix(Mapping[str, Matrix]):
         return len(self.row_of)
 
 
+@checked_keywords()
 class WordVectors:
     """Sentence encoder of Pang & Gimpel (2019), §3.2, https://arxiv.org/abs/1810.11878.
 
@@ -78,8 +80,8 @@ class WordVectors:
     ) -> None:
         if not isinstance(vectors, Mapping):
             raise TypeError(
-                f"vectors must be a mapping, word → vector, got {shortened(vectors)}, a "
-                f"{type(vectors).__name__}. Read a file with WordVectors.from_file, or a name with "
+                f"vectors must be a mapping, word → vector, got {shortened(vectors)}, "
+                f"{kind_of(vectors)}. Read a file with WordVectors.from_file, or a name with "
                 "WordVectors.load."
             )
         self.vectors = vectors if isinstance(vectors, WordMatrix) else _matrix_of(vectors)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jinja2 import TemplateError
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 from ctrlreward.samples import COLUMN_OF, Samples, shortened, table_of
 
@@ -80,7 +81,7 @@ def _table(batch: object, strings: str) -> dict[str, Any]:
                     f"{', '.join(names)}. All records must have the same keys."
                 )
         return {name: [record[name] for record in items] for name in names}
-    raise TypeError(f"the batch {shortened(batch)} is a {type(batch).__name__}, {_MUST_BE}")
+    raise TypeError(f"the batch {shortened(batch)} is {kind_of(batch)}, {_MUST_BE}")
 
 
 def _is_item(column: object) -> bool:
@@ -115,7 +116,7 @@ def _as_text(i: int, prompt: object) -> str:
     if not _is_conversation(prompt):
         raise TypeError(
             f"prompts[{i}] must be a string, or messages with role and content, got "
-            f"{shortened(prompt)}, a {type(prompt).__name__}"
+            f"{shortened(prompt)}, {kind_of(prompt)}"
         )
     messages: Any = prompt
     for message in messages:

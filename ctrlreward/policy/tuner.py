@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from ctrlreward.arguments import check_type, checked_keywords
+from ctrlreward.arguments import check_type, checked_keywords, kind_of
 from ctrlreward.completion import unclear_input
 from ctrlreward.credit import token_credit
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
@@ -610,7 +610,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 def _unfit_loader(loader: object) -> str | None:
     """Return why prompts can't be drawn from a training dataloader; None if they can."""
     if not isinstance(loader, DataLoader):
-        return f"a {type(loader).__name__}"
+        return kind_of(loader)
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        return f"a DataLoader of a {type(loader.dataset).__name__}, which does not have a length"
+        return f"a DataLoader of {kind_of(loader.dataset)}, which does not have a length"
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.arguments import check_ending
+from ctrlreward.arguments import check_ending, kind_of
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import number_table, plain_console
 from ctrlreward.files import check_writable, json_text, write_whole
@@ -153,7 +153,7 @@ def _texts(cell: Any, prompt: Any) -> tuple[Any, str]:
     if isinstance(cell, str):
         return None if prompt is None else as_prompt(prompt), cell
     if not isinstance(cell, Sequence) or not cell:
-        raise TypeError(f"must be a text or a list of messages, got a {type(cell).__name__}")
+        raise TypeError(f"must be a text or a list of messages, got {kind_of(cell)}")
     *before, last = cell
     if not isinstance(last, Mapping) or last.get("role") != "assistant":
         raise ValueError("its last message must be the assistant's")

@@ -21,6 +21,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple, TypeAlias
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.extras import import_extra
 from ctrlreward.files import parse_json
 from ctrlreward.tables.parsing import cell_number, decode_utf8, no_such_file, parse_csv
@@ -173,9 +174,7 @@ def _read_jsonl(path: Path, text: str) -> Log:
             continue
         row = parse_json(line, path, number)
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{path}:{number} contains a {type(row).__name__}, must be a JSON object"
-            )
+            raise ValueError(f"{path}:{number} contains {kind_of(row)}, must be a JSON object")
         if isinstance(row.get("data"), dict):
             source, row = "verl", {**row["data"], "step": row.get("step")}
         rows.append(row)

@@ -12,6 +12,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.files import parse_json
 from ctrlreward.functional.reproducibility import Table
 from ctrlreward.runs.folder import read_stored_run
@@ -132,7 +133,7 @@ def _read_json_table(path: Path) -> Table:
 def _read_json_object(path: Path) -> dict[str, Any]:
     content = parse_json(decode_utf8(path.read_bytes(), path), path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} contains a {type(content).__name__}, must be a JSON object")
+        raise ValueError(f"{path} contains {kind_of(content)}, must be a JSON object")
     return content
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, kind_of
 from ctrlreward.engine.sharing import locked
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
@@ -507,7 +507,7 @@ def checked_scores(
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
         raise TypeError(
-            f"{owner} returned a {type(returned).__name__}, must be a mapping from the name of "
+            f"{owner} returned {kind_of(returned)}, must be a mapping from the name of "
             "each score to an array of one number per sample"
         )
     scores = {}
@@ -524,15 +524,15 @@ def checked_scores(
         if not isinstance(given, np.ndarray) or given.dtype.kind not in "biuf":
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise TypeError(
-                    f"{subject} = {shortened(given)}, a {type(given).__name__}, must be one number "
+                    f"{subject} = {shortened(given)}, {kind_of(given)}, must be one number "
                     "per sample"
                 )
             given = list(given)
             for i, (item, text) in enumerate(zip(given, texts, strict=False)):
                 if not isinstance(item, _GIVEN) or getattr(item, "ndim", False):
                     raise TypeError(
-                        f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
-                        f"{type(item).__name__}, must be a number, or None for a failed sample"
+                        f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, "
+                        f"{kind_of(item)}, must be a number, or None for a failed sample"
                     )
         values = np.array(given, dtype=np.float64)
         if values.shape != (len(texts),):

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import did_you_mean
+from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 from ctrlreward.text.chats import prompt_messages, prompt_text
@@ -29,6 +29,7 @@ _NOT_TEXTS = ["completion_ids", *(name for name, col in _COLUMN_OF.items() if co
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(\w+\.)*(list|Sequence)\[", re.IGNORECASE)
 
 
+@checked_keywords()
 @dataclass(frozen=True, eq=False)
 class FunctionScorer(Scorer):
     """A plain function as a scorer with one score, named like the function.
@@ -187,17 +188,16 @@ def as_component(name: str, given: object) -> Component:
     if callable(given) and not isinstance(given, Scorer | type):
         given = FunctionScorer(given)
     if not isinstance(given, Scorer):
-        kind = f"a {type(given).__name__}"
-        kind = f"the class {given.__name__}" if isinstance(given, type) else kind
+        kind = f"the class {given.__name__}" if isinstance(given, type) else kind_of(given)
         raise TypeError(
             f"{name} is {kind}, must be one score of a scorer, such as Perplexity()['perplexity'], "
             "or a function of texts"
         )
     scores = list(given.specs)
     if len(scores) > 1:
-        scorer = type(given).__name__
-        options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
-        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores. Choose one: {options}.")
+        options = ", ".join(f"{type(given).__name__}(...)[{score!r}]" for score in scores)
+        kind = f"{kind_of(given)} with {len(scores)} scores"
+        raise ValueError(f"{name} is {kind}. Choose one: {options}.")
     return given[scores[0]]
 
 

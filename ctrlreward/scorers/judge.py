@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords, not_negative, one_of, positive
+from ctrlreward.arguments import checked_keywords, kind_of, not_negative, one_of, positive
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.items import item_logger
 from ctrlreward.models.causal import CausalLM
@@ -150,7 +150,7 @@ class Judge(ModelScorer[CausalLM]):
         super().__init__(model, **options)
         if not isinstance(rubric, Rubric | str | PathLike):
             raise TypeError(
-                f"rubric is a {type(rubric).__name__}, must be a Rubric or the path of a YAML file"
+                f"rubric is {kind_of(rubric)}, must be a Rubric or the path of a YAML file"
             )
         self.rubric = rubric if isinstance(rubric, Rubric) else Rubric.load(rubric)
         self.pointwise = not self.rubric.ranks

@@ -9,7 +9,7 @@ from functools import cached_property
 from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
-from ctrlreward.arguments import one_of, positive
+from ctrlreward.arguments import kind_of, one_of, positive
 from ctrlreward.engine.sharing import locked
 from ctrlreward.processor.accelerators import free_unused
 from ctrlreward.samples import shortened
@@ -87,7 +87,7 @@ class ModelScorer(Scorer, Generic[Model]):
         if isinstance(model, Sequence | Mapping) and not isinstance(model, str):
             raise TypeError(
                 f"model must be a folder, a Hugging Face id, a short name or a loaded model, got "
-                f"{shortened(model)}, a {type(model).__name__}"
+                f"{shortened(model)}, {kind_of(model)}"
             )
         self.model = fspath(model) if isinstance(model, PathLike) else model
         self.device = device
@@ -150,6 +150,6 @@ def check_loaded(model: object, kind: type, *members: str) -> None:
     """Raise unless a model is a name, or an object of a protocol."""
     if not isinstance(model, str | PathLike | kind):
         raise TypeError(
-            f"model = {shortened(model)} is a {type(model).__name__}, must be a folder, a Hugging "
+            f"model = {shortened(model)} is {kind_of(model)}, must be a folder, a Hugging "
             f"Face id, a short name or an object with {' and '.join(members)}"
         )

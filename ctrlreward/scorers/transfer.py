@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords
+from ctrlreward.arguments import checked_keywords, kind_of
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
@@ -74,14 +74,14 @@ class TransferQuality(CompositeScorer):
         self.perplexity = Perplexity() if perplexity is None else perplexity
         arguments = ("accuracy", "similarity", "perplexity")
         for argument, needed, part in zip(arguments, _FACTORS, self.parts, strict=True):
-            kind, example = type(part).__name__, f"Use {argument.capitalize()}(...)."
+            kind, example = kind_of(part), f"Use {argument.capitalize()}(...)."
             if not isinstance(part, Scorer):
                 raise TypeError(
-                    f"{argument} = {shortened(part)} is a {kind}, not a scorer. {example}"
+                    f"{argument} = {shortened(part)} is {kind}, not a scorer. {example}"
                 )
             if needed not in part.specs:
                 raise ValueError(
-                    f"{argument} is a {kind}, which does not have {needed}, only "
+                    f"{argument} is {kind}, which does not have {needed}, only "
                     f"{', '.join(part.specs)}. {example}"
                 )
         self.thresholds = checked_thresholds(thresholds)

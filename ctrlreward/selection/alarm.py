@@ -9,7 +9,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, not_negative, one_of, sign_of
+from ctrlreward.arguments import (
+    Mode,
+    check_direction,
+    checked_keywords,
+    not_negative,
+    one_of,
+    sign_of,
+)
 from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
@@ -87,6 +94,7 @@ class AlarmDecision(NamedTuple):
     reason: str
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class AlarmRule:
     """Rule that raises an alarm if the proxy has risen and a held-out metric has declined.

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, one_of, sign_of
+from ctrlreward.arguments import Mode, check_direction, checked_keywords, one_of, sign_of
 from ctrlreward.functional.sequential import (
     PairedDifference,
     check_level,
@@ -87,6 +87,7 @@ class BestState(State):
     validations: int = 0
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class BestRule:
     """Rule that keeps the checkpoints with the k best scores.

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ctrlreward.arguments import Mode, check_direction, not_negative, sign_of
+from ctrlreward.arguments import Mode, check_direction, checked_keywords, not_negative, sign_of
 from ctrlreward.functional.sequential import (
     PairedDifference,
     check_level,
@@ -94,6 +94,7 @@ class StopDecision(NamedTuple):
     reason: str
 
 
+@checked_keywords()
 @dataclass(frozen=True)
 class StopRule:
     """Rule that stops training when a score no longer improves.

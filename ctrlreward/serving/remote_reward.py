@@ -8,6 +8,7 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
+from ctrlreward.arguments import checked_keywords, kind_of
 from ctrlreward.files import read_json
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
@@ -18,6 +19,7 @@ from ctrlreward.serving.description import describe
 from ctrlreward.serving.server_connection import ServerConnection
 
 
+@checked_keywords()
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`); usable like a `Reward`.
 
@@ -210,7 +212,7 @@ def _expected(
             ) from None
     if expect is not None and not isinstance(expect, Mapping):
         raise TypeError(
-            f"expect must be a Reward, a description, or the JSON file of one, got a "
-            f"{type(expect).__name__}"
+            f"expect must be a Reward, a description, or the JSON file of one, got "
+            f"{kind_of(expect)}"
         )
     return expect

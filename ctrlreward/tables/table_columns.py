@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.samples import (
     COLUMN_OF,
@@ -191,7 +192,7 @@ def _cell(value: Any, place: str, name: str, column: str) -> Any:
     if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise TypeError(
-        f"{place}: {name} must be a string, got {value!r}, a {type(value).__name__}"
+        f"{place}: {name} must be a string, got {value!r}, {kind_of(value)}"
         f"{_or_ignore(JSON_KEYS[column])}"
     )
 

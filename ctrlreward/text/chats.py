@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.arguments import kind_of
 from ctrlreward.samples import conversation_prompt, parse_conversation
 
 # Parts of a message that are text, in OpenAI's Chat Completions and Responses.
@@ -22,8 +23,8 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     for message in chat:
         if not isinstance(message, Mapping):
             raise TypeError(
-                "a message must be a text, or a list of messages with role and content, got a "
-                f"{type(message).__name__}"
+                "a message must be a text, or a list of messages with role and content, got "
+                f"{kind_of(message)}"
             )
         if role is None or message.get("role") == role:
             content = message.get("content") or ""
@@ -32,8 +33,8 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
                     content = "".join(part["text"] for part in content if part.get("type") in _TEXT)
                 except (AttributeError, KeyError, TypeError):
                     raise TypeError(
-                        "content must be a text, or a list of parts with type and text, got a "
-                        f"{type(content).__name__} of another form"
+                        "content must be a text, or a list of parts with type and text, got "
+                        f"{kind_of(content)} of another form"
                     ) from None
             contents.append(content)
     return "\n".join(filter(None, contents))

@@ -113,7 +113,7 @@ def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner,
         (
             {"prompt": ["a", 3]},
             TypeError,
-            r"prompts\[1\] must be a string, or messages .*, got 3, a int",
+            r"prompts\[1\] must be a string, or messages .*, got 3, an int",
         ),
         ({"prompt": TALKS[0]}, ValueError, r"prompts\[0\] = .* is a conversation\. Set generation"),
         ({"prompt": [[{"text": "ab"}]]}, TypeError, r"a message of prompts\[0\] must have a role"),

@@ -72,7 +72,7 @@ def test_bad_files(
             [{"text": "a"}, {"text": "b", "label": "x"}],
             "^the first row does not have 'label'",
         ),
-        ([{"text": "a"}, {"text": 2}], "^row 1: text must be a string, got 2, a int$"),
+        ([{"text": "a"}, {"text": 2}], "^row 1: text must be a string, got 2, an int$"),
         ([{"text": "a", "label": True}], "ignore the column with --columns.label=null"),
     ],
 )
