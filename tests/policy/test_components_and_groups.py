@@ -317,7 +317,7 @@ class Endless(IterableDataset):
 
 
 def test_what_training_does_not_allow(tuner) -> None:
-    with pytest.raises(MisconfigurationException, match="DataLoader of a Endless, which does"):
+    with pytest.raises(MisconfigurationException, match="DataLoader of an Endless, which does"):
         trained(tuner(filter_groups="total"), Endless())
     module = tuner(multi_objective_aggregation="normalize_then_sum")
     with pytest.raises(MisconfigurationException, match="RewardShaping shapes the total of a rewa"):
