@@ -65,7 +65,7 @@ def test_a_constant_gain_has_the_interval_of_its_range(
 
 @pytest.mark.parametrize("n", [8, 32])
 def test_prompts_that_agree_are_as_certain_as_a_share(n: int) -> None:
-    """The interval is that of Clopper and Pearson, for a score of 0 or 1."""
+    """The interval equals Clopper and Pearson's for a score of 0 or 1."""
     interval = paired_bootstrap([0] * n, [1] * n, range(n), within=(0, 1))
     expected = stats.binomtest(n, n).proportion_ci(method="exact")
     assert interval == pytest.approx((1, expected.low, 1))

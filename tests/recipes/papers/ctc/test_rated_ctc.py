@@ -118,7 +118,7 @@ def consistency(model: str, texts: Sequence[str], sources: Sequence[str]) -> Sco
 def assert_relevance(
     found: dict[str, Any], reference: Scores, output: Scores
 ) -> dict[str, dict[str, Any]]:
-    """Compare the ablations of relevance with those of its two directions; return their rows."""
+    """Compare the ablations of relevance and of its two directions; return their rows."""
     rows = ablation_rows(found, "1")
     for variant, scores in {
         "r → y": reference,
