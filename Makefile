@@ -11,8 +11,7 @@ BENCH := .venv/installed-bench
 DOCS := .venv/installed-docs
 # In our order (tests/conftest.py), not in the order of the numbers of tests.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
-# Studies of one question are in benchmarks/studies/, run by hand.
-SUITES ?= ctrleval ctc perplexity distinct sampling reward_step host
+SUITES ?= ctrleval ctc perplexity distinct host
 
 .DEFAULT_GOAL := help
 .PHONY: help demo transfer test soak lint docs bench gpu clean release-check constraints lowest

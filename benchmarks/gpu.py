@@ -7,7 +7,7 @@ names a folder with real ones, each in a subfolder of the same name. Parts, `--p
 
 - scorers: each scorer on the device against the CPU, and its memory after `release()`;
 - memory: out of memory survived, with the scores of before;
-- rewards: a reward on a background thread, beside training, and served by a child process;
+- rewards: a reward on a background thread, beside other work;
 - steps: seconds of a step of `PolicyTuner` by phase, and of TRL's `GRPOTrainer`;
 - sharded: a model that FSDP splits over all cards: texts, decisions, checkpoints of one rank;
 - speed: texts per second of each scorer, and the share of the device's measured peak.
@@ -534,30 +534,14 @@ def a_reward(kit: Kit, device: str, dtype: str | None = None) -> Reward:
     )
 
 
-def as_yaml(kit: Kit) -> str:
-    """Return `a_reward` in float32 as the file of a served reward; JSON is YAML."""
-    llama, encoder = kit.folders["llama"], kit.folders["encoder"]
-    scores = {
-        "relevance": ("CTRLEval", "attribute_relevance", 1.0, llama),
-        "likelihood": ("Perplexity", "log_likelihood", 0.1, llama),
-        "similarity": ("Similarity", "similarity", 1.0, encoder),
-    }
-    names = ("scorer", "score", "weight", "model")
-    parts = {
-        name: {**dict(zip(names, given, strict=True)), "dtype": "float32"}
-        for name, given in scores.items()
-    }
-    return json.dumps({"components": parts})
-
-
 def rewards(kit: Kit) -> Cases:
-    """A reward in this thread, against the same on a thread, beside training, and served."""
+    """A reward in this thread, and the same on a thread beside other work."""
     samples = kit.texts(64 if kit.full else 4, 60 if kit.full else 12)
     reward = a_reward(kit, kit.device, "float32")
     expected = reward(samples)
 
-    def row(found: Any, seconds: float, of: Any = expected) -> Row:
-        apart = difference({"": found.total}, {"": of.total})
+    def row(found: Any, seconds: float) -> Row:
+        apart = difference({"": found.total}, {"": expected.total})
         passed = apart <= TOLERANCE and not bool(found.failed.any())
         return {"seconds": seconds, "difference": apart, "passed": passed}
 
@@ -569,31 +553,9 @@ def rewards(kit: Kit) -> Cases:
             square = torch.nn.functional.normalize(square @ square)
         return row(pending.result(), time.perf_counter() - started)
 
-    def overlapped() -> Row:
-        tuner, seconds = train(kit, "llama", a_reward(kit, kit.device, "float32"), overlap=True)
-        texts, scored = tuner.last_rollout
-        return row(scored, seconds, reward(texts))
-
-    def served(device: str) -> Row:
-        from ctrlreward.serving import RewardServer
-
-        file = kit.place / "reward.yaml"
-        file.write_text(as_yaml(kit), encoding="utf-8")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        with RewardServer(file, device=device, start_seconds=120) as remote:
-            remote(samples)
-            return row(*timed(partial(remote, samples)))
-
     yield "in this thread", lambda: row(*timed(partial(reward, samples)))
     yield "on a thread, beside products", on_a_thread
-    yield "overlapped, beside PolicyTuner", overlapped
     reward.release()
-    if absent := lacking("fastapi", "uvicorn"):
-        yield "served", lambda: {"not run": absent}
-    else:
-        # Only this process knows the second device.
-        device = "cpu" if kit.card.type == "second" else kit.device
-        yield f"served, on {device}", partial(served, device)
 
 
 def lacking(*packages: str) -> str:
@@ -616,36 +578,32 @@ def sampling(kit: Kit) -> Row:
     return {"num_generations": 8 if kit.full else 2, "max_completion_length": 48 if kit.full else 4}
 
 
-def train(kit: Kit, model: str, reward: Reward, overlap: bool = False) -> tuple[Any, float]:
-    """Train a policy for some steps; return the module and the seconds."""
+def train_ours(kit: Kit, model: str) -> tuple[Any, Any]:
+    """Train a policy for some steps."""
     import pytorch_lightning as pl
     from step_clock import LightningClock, TimedTuner
     from torch.utils.data import DataLoader
 
-    from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig
+    from ctrlreward.policy import Generation, LoRA, Objective
 
     pl.seed_everything(0, verbose=False)
     tuner = TimedTuner(
         kit.folders[model],
-        reward,
+        a_reward(kit, kit.device),
         Objective(beta=0.05),
         Generation(**sampling(kit)),
-        OptimizerConfig(overlap=overlap),
         lora=LoRA(r=16),
     )
     tuner.clock = clock = LightningClock()
     steps = kit.steps + 1
     trainer = kit.card.trainer(kit.place, callbacks=[clock], max_steps=steps)
-    batches: Any = [prompts(kit)] * (steps + overlap)
-    _, seconds = timed(
-        lambda: trainer.fit(tuner, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
-    )
-    return tuner, seconds
+    batches: Any = [prompts(kit)] * steps
+    trainer.fit(tuner, DataLoader(batches, batch_size=None))
+    return clock, tuner.policy
 
 
 def steps(kit: Kit) -> Cases:
-    """Sampling by a CUDA graph, and median seconds of a step by phase, after one that warms up."""
-    yield "sampling by graph, llama", partial(by_graph, kit, "llama")
+    """Median seconds of a step by phase, after one that warms up."""
     yield "PolicyTuner, llama", partial(step, kit, partial(train_ours, kit, "llama"))
     yield "PolicyTuner, policy", partial(step, kit, partial(train_ours, kit, "policy"))
     reason = lacking("trl", "datasets")
@@ -653,39 +611,6 @@ def steps(kit: Kit) -> Cases:
         reason = f"TRL does not train on {kit.device}"
     theirs = partial(step, kit, partial(train_trl, kit))
     yield "GRPOTrainer, llama", (lambda: {"not run": reason}) if reason else theirs
-
-
-def by_graph(kit: Kit, name: str) -> Row:
-    """Sample with and without a graph: seconds in bfloat16, greedy texts in float32."""
-    from ctrlreward.policy import Generation, LoRA
-    from ctrlreward.policy.cuda_graph import _checked
-    from ctrlreward.policy.model import load_policy
-    from ctrlreward.policy.rollouts import sample
-    from ctrlreward.weights.loading import load_tokenizer
-
-    if kit.card.type != "cuda":
-        return {"not run": "needs CUDA"}
-    folder, count = kit.folders[name], sampling(kit)["num_generations"]
-    tokenizer, row, texts = load_tokenizer(folder), {}, {}
-    rows = [text for text in prompts(kit).prompts for _ in range(count)]
-    for dtype in ("float32", "bfloat16"):
-        policy = load_policy(folder, LoRA(r=16, dtype=dtype), kit.device).eval().to(kit.device)
-        for weights_name, weights in policy.named_parameters():
-            if "lora_B" in weights_name:  # an adapter that changes something
-                torch.nn.init.normal_(weights, std=0.02)
-        for graph in (False, True):
-            options = Generation(**sampling(kit), cuda_graph=graph)
-            work = partial(sample, policy, tokenizer, rows, options, 0.0)
-            work()
-            rollout, row[f"seconds, {dtype}, graph: {graph}"] = timed(work)
-            texts[graph] = rollout.completions
-        same = [mine == yours for mine, yours in zip(texts[True], texts[False], strict=True)]
-        row[f"equal texts, {dtype}"] = float(np.mean(same))
-        del policy, work
-        kit.card.clean()
-    row["captured"] = bool(_checked)
-    row["passed"] = row["captured"] and row["equal texts, float32"] > 0.9
-    return row
 
 
 def sharded(kit: Kit) -> Cases:
@@ -727,11 +652,6 @@ def against_one_rank(kit: Kit, name: str) -> Row:
     }
     row["passed"] = not many["error"] and row["difference"] < 1e-3 and row["equal texts"] > 0.9
     return row
-
-
-def train_ours(kit: Kit, model: str) -> tuple[Any, Any]:
-    tuner, _ = train(kit, model, a_reward(kit, kit.device))
-    return tuner.clock, tuner.policy
 
 
 def step(kit: Kit, work: Callable[[], tuple[Any, Any]]) -> Row:

@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ import torch
 import yaml
 from datasets import Dataset
 from peft import LoraConfig
-from reward_step import CONFIG
 from side_by_side import machine
 from step_clock import Clock, LightningClock, TimedTuner, TransformersClock
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,6 +48,7 @@ from ctrlreward.recipes.controlled_generation import (
 )
 from ctrlreward.weights.sources import resolve
 
+CONFIG = Path(__file__).parents[1] / "configs/controlled_generation/sentiment_smollm2.yaml"
 DEMO = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
 MODEL = DEMO["model"]["init_args"]
 DATA = DEMO["data"]["init_args"]

@@ -44,7 +44,7 @@ def test_runs_without_a_card(run_script: Callable[..., None], tmp_path: Path) ->
         assert row["difference, float32"] < 1e-6 < row["difference, bfloat16"]
         assert row["MiB held, float32"] > row["MiB left, float32"] == 0
     assert [row["times out of memory"] for row in found["memory"]["rows"]] == [1, 1, 1]
-    _, ours, _, theirs = found["steps"]["rows"]
+    ours, _, theirs = found["steps"]["rows"]
     assert 0 < ours["sampling, s"] < ours["step, s"]
     assert theirs["not run"] == "TRL does not train on second:0"
     table = (tmp_path / "gpu.md").read_text()

@@ -38,8 +38,7 @@ Reference: TypeAlias = Literal["first", "best"]
 # Probability of a false alarm in a whole run, with scores by prompt.
 LEVEL = 0.05
 # Without scores by prompt: at most 5 % of runs of 20 validations raise a false alarm with these,
-# even if the proxy always rises and the held-out metric is a random walk
-# (benchmarks/studies/proxy_guard_false_alarms.py).
+# even if the proxy always rises and the held-out metric is a random walk.
 WINDOW = 12
 WALK_LEVEL = 0.01
 # Half of a small effect in Cohen (1988). A decline of a tenth of the spread between prompts
