@@ -1,4 +1,4 @@
-"""Custom control variables, one YAML file each: formality, tense and emotion."""
+"""Custom control variables, one YAML file each: formality and emotion."""
 
 from pathlib import Path
 
@@ -10,10 +10,6 @@ TEXTS = {
     "formality": [
         "We regret to inform you that your application was not successful.",
         "hey, sorry, you didn't get the job lol",
-    ],
-    "tense": [
-        "The council built a bridge across the river.",
-        "The council is going to build a bridge across the river.",
     ],
     "emotion": [
         "We won the cup, and the whole street danced.",

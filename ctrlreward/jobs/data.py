@@ -15,7 +15,7 @@ use. The folder is $CTRLREWARD_DATA if set, else data in the cache."""
 
 _EXAMPLES = (
     "ctrlreward data list",
-    "ctrlreward data get yelp-shen/sentiment.test.0 tense",
+    "ctrlreward data get yelp-shen/sentiment.test.0 pplm",
     "ctrlreward data where li2018/reference.0",
 )
 

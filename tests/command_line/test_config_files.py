@@ -315,11 +315,11 @@ def test_missing_data_is_one_line_with_its_key(
     read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    name = {"when it is built": "tense_warm_up", "when training starts": "text_cnn_tense"}[read]
+    name = {"when it is built": "yelp_warm_up", "when training starts": "text_cnn_yelp"}[read]
     text = (CONFIGS / "style_transfer" / f"{name}.yaml").read_text()
-    Path("job.yaml").write_text(text.replace(" tense/", " my/"))
+    Path("job.yaml").write_text(text.replace(" yelp-shen/", " my/"))
     line = fails("train", "job.yaml", "--trainer.accelerator=cpu").splitlines()[-1]
-    assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+txt: no such file", line)
+    assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+: no such file", line)
 
 
 def test_a_config_is_relative_to_the_file_that_names_it(
