@@ -83,7 +83,7 @@ def test_a_copy_names_files_that_were_copied(
     assert not mentioned
     shown = output.err.removeprefix("to try it: ctrlreward train ").removesuffix(" --smoke\n")
     no_job = ("small", "literature", "as_printed", "official", "literature_data", "systems_yelp")
-    no_job += ("ctrleval_as_published", "fluency_gpt2_large", "aligners_ctc")
+    no_job += ("ctrleval_as_published", "aligners_ctc")
     alone = name not in no_job
     assert shown == (str(tmp_path / "copy" / f"{name}.yaml") if alone else "")
 
