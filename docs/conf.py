@@ -27,7 +27,7 @@ hide_messages(ABOUT_BITSANDBYTES)
 project = "ctrlreward"
 version = release = version_of("ctrlreward")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "SKILL.md"]
 
 myst_heading_anchors = 4  # links to headings, as on GitHub
 

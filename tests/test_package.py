@@ -67,7 +67,6 @@ def test_wheel_contains_exactly_the_package(wheel: ZipFile) -> None:
     assert names == names_in_the_tree()
     assert {name.split("/")[0] for name in names} == {"ctrlreward"}
     assert "ctrlreward/py.typed" in names
-    assert "ctrlreward/.agents/skills/ctrlreward/SKILL.md" in names
     assert "ctrlreward/scorers/prompts/sentiment.yaml" in names
 
 

@@ -37,11 +37,9 @@ from ctrlreward.recipes.papers.textual_transfer.literature import write_literatu
 from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]
-SKILL = ROOT / "ctrlreward" / ".agents" / "skills" / "ctrlreward" / "SKILL.md"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    SKILL,
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 SHELL = {"console", "bash", "sh", "shell"}
