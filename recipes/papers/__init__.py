@@ -12,10 +12,6 @@ from ctrlreward.arguments import did_you_mean
 
 # Each program is a module with `main(arguments)`, which is imported only when it is used.
 PROGRAMS = {
-    "compare-systems": (
-        "li2018.compare_systems",
-        "systems of style transfer under one set of judges",
-    ),
     "transfer-table": (
         "textual_transfer.transfer_table",
         "Tables 2 and 3 of textual transfer, of runs of yours",

@@ -82,7 +82,7 @@ def test_a_copy_names_files_that_were_copied(
     mentioned = [path for path in copied if f"configs/{path.parent.name}" in path.read_text()]
     assert not mentioned
     shown = output.err.removeprefix("to try it: ctrlreward train ").removesuffix(" --smoke\n")
-    no_job = ("small", "literature", "as_printed", "official", "literature_data", "systems_yelp")
+    no_job = ("small", "literature", "as_printed", "official", "literature_data")
     no_job += ("ctrleval_as_published", "aligners_ctc")
     alone = name not in no_job
     assert shown == (str(tmp_path / "copy" / f"{name}.yaml") if alone else "")

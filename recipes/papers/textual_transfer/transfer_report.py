@@ -73,7 +73,7 @@ class TransferReport(pl.Callback):
     - `bleu_signature`.
 
     With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
-    checkpoint next to the reference; `ctrlreward.recipes.papers.li2018.compare_systems` reads it.
+    checkpoint next to the reference.
 
     Args:
         folder: Folder of the run's `HistoryLogger`.
