@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.recipes.papers.li2018.gm_fits import percent
 from ctrlreward.recipes.papers.meta_eval.correlations import print_rows
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
@@ -85,3 +84,8 @@ def print_validity(record: Mapping[str, Any]) -> None:
         cells.append([name, str(row["n"]), *(form(value) for value in values)])
     headings = ("metric and judgement", "outputs", "here", "in the paper, Yelp", "Literature")
     print_rows(title, headings, cells)
+
+
+def percent(share: float) -> str:
+    """Return a share of 0 to 1 in per cent, or a dash for NaN."""
+    return "–" if np.isnan(share) else f"{share:.1%}"

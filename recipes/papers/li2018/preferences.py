@@ -50,11 +50,6 @@ class PairwiseAgreement(NamedTuple):
     agreed: float
     tied: float
 
-    @property
-    def untied(self) -> float:
-        """Share of the pairs without a tie that agree, 0 to 1; NaN if all are ties."""
-        return self.agreed / (1.0 - self.tied) if self.tied < 1.0 else float("nan")
-
 
 class GMFit(NamedTuple):
     """Fitted thresholds and their agreement with the pairs that they were fitted to.

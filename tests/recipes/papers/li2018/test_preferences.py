@@ -12,7 +12,6 @@ from ctrlreward.functional.preferences import pairwise_preferences
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
-    PairwiseAgreement,
     best_scale,
     fit_gm,
     hinge_loss,
@@ -225,11 +224,6 @@ def test_agreement_disagreement_and_ties_sum_to_1(pairs: list) -> None:
     assert forward.tied == backward.tied
     gains = [adjusted_gm(*a) - adjusted_gm(*b) for a, b in pairs]
     assert forward.agreed == sum(gain > 0 for gain in gains) / len(pairs)
-
-
-def test_agreement_of_the_untied() -> None:
-    assert PairwiseAgreement(0.5, 0.2).untied == pytest.approx(5 / 8)
-    assert math.isnan(PairwiseAgreement(0.0, 1.0).untied)
 
 
 def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:

@@ -6,10 +6,8 @@ import csv
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from ctrlreward.cli import main
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.li2018 import system_outputs
 from ctrlreward.recipes.papers.li2018.metric_validity import style_match
-from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, read_li2018
+from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.tables.table_columns import number_column
@@ -34,7 +32,6 @@ SCORES = {
     "Similarity": ("similarity",),
     "Perplexity": ("perplexity", "log_likelihood"),
 }
-CONSTANTS = {"negative": "0.9 0.0 20", "positive": "0.9 0.0 20"}
 
 
 def judged(text: str) -> tuple[float, float, float]:
@@ -115,28 +112,9 @@ def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
     return place(tmp_path, monkeypatch)
 
 
-class Fitted(NamedTuple):
-    """A run that fits thresholds and learns aggregates."""
-
-    rows: Rows
-    file: Rated
-    record: dict[str, Any]
-    printed: str
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    printed = StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        rows = place(tmp_path_factory.mktemp("fitted"), patch)
-        record = run("--fit-gm", "--thresholds=[20,10,200,-40]")
-        return Fitted(rows, read_li2018(Path("rated.csv")), record, printed.getvalue())
-
-
 def run(*options: str) -> dict[str, Any]:
     """Run the command with a classifier, and return the JSON file."""
-    constants = [f"--constants={json.dumps(CONSTANTS)}"]
-    given = ["--classifier=folder", "--output=found.json", "--resamples=20", *constants, *options]
+    given = ["--classifier=folder", "--output=found.json", "--resamples=20", *options]
     main(["meta-eval", "li2018", "rated.csv", *given])
     return json.loads(Path("found.json").read_text())
 
@@ -157,24 +135,16 @@ def test_without_a_classifier_only_preservation_is_evaluated(rated: Rows) -> Non
     main(["meta-eval", "li2018", "rated.csv", "--output=found.json", "--resamples=20"])
     record = json.loads(Path("found.json").read_text())
     assert {row["score"] for row in record["correlations"]} == {"preservation"}
-    assert "systems" not in record
     similarity = [judged(row["output"])[1] for row in rated]
     mean = [(row["topic"] + row["sentiment"] + row["grammaticality"]) / 3 for row in rated]
     value = correlation(record, "preservation", "mean")["pearson"]["value"]
     assert value == pytest.approx(stats.pearsonr(similarity, mean)[0])
 
 
-@pytest.mark.parametrize("kind", ["decision", "probability"])
-@pytest.mark.parametrize("thresholds", [GM_THRESHOLDS, (20.0, 10.0, 200.0, -40.0)])
-def test_gm_of_sentences_takes_the_decision_or_the_probability(
-    rated: Rows, kind: str, thresholds: tuple[float, float, float, float]
-) -> None:
-    run(f"--accuracy={kind}", f"--thresholds={[*thresholds]}", "--scores=rows.jsonl")
-    probability, similarity, perplexity = np.array([judged(row["output"]) for row in rated]).T
-    accuracy = (probability > 0.5).astype(float) if kind == "decision" else probability
-    scored = read_rows(Path("rows.jsonl"))
-    expected = adjusted_gm(accuracy, similarity, perplexity, thresholds)
-    np.testing.assert_allclose(number_column(scored, "score/gm"), expected)
+def test_gm_of_sentences_takes_the_probability(rated: Rows) -> None:
+    run("--scores=rows.jsonl")
+    expected = adjusted_gm(*np.array([judged(row["output"]) for row in rated]).T)
+    np.testing.assert_allclose(number_column(read_rows(Path("rows.jsonl")), "score/gm"), expected)
     assert (expected > 0).mean() > 0
 
 
@@ -245,54 +215,6 @@ def test_style_match_equals_counting(rows: list[tuple[float, float]]) -> None:
     assert np.isnan(share) if not counted else share == sum(counted) / len(counted)
 
 
-# Systems
-
-
-def test_systems_are_scored_as_corpora(rated: Rows, capsys: pytest.CaptureFixture[str]) -> None:
-    thresholds = (30.0, 10.0, 200.0, -40.0)
-    found = run(f"--thresholds={[*thresholds]}")["systems"]
-    rows = {row["system"]: row for row in found["rows"]}
-    gm, ratings = [], []
-    for system in "abcd":
-        own = [row for row in rated if row["system"] == system]
-        probability, similarity, perplexity = np.array([judged(row["output"]) for row in own]).T
-        accuracy = (probability > 0.5).mean()
-        pooled = np.exp(np.log(perplexity).mean())  # each text has one token
-        row = rows[system]
-        assert row["accuracy"] == pytest.approx(accuracy)
-        assert row["similarity"] == pytest.approx(similarity.mean())
-        assert row["perplexity"] == pytest.approx(pooled)
-        gm.append(float(adjusted_gm(accuracy, similarity.mean(), pooled, thresholds)))
-        assert row["gm"] == {"given": pytest.approx(gm[-1])}
-        names = ("topic", "sentiment", "grammaticality")
-        ratings.append(np.mean([[r[name] for name in names] for r in own]))
-        assert row["rating"] == pytest.approx(ratings[-1])
-    assert found["pearson"]["given"] == pytest.approx(stats.pearsonr(gm, ratings)[0])
-    # Copies have none of the style, constant sentences none of the content.
-    copying, constant = rows["copying the source"], rows["a constant sentence"]
-    assert copying["outputs"] == constant["outputs"] == 24
-    assert (copying["accuracy"], copying["similarity"]) == (0, 1)
-    assert (constant["accuracy"], constant["similarity"]) == (1, 0)
-    assert copying["gm"] == constant["gm"] == {"given": 0}
-    assert copying["rating"] is None
-    order = [row["system"] for row in found["rows"]]
-    assert order[:4] == [s for _, s in sorted(zip(ratings, "abcd", strict=True), reverse=True)]
-    assert "is not behind" not in capsys.readouterr().out
-
-
-def test_thresholds_that_reward_a_baseline_are_reported(
-    rated: Rows, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("--thresholds=[63,-100,200,-40]")  # content is not needed
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "a constant sentence is not behind" in printed
-
-
-def test_every_style_needs_a_constant_sentence(rated: Rows, fails: Callable[..., str]) -> None:
-    error = fails('--constants={"positive": "0.9 0.1 20"}')
-    assert "constants has no sentence for negative, must have one per target style" in error
-
-
 # Fitted thresholds
 
 
@@ -302,96 +224,46 @@ def pairs_of(rows: Rows) -> list[tuple[int, int]]:
     return [(i, j) for i in places for j in places if rows[i]["item"] == rows[j]["item"]]
 
 
-def test_thresholds_are_fitted_to_half_of_the_items(fitted: Fitted) -> None:
-    rated, file, record, printed = fitted
-    gm = record["gm"]
-    assert (gm["accuracy"], gm["published_agreement"]) == ("probability", 0.86)
-    inputs = np.array([judged(text) for text in file.samples.texts])
-    pairs: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # by the parity of the item
-    for i, j in pairs_of(rated):
-        if file.ratings["mean"][i] > file.ratings["mean"][j]:
-            pairs[rated[i]["item"] % 2].append((i, j))
-    assert (gm["fitted_pairs"], gm["judged_pairs"]) == (len(pairs[0]), len(pairs[1]))
-    names = ["paper", "given", "t2 refitted", "all, c = 1", "all, c fitted"]
-    assert list(gm["judged"]) == names
-    losses = {}
-    for name, fit in gm["judged"].items():
+def test_thresholds_are_fitted_to_the_preferences(
+    rated: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gm = run("--fit-gm")["gm"]
+    file = read_li2018(Path("rated.csv"))
+    inputs, mean = np.array([judged(text) for text in file.samples.texts]), file.ratings["mean"]
+    pairs = [(i, j) for i, j in pairs_of(rated) if mean[i] > mean[j]]
+    assert (gm["pairs"], gm["published_agreement"]) == (len(pairs), 0.86)
+    assert list(gm["agreement"]) == ["paper", *gm["fits"]] == ["paper", "t2", "all"]
+    fits = {"paper": {"thresholds": GM_THRESHOLDS}, **gm["fits"]}
+    for name, fit in fits.items():
         value = adjusted_gm(*inputs.T, fit["thresholds"])
-        gains = np.array([value[i] - value[j] for i, j in pairs[1]])
-        assert fit["agreement"]["agreed"] == pytest.approx((gains > 0).mean())
-        assert fit["agreement"]["tied"] == pytest.approx((gains == 0).mean())
-        held_out = [i for i, row in enumerate(rated) if row["item"] % 2]
-        assert fit["above_zero"] == pytest.approx((value[held_out] > 0).mean())
-        trained = np.array([value[i] - value[j] for i, j in pairs[0]])
-        losses[name] = np.maximum(0, 1 - trained).mean()
-        assert fit["paper_loss"] == pytest.approx(losses[name])
-        scaled = np.maximum(0, 1 - fit["scale"] * trained).mean()
-        assert fit["scaled_loss"] == pytest.approx(scaled)
-    assert gm["judged"]["paper"]["thresholds"] == [*GM_THRESHOLDS]
-    t1, t2, t3, t4 = gm["judged"]["t2 refitted"]["thresholds"]
+        gains = np.array([value[i] - value[j] for i, j in pairs])
+        assert gm["agreement"][name]["agreed"] == pytest.approx((gains > 0).mean())
+        assert gm["agreement"][name]["tied"] == pytest.approx((gains == 0).mean())
+        if name != "paper":
+            scaled = np.maximum(0, 1 - fit["scale"] * gains).sum()
+            assert fit["loss"] == pytest.approx(scaled)
+    t1, t2, t3, t4 = fits["t2"]["thresholds"]
     assert (t1, t3, t4) == (63, 97, -37)
     assert t2 != 71
-    assert min(losses, key=lambda name: losses[name]) == "all, c = 1"
-    best = min(gm["judged"], key=lambda name: gm["judged"][name]["scaled_loss"])
-    assert best == "all, c fitted"
-    assert list(record["systems"]["pearson"]) == names
-    agreed, tied = (gm["judged"]["given"]["agreement"][key] for key in ("agreed", "tied"))
-    assert re.search(rf"given .* {agreed:.1%} +{tied:.1%} ", printed)
-    assert "The paper reports 86%" in printed
-
-
-def test_learned_aggregates_are_judged_on_the_same_preferences(fitted: Fitted) -> None:
-    record = fitted.record
-    judged = record["learned"]["judged"]
-    inputs = "label_probability, similarity, perplexity"
-    names = ["GM, paper", "GM, all, c fitted", f"learned of {inputs}"]
-    assert list(judged) == [*names, f"learned of {inputs}, preservation"]
-    for name in ("paper", "all, c fitted"):
-        own, found = record["gm"]["judged"][name]["agreement"], judged[f"GM, {name}"]
-        assert found["agreement"]["value"] == pytest.approx(own["agreed"] + own["tied"] / 2)
-        assert found["tied"] == pytest.approx(own["tied"])
-    for found in judged.values():
-        best_gm = judged["GM, all, c fitted"]["agreement"]["value"]
-        gain = found["agreement"]["value"] - best_gm
-        assert found["ahead"]["value"] == pytest.approx(gain)
-        assert found["agreement"]["low"] <= found["agreement"]["value"]
-    # The ratings are noisy, but they follow the inputs.
-    assert judged[names[2]]["agreement"]["low"] > 0.5
-    value = judged[names[2]]["agreement"]["value"]
-    assert re.search(rf"learned of .* {value:.1%} \(", fitted.printed)
-
-
-def test_nothing_of_a_held_out_item_is_learned(rated: Rows, fitted: Fitted) -> None:
-    for row in rated:
-        if row["item"] % 2:  # the judged half
-            row["grammaticality"] = row["topic"] = 0.0
-            row["sentiment"] = float(ord(row["system"]))
-    write(rated)
-    assert run("--fit-gm")["learned"]["weights"] == fitted.record["learned"]["weights"]
+    assert fits["all"]["loss"] < fits["t2"]["loss"]
+    assert gm["agreement"]["all"]["agreed"] > gm["agreement"]["paper"]["agreed"]
+    agreed = gm["agreement"]["all"]["agreed"]
+    assert re.search(rf"all \(.*\) +{agreed:.1%} ", capsys.readouterr().out)
 
 
 @pytest.mark.soak
-def test_degenerate_fits_are_named_and_a_margin_leaves_out_small_differences(
+def test_degenerate_fits_are_named(
     rated: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where perplexities are far above the paper's t3, no t2 makes GM prefer anything.
     monkeypatch.setattr(RatedJudge, "unit", 1000)
-    gm = run("--fit-gm", "--margin=1")["gm"]
-    problems = {name: fit["problems"] for name, fit in gm["judged"].items()}
-    assert problems["paper"] == []
-    assert problems["t2 refitted"][0].startswith("c = 0: ")
-    problem = problems["t2 refitted"][0]
-    assert f"Degenerate (t2 refitted): {problem}" in capsys.readouterr().out
-    mean = read_li2018(Path("rated.csv")).ratings["mean"]
-    clear = sum(mean[i] - mean[j] > 1 for i, j in pairs_of(rated) if rated[i]["item"] % 2)
-    assert 0 < clear < 72
-    assert gm["judged_pairs"] == clear
+    (problem, *_) = run("--fit-gm")["gm"]["fits"]["t2"]["problems"]
+    assert problem.startswith("c = 0: ")
+    assert f"Degenerate (t2): {problem}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--fit-gm", "--thresholds=[63,71,97,-37]"])
-def test_gm_needs_a_classifier(rated: Rows, option: str, fails: Callable[..., str]) -> None:
-    name = option.partition("=")[0]
-    assert f"{name} needs GM. Pass a --classifier" in fails(option)
+def test_gm_needs_a_classifier(rated: Rows, fails: Callable[..., str]) -> None:
+    assert "--fit-gm needs GM. Pass a --classifier" in fails("--fit-gm")
 
 
 def test_correlations_are_kept_when_the_fit_fails(
@@ -403,10 +275,9 @@ def test_correlations_are_kept_when_the_fit_fails(
         seeds.append(seed)
         raise ValueError("no fit")
 
-    monkeypatch.setattr("ctrlreward.recipes.papers.li2018.gm_fits.fit_gm", failing)
+    monkeypatch.setattr(f"{MODULE}.fit", failing)
     options = ["--classifier=folder", "--output=found.json", "--resamples=20", "--seed=7"]
-    constants = f"--constants={json.dumps(CONSTANTS)}"
-    assert "no fit" in fails(*options, constants, "--fit-gm")
+    assert "no fit" in fails(*options, "--fit-gm")
     assert seeds == [7]
     record = json.loads(Path("found.json").read_text())
     assert correlation(record, "gm", "mean")["n"] == 96
