@@ -25,11 +25,10 @@ from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths, tran
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
-from ctrlreward.reward import AggregateName, Reward
+from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component, Scorer
-from ctrlreward.scorers.components import as_component
 from ctrlreward.weights.dtypes import Dtype
 
 log = logging.getLogger(__name__)
@@ -173,10 +172,7 @@ class TransferData(PromptBatches):
 def transfer_reward(
     weights: dict[str, float],
     scoring_models: ScoringModels,
-    others: Mapping[str, Component | Scorer] | None = None,
     conditions: Mapping[str, tuple[str, float]] | None = None,
-    aggregate: AggregateName = "weighted",
-    scales: dict[str, tuple[float, float]] | None = None,
 ) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
@@ -185,23 +181,15 @@ def transfer_reward(
     rewards them, and `RewardShaping`'s schedules of these weights then move to the GM.
 
     Args:
-        weights: Score of `TransferQuality`, or name of one of `others`, → weight at the start of
-            training, 0 included. With another aggregate only the names count.
+        weights: Score of `TransferQuality` → weight at the start of training, 0 included.
         scoring_models: Models that compute the scores.
-        others: Name → another score, such as `Repetition`.
         conditions: Name → another name and its required threshold, where the first
             counts (`Component`).
-        aggregate: See `Reward`, as for `scales`.
-        scales: Name → mean and deviation.
     """
     quality = scoring_models.quality()
-    components: dict[str, Component] = {
-        name: as_component(name, (others or {}).get(name) or quality[name]) for name in weights
-    }
+    components = {name: quality[name] for name in weights}
     for name, (given, at_least) in (conditions or {}).items():
         components[name] = replace(components[name], given=given, at_least=at_least)
-    if aggregate != "weighted":
-        return Reward(components, aggregate, scales=scales)
     return Reward({name: (components[name], weight) for name, weight in weights.items()})
 
 
