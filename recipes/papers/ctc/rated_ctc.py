@@ -49,7 +49,6 @@ def ctc(
     aggregate: Literal["mean", "sum"] | None = None,
     output: Path | None = None,
     scores: Path | None = None,
-    plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
@@ -76,7 +75,6 @@ def ctc(
         aggregate: mean or sum over tokens; by default the paper's choice for each aspect.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
-        plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
         published: Figures of the paper to print: best for its best model of the same method, or
@@ -86,7 +84,7 @@ def ctc(
             words, a baseline of the paper, is always there.
         options: Device, dtype and token budget of the model.
     """
-    outputs = Outputs(output, scores, plot, resamples, seed, published)
+    outputs = Outputs(output, scores, resamples, seed, published)
     file = read_ctc(data)
     aspects = tuple(aspect for rating, aspect in ASPECTS.items() if rating in file.ratings)
     if isinstance(model, dict):

@@ -35,7 +35,6 @@ def ctrleval(
     iwf: str | None = None,
     output: Path | None = None,
     scores: Path | None = None,
-    plot: Path | None = None,
     systems: Sequence[str] = (),
     baselines: Sequence[Scorer] = (),
     ablation: bool = False,
@@ -57,13 +56,12 @@ def ctrleval(
         iwf: Table of inverse word frequencies; by default from the wordfreq package.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
-        plot: PNG file for scatter plots.
         systems: Systems that wrote the texts, which the file does not name: `--systems ctrl pplm
             gedi cocon`. Their rows are taken to take turns for each label and prefix.
         baselines: Scorers to compare with, and their options, as in `ctrlreward score`. One that
             reads `sources` gets the prefixes.
         ablation: Also correlate the plain mean, the maximum and the minimum over the pattern
-            evaluators (Table 5 of the paper), and each of CTRLEval's pattern functions alone.
+            evaluators (Table 5 of the paper).
         by_system: PNG file for the correlations on the texts of each system (Figure 2).
         quality_levels: PNG file for the correlations on texts that are biased to each of four
             levels of quality (Figure 3).
@@ -76,7 +74,7 @@ def ctrleval(
             package, baselines included, with a line on those that it lacks.
         options: Device, dtype and token budget of the model.
     """
-    outputs = Outputs(output, scores, plot, resamples, seed, published)
+    outputs = Outputs(output, scores, resamples, seed, published)
     for path in (by_system, quality_levels, evaluator_counts):
         if path is not None:
             require_plot(path)
@@ -106,11 +104,9 @@ def ctrleval(
     pairs = [(score, rating) for rating in file.ratings for score in (rating, *others)]
     if ablation:
         evaluated = {name: recorded.evaluators_of(file.samples, name) for name in file.ratings}
-        record["patterns"] = studies.ablate_patterns(file, evaluated, scorer.task)
         evaluated[_RELEVANCE] = by_beta.evaluators_of(file.samples, _RELEVANCE)
         record["ablation"] = studies.ablate(file, evaluated)
         studies.print_ablation(record["ablation"], file.file)
-        studies.print_patterns(record["patterns"], file.file)
     if by_system is not None:
         record["by_system"] = studies.correlate_systems(file, values, pairs)
         studies.print_systems(record["by_system"], file.file)

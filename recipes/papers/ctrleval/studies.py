@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.functional.ctrleval import Weighting, evaluator_weights, weighted_mean
-from ctrlreward.models.tasks import TEXT_SLOT
 from ctrlreward.plots.style import SERIES, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS, cell, print_rows
@@ -23,7 +22,7 @@ from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.task import WORD_SLOT, Task
+from ctrlreward.scorers.task import Task
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -75,48 +74,6 @@ def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
         cells.setdefault(row["weights"], [row["weights"]]).append(both)
     title = f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}"
     print_rows(title, ["weights", *aspects], cells.values())
-
-
-def ablate_patterns(
-    rated: Rated, evaluated: Mapping[str, Sequence[Recorded]], task: Task
-) -> list[dict[str, Any]]:
-    """Correlate consistency and attribute relevance by one pattern function with their ratings.
-
-    Coherence has a single function, a sentence given all others. The others have two each: the
-    remainder given the prefix and the prefix given the remainder, prompts after the text and before
-    it. This is a study of ours: in Table 5 of the paper, PPL-GPT-PF and BARTScore-PF take the place
-    of CTRLEval's functions.
-
-    Args:
-        rated: The rated file, n rows.
-        evaluated: By aspect, scores and weights of each row's evaluators.
-        task: The task of attribute relevance.
-
-    Returns:
-        For each function that the evaluators use: `pattern`, `score` (the aspect), and the
-        statistics of `correlate`.
-    """
-    after = [e.prompt.index(TEXT_SLOT) < e.prompt.index(WORD_SLOT) for e in task.evaluators]
-    sides = {True: "prompts after the text", False: "prompts before the text"}
-    prompts = {sides[side]: [i for i, a in enumerate(after) if a is side] for side in sides}
-    parts = {"the remainder given the prefix": [0], "the prefix given the remainder": [1]}
-    patterns = {"consistency": parts, "attribute_relevance": prompts}
-    rows = []
-    for aspect, functions in patterns.items():
-        scores, weights = evaluator_table(evaluated[aspect], sum(map(len, functions.values())))
-        for pattern, chosen in functions.items():
-            if chosen:
-                values = subset_means(scores, weights, chosen)
-                row = {"pattern": pattern, "score": aspect}
-                rows.append({**row, **correlate(values, rated.ratings[aspect])})
-    return rows
-
-
-def print_patterns(rows: Sequence[Mapping[str, Any]], file: str) -> None:
-    """Print the result of `ablate_patterns` for a file."""
-    cells = [[row["score"], row["pattern"], *_cells(row)] for row in rows]
-    headings = ["score", "pattern", *STATISTICS.values()]
-    print_rows(f"{file}: one pattern function alone", headings, cells, left=2)
 
 
 def correlate_systems(

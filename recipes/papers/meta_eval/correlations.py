@@ -1,4 +1,4 @@
-"""Correlations of scores with human ratings, as a table, as JSON and as scatter plots."""
+"""Correlations of scores with human ratings, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.table import Table
 from ctrlreward.command_line.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.files import check_writable
-from ctrlreward.plots.style import FIRST, finish_panel, new_figure, save_figure
 from ctrlreward.recipes.papers.meta_eval.published_figures import (
     Published,
     best_model,
@@ -168,30 +167,6 @@ def to_json_record(
     if rated.systems:
         settings["systems_inferred"] = rated.inferred
     return {"file": rated.file, "clusters": clusters, **settings, "correlations": rows}
-
-
-def draw_scatter(
-    pairs: Sequence[ScoreAndRating], rated: Rated, scores: Mapping[str, Scores], path: Path
-) -> None:
-    """Draw every score against every rating, one panel each, as a PNG.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    shape = (len(scores), len(rated.ratings))
-    figure = new_figure(3.2 * shape[1], 2.8 * shape[0])
-    panels = figure.subplots(*shape, squeeze=False).flat
-    samples = [pair for pair in pairs if pair.level == "sample"]
-    for panel, pair in zip(panels, samples, strict=True):
-        ratings, values = rated.ratings[pair.rating], scores[pair.score]
-        panel.scatter(ratings, values, s=9, alpha=0.35, color=FIRST, linewidths=0)
-        finish_panel(
-            panel,
-            f"τ-b = {pair.correlations.kendall.value:.3f}, n = {pair.correlations.n}",
-            f"rated {pair.rating}".replace("_", " "),
-            pair.score.replace("_", " "),
-        )
-    save_figure(figure, path)
 
 
 def require_plot(path: Path) -> None:

@@ -30,7 +30,6 @@ def rated(
     system: str | None = None,
     output: Path | None = None,
     scores: Path | None = None,
-    plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
@@ -49,7 +48,6 @@ def rated(
         system: Column of the system that wrote each text, for correlations at system level.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
-        plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
         published: Figures of a paper about the file to print: best for its best model, or all for
@@ -61,7 +59,7 @@ def rated(
         )
     if scores and not scorers:
         raise ValueError("--scores needs --scorers: the file already has its --metrics")
-    outputs = Outputs(output, scores, plot, resamples, seed, published)
+    outputs = Outputs(output, scores, resamples, seed, published)
     rows, places = read_placed(data)
     existing = {name: number_column(rows, name, places) for name in metrics}
     # Without scorers, the texts are not used.

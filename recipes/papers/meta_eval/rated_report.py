@@ -16,9 +16,7 @@ from ctrlreward.corpus.workers import Shard, in_process
 from ctrlreward.files import check_writable, write_whole
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,
-    draw_scatter,
     print_correlations,
-    require_plot,
     to_json_record,
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
@@ -38,7 +36,6 @@ class Outputs:
     Attributes:
         output: JSON file for the correlations.
         scores: File for the scores of each row, .jsonl, .csv or .parquet.
-        plot: PNG file for scatter plots.
         resamples: Bootstrap resamples, 1 or more.
         seed: Seed of the bootstrap, 0 or more.
         published: `"best"` prints the papers' best model of the same kind below our figures,
@@ -52,7 +49,6 @@ class Outputs:
 
     output: Path | None
     scores: Path | None
-    plot: Path | None
     resamples: int
     seed: int
     published: PublishedModels = "best"
@@ -66,8 +62,6 @@ class Outputs:
         check_ending("output", self.output, ".json")
         if self.scores is not None:
             check_suffix(self.scores)
-        if self.plot is not None:
-            require_plot(self.plot)
         for path in (self.output, self.scores):
             if path is not None:
                 check_writable(path)
@@ -123,8 +117,6 @@ def report_correlations(
     write_record(record, outputs)
     specs = {name: component.spec for name, component in components.items()}
     print_correlations(pairs, rated, specs, kind, outputs.published == "all")
-    if outputs.plot is not None:
-        draw_scatter(pairs, rated, scores, outputs.plot)
     return record
 
 

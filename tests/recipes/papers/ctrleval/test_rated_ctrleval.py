@@ -116,30 +116,6 @@ def test_counts_are_ctrleval_with_fewer_evaluators(pegasus: str) -> None:
     assert found["rows"][-1]["pearson"]["deviation"] == pytest.approx(0, abs=1e-12)
 
 
-def test_a_pattern_function_alone(
-    tiny_causal: Callable[[str], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = tiny_causal("llama")
-    rows = {row["pattern"]: row for row in report(model, "--ablation=true")["patterns"]}
-    printed = capsys.readouterr().out
-    after, before = (
-        {**TASK, "phrases": [], "prompts": [form.format("<gen_result>", p) for p in PHRASES]}
-        for form in ("{0} {1}", "{1} {0}")
-    )
-    for name, task in {"after": after, "before": before}.items():
-        Path(f"{name}.yaml").write_text(json.dumps(task))
-        scores = CTRLEval(model, f"{name}.yaml", "attribute_relevance").score(SAMPLES)
-        found = rows.pop(f"prompts {name} the text")
-        assert_correlated(found, scores["attribute_relevance"], RATINGS[2])
-        assert f"{found['pearson']:.4f}" in printed
-    explained = CTRLEval(model, "task.yaml", "consistency").explain(SAMPLES)
-    parts = np.array([[e.score for e in found["consistency"].evaluators] for found in explained])
-    for scores, (pattern, found) in zip(parts.T, rows.items(), strict=True):
-        assert found["score"] == "consistency", pattern
-        assert_correlated(found, scores, RATINGS[1])
-    assert list(rows) == ["the remainder given the prefix", "the prefix given the remainder"]
-
-
 # Three systems take turns for each label and prefix, and inputs alternate in the file.
 INPUTS = [
     (label, prefix) for label in ("positive", "negative") for prefix in ("The soup", "The view")
@@ -265,7 +241,7 @@ def test_studies_change_no_score_and_run_no_model_again(
     with_all = report(pegasus, *OPTIONS, "--scores=rows.jsonl")
     assert sum(calls) == alone
     assert with_all["correlations"] == without["correlations"]
-    studies = {"ablation", "patterns", "quality_levels", "evaluator_counts"}
+    studies = {"ablation", "quality_levels", "evaluator_counts"}
     assert set(with_all) - set(without) == studies
     for picture in ("out/q.png", "out/e.png"):
         assert Path(picture).read_bytes().startswith(b"\x89PNG")

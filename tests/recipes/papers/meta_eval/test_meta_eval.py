@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy import stats
 
 from ctrlreward import Samples
@@ -140,16 +139,6 @@ def test_scores_are_kept_when_the_statistics_fail(
     with pytest.raises(RuntimeError, match="no statistics"):
         main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.jsonl"])
     assert len(read_rows(Path("rows.jsonl"))) == len(MINE)
-
-
-def test_the_plot_shows_the_ratings_and_scores(mine: Mine, drawn: list[Figure]) -> None:
-    main([*COMMAND, "--scorers+=stubs.Length", "--plot=pictures/scatter.png"])
-    assert Path("pictures/scatter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    lengths, good, _ = mine
-    for panel, side in zip(drawn[0].axes, (1, -1), strict=True):
-        points = np.ma.filled(panel.collections[0].get_offsets(), np.nan)
-        expected = sorted(zip((side * rating for rating in good), lengths, strict=True))
-        assert sorted(map(tuple, points[~np.isnan(points).any(axis=1)])) == expected
 
 
 def test_existing_metrics_need_no_texts(fails: Callable[..., str]) -> None:
@@ -303,7 +292,6 @@ def test_first_tries_say_what_to_type(
         (["li2018", "--data=short.csv"], "short.csv:2 has 1 cells, but the header has 2 columns"),
         (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text. Convert the file"),
         (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] must be finite"),
-        (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot must be a file that ends in .png"),
         (["ctrleval", "--data=none.txt", "--quality-levels=q.svg"], "in .png, got q.svg"),
         (["ctrleval", "--data=none.txt", "--evaluator-counts=e"], "ends in .png, got e"),
         (["ctrleval", "--data=none.txt", "--draws=0"], "draws must be positive, got 0"),
@@ -312,7 +300,6 @@ def test_first_tries_say_what_to_type(
         (["ctrleval", "--data=none.txt", "--output=c.csv"], "output must end in .json, got c.csv"),
         (["ctrleval", "--data=none.txt", "--output=bad.txt/x.json"], "File exists: 'bad.txt'"),
         (["ctc", "--data=none.json", "--scores=bad.txt/x.csv"], "File exists: 'bad.txt'"),
-        (["li2018", "--data=none.csv", "--plot=bad.txt/x.png"], "File exists: 'bad.txt'"),
         (["ctrleval", "--data=none.txt", "--quality-levels=bad.txt/x.png"], "exists: 'bad.txt'"),
         (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo must end in one of .jsonl"),
         (
