@@ -33,7 +33,6 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
 from ctrlreward.corpus import score
 from ctrlreward.jobs.training_job import TrainCLI, build
-from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
 from ctrlreward.scorers import Rubric, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,11 +307,6 @@ def test_yaml(block: Block, workplace: None) -> None:
         parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])
     elif keys == {"class_path", "init_args"} or "components" in keys:
         build_reward(file)
-    elif keys == {"names"}:  # of `ctrlreward papers literature`
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_function_arguments(write_literature)
-        given = {"files": {"a": ["a"], "b": ["b"]}, "folder": "c", **yaml.safe_load(block.code)}
-        parser.parse_object(given)
     elif keys == {"reward"}:  # of a module, in a recipe
         file.write_text(yaml.safe_dump({"model": {"init_args": yaml.safe_load(block.code)}}))
         build(["--config", str(EXAMPLE), "--config", str(file)])

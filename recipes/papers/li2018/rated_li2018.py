@@ -53,7 +53,6 @@ def li2018(
     method: Method = "embedding",
     output: Path | None = None,
     scores: Path | None = None,
-    plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
     published: PublishedModels = "best",
@@ -78,7 +77,6 @@ def li2018(
         method: Alignment method: embedding, discriminative or regression.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
-        plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap and of the search for thresholds.
         published: Figures of CTC's paper to print: best for its best model of the same method, or
@@ -87,7 +85,7 @@ def li2018(
     """
     if classifier is None and fit_gm:
         raise ValueError("--fit-gm needs GM. Pass a --classifier.")
-    outputs = Outputs(output, scores, plot, resamples, seed, published)
+    outputs = Outputs(output, scores, resamples, seed, published)
     preservation = Alignment(aligner, "preservation", method, **options)
     file = read_li2018(data)
     judge = None

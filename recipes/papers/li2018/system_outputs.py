@@ -13,7 +13,7 @@ from ctrlreward.text.words import separate_words
 _CHECKPOINT = "best_gm"
 
 
-def named_files(systems: Sequence[str], option: str = "--system") -> list[tuple[str, Path]]:
+def named_files(systems: Sequence[str]) -> list[tuple[str, Path]]:
     """Return name and file of each `NAME=FILE` of a command line.
 
     Raises:
@@ -23,7 +23,7 @@ def named_files(systems: Sequence[str], option: str = "--system") -> list[tuple[
     for given in systems:
         name, has_file, file = given.partition("=")
         if not (name and has_file and file):
-            raise ValueError(f"{option} must be NAME=FILE, got {given!r}")
+            raise ValueError(f"--system must be NAME=FILE, got {given!r}")
         found.append((name, Path(file)))
     return found
 

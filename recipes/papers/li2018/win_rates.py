@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jsonargparse import ArgumentParser
 
-from ctrlreward.files import parse_json, write_whole
+from ctrlreward.files import finite_or_none, write_whole
 from ctrlreward.functional.bootstrap import (
     Estimate,
     Floats,
@@ -24,13 +24,11 @@ from ctrlreward.functional.bootstrap import (
     unless_alike,
 )
 from ctrlreward.recipes.papers.li2018.preference_sheet import QUESTIONS
-from ctrlreward.recipes.papers.li2018.system_outputs import named_files
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
-from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, parse_csv, read_bytes
 
-_METRICS = {"semantics": ("ΔSim", "similarity", 2), "fluency": ("ΔPP", "perplexity", 1)}
+_METRICS = {"semantics": "ΔSim", "fluency": "ΔPP"}
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
 
 
@@ -107,23 +105,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("sheets", metavar="SHEET", nargs="+", help="filled sheet, one per person")
     parser.add_argument("--key", metavar="FILE", required=True, help="key.csv of the sheet")
     parser.add_argument("--output", metavar="FOLDER", required=True)
-    parser.add_argument(
-        "--test",
-        metavar="NAME=FILE",
-        action="append",
-        default=[],
-        help="test.json of a system's run, for the differences of Sim and PP",
-    )
     options = parser.parse_args(arguments)
     try:
         found = win_rates(Path(options.key), [Path(sheet) for sheet in options.sheets])
-        tests = {
-            name: parse_json(decode_utf8(read_bytes(file), file), file)["systems"]["best_gm"]
-            for name, file in named_files(options.test, "--test")
-        }
-    except (ValueError, OSError, KeyError) as error:
-        parser.error(f"{error} is absent" if isinstance(error, KeyError) else str(error))
-    text = _table(found, tests)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    text = _table(found)
     folder = Path(options.output)
     content = json.dumps([_plain(each) for each in found], indent=2, ensure_ascii=False)
     write_whole(folder / "win_rates.md", text + "\n")
@@ -182,16 +169,15 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> lis
     ]
 
 
-def _table(found: Sequence[WinRates], tests: Mapping[str, Mapping[str, float | None]]) -> str:
+def _table(found: Sequence[WinRates]) -> str:
     shares = ["first better", "second better", "tie"]
-    header = ["first, second", "question", "n", *shares, "difference", "ΔSim, ΔPP", "in the paper"]
+    header = ["first, second", "question", "n", *shares, "difference", "in the paper"]
     body = [
         [
             f"{each.first}, {each.second}",
             each.question,
             str(each.judgements),
             *(_percent(rate) for rate in each[4:]),
-            _measured(each, tests),
             _published(each),
         ]
         for each in found
@@ -207,19 +193,9 @@ def _published(rates: WinRates) -> str:
         corpus, *pair = row["pair"]
         if pair == names:
             shares, last = row[rates.question][:3], row[rates.question][3:]
-            difference = "".join(f", {_METRICS[rates.question][0]} {x}" for x in last)
+            difference = "".join(f", {_METRICS[rates.question]} {x}" for x in last)
             found.append(f"{corpus} {' / '.join(map(str, shares))}{difference}")
     return "; ".join(found)
-
-
-def _measured(rates: WinRates, tests: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Return the difference of the question's metric between two runs, "" without both."""
-    if rates.question not in _METRICS:
-        return ""
-    _, metric, digits = _METRICS[rates.question]
-    values = [tests.get(name, {}).get(metric) for name in (rates.first, rates.second)]
-    first, second = (np.nan if value is None else value for value in values)
-    return "" if np.isnan(first - second) else f"{first - second:+.{digits}f}"
 
 
 def _percent(rate: Estimate) -> str:
@@ -230,7 +206,10 @@ def _percent(rate: Estimate) -> str:
 
 
 def _plain(rates: WinRates) -> dict[str, object]:
+    """Return the rates as JSON values, null if undefined."""
     return {
-        name: plain_estimate(value) if isinstance(value, Estimate) else value
+        name: {end: finite_or_none(x) for end, x in value._asdict().items()}
+        if isinstance(value, Estimate)
+        else value
         for name, value in rates._asdict().items()
     }

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from ctrlreward.arguments import one_of
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.recipes.papers.textual_transfer.running_text import (
     LOCATION,
@@ -26,9 +25,6 @@ from ctrlreward.recipes.papers.textual_transfer.running_text import (
 from ctrlreward.recipes.text_files import matching_key, read_lines
 from ctrlreward.text.sentences import find_splitter
 from ctrlreward.text.words import separate_words
-
-# From the sentences of both corpora, in their own capitals, to the same with names replaced.
-NameTagger: TypeAlias = Callable[[Sequence[str]], list[str]]
 
 _REPORT = "report.json"
 _FINAL_MARK = re.compile(r"[.!?][\") ]*$")
@@ -41,15 +37,14 @@ def write_literature(
     words: tuple[int, int] = (6, 25),
     dev: int = 5000,
     test: int = 5000,
-    names: Literal["capitals"] | NameTagger | None = "capitals",
-    sentence_splitter: str = "rules",
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write sentences of two styles as `train.0`, `train.1`, `dev.0`, … for `TransferSentences`.
 
     The Literature data of Pang & Gimpel (2019), §5.1: sentences of Dickens and of modern prose with
-    names replaced. Sentences are in lower case with a space between words and marks, as the Yelp
-    data and the transfers of a model are, since a judge should tell the two styles by their words.
+    names replaced (`running_text.replace_names`). Sentences are in lower case with a space between
+    words and marks, as the Yelp data and the transfers of a model are, since a judge should tell
+    the two styles by their words.
     Left out are sentences without a final mark (titles and items of lists), with `<unk>`, of other
     lengths, repeated ones, and sentences of both styles. Byte-pair encoding is the data module's
     (`subwords`).
@@ -61,12 +56,6 @@ def write_literature(
         words: Smallest and largest number of words and marks of a sentence.
         dev: Sentences of each style for selection.
         test: Sentences of each style for the report.
-        names: Tagger that replaces names by -PERSON- and -LOCATION-: `"capitals"` (see
-            `running_text.replace_names`), or a function from all sentences, in their own capitals,
-            to the same sentences with names replaced; in YAML its import path, or the `class_path`
-            of `name_recognizer.NameRecognizer`. None keeps the names.
-        sentence_splitter: `"rules"`, `"sentencex"` or `"nltk"`; see
-            `ctrlreward.text.sentences.find_splitter`.
         seed: Seed of the split.
 
     Returns:
@@ -80,11 +69,11 @@ def write_literature(
     """
     destination = Path(folder).expanduser()
     _check(files, destination, words, dev, test)
-    found = {style: _read_sentences(paths, sentence_splitter) for style, paths in files.items()}
+    found = {style: _read_sentences(paths) for style, paths in files.items()}
     counts = {style: {"found": len(sentences)} for style, sentences in found.items()}
     corpora = {
         style: _usable(sentences, words, counts[style])
-        for style, sentences in _with_names_replaced(found, names).items()
+        for style, sentences in _with_names_replaced(found).items()
     }
     _drop_shared(corpora, counts)
     for style, sentences in corpora.items():
@@ -97,8 +86,6 @@ def write_literature(
     settings = {
         "files": files,
         **{"words": list(words), "dev": dev, "test": test},
-        "names": getattr(names, "__qualname__", names if isinstance(names, str) else repr(names)),
-        "sentence_splitter": sentence_splitter,
         "seed": seed,
     }
     report = {"settings": settings, "styles": counts}
@@ -136,32 +123,18 @@ def _check(
         )
 
 
-def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
+def _read_sentences(paths: Sequence[str]) -> list[str]:
     """Return the sentences of files of running text, with their original capitalization."""
-    split = find_splitter(sentence_splitter)
+    split = find_splitter("rules")
     texts = ("".join(read_lines([path])) for path in paths)
     paragraphs = (paragraph for text in texts for paragraph in split_paragraphs(text))
     return [sentence for paragraph in paragraphs for sentence in split(paragraph)]
 
 
-def _with_names_replaced(
-    found: Mapping[str, Sequence[str]], names: str | NameTagger | None
-) -> dict[str, list[str]]:
-    """Return the sentences after the tagger, which sees both styles together."""
-    if names is None:
-        return {style: list(sentences) for style, sentences in found.items()}
-    if isinstance(names, str):
-        one_of("names", names, ["capitals"])
-    tagger: NameTagger = replace_names if isinstance(names, str) else names
-    sentences = [sentence for style in found.values() for sentence in style]
-    replaced = tagger(sentences)
-    if len(replaced) != len(sentences):
-        raise ValueError(
-            f"names returned {len(replaced)} sentences for {len(sentences)}, must return one for "
-            "each"
-        )
-    rest = iter(replaced)
-    return {style: list(islice(rest, len(sentences))) for style, sentences in found.items()}
+def _with_names_replaced(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Replace names in both styles together."""
+    replaced = iter(replace_names([sentence for style in found.values() for sentence in style]))
+    return {style: list(islice(replaced, len(sentences))) for style, sentences in found.items()}
 
 
 def _usable(sentences: Sequence[str], words: tuple[int, int], counts: dict[str, int]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +18,8 @@ from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.completion import fixed_randomness, generate
 from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog, finite_or_none, json_line, write_whole
-from ctrlreward.functional.transfer import SentenceScores, paired_transfer_bootstrap
+from ctrlreward.files import finite_or_none, json_line, write_whole
+from ctrlreward.functional.transfer import SentenceScores
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
@@ -41,11 +40,9 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
     reference_bleu,
     reference_meteor,
 )
-from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import matching_key
 from ctrlreward.samples import Samples
-from ctrlreward.selection import StopRule
 
 # Names of the checkpoints in the report, and the scores that select them.
 BEST_GM, BEST_ACCURACY, LAST = "best_gm", "best_accuracy", "last"
@@ -65,9 +62,6 @@ class TransferReport(pl.Callback):
     - `systems`: by checkpoint and baseline (`copying`, and `constant`, one sentence per style),
       `accuracy`, `similarity`, `perplexity` and `gm` of the corpus, and the number `failed`; `bleu`
       and `meteor` of checkpoints and copying, `step` of checkpoints, `texts` of constant;
-    - `differences`: best_gm - last and best_gm - best_accuracy in each figure, with 95 % intervals
-      by `paired_transfer_bootstrap`;
-    - `early_stopping`; see `replay_stop`;
     - `meteor_of_source`: mean METEOR of each checkpoint's outputs against their sources, which the
       paper has beside Sim, and `spearman`, their rank correlation with Sim over all outputs;
     - `bleu_signature`.
@@ -81,9 +75,8 @@ class TransferReport(pl.Callback):
         scoring_models: Models that compute the scores.
         references: Style → file of its sentences, `source ⇥ reference`; see `read_references`.
             Empty for no BLEU and METEOR.
-        patience: Validations without a better GM after which training would have been stopped.
         name: Name of the `GenerationScorer`.
-        seed: Seed of the transfers, the choice of constants and the intervals.
+        seed: Seed of the transfers and of the choice of constants.
 
     Raises:
         MisconfigurationException: In `setup`: a `RewardCheckpoint` or the training sentences of
@@ -98,7 +91,6 @@ class TransferReport(pl.Callback):
         sentences: Sentences,
         scoring_models: ScoringModels,
         references: dict[str, str] | None = None,
-        patience: int = 4,
         name: str = "score",
         seed: int = 1,
     ) -> None:
@@ -107,7 +99,6 @@ class TransferReport(pl.Callback):
         self.sentences = sentences.prompts()
         self.references = read_references(references) if references else None
         self.quality = scoring_models.quality()
-        self.patience = patience
         self.name = name
         self.seed = seed
 
@@ -152,11 +143,6 @@ class TransferReport(pl.Callback):
             "left_out": len(self.sentences) - len(unseen),
             "thresholds": self.quality.thresholds,
             "systems": figures,
-            "differences": {
-                f"{BEST_GM} - {other}": self._difference(scores[other], scores[BEST_GM])
-                for other in (LAST, BEST_ACCURACY)
-            },
-            "early_stopping": self._early_stopping(trainer.global_step),
         }
         if self.references is not None:
             for name, each in {**translations, "copying": copies(self.references)}.items():
@@ -231,60 +217,6 @@ class TransferReport(pl.Callback):
     def _figures(self, scores: SentenceScores) -> dict[str, Any]:
         corpus = asdict(corpus_transfer(scores, self.quality.thresholds))
         return {"failed": corpus.pop("failed"), **{k: finite_or_none(v) for k, v in corpus.items()}}
-
-    def _difference(self, before: SentenceScores, after: SentenceScores) -> dict[str, Any]:
-        estimates = paired_transfer_bootstrap(
-            before, after, self.quality.thresholds, seed=self.seed
-        )
-        return {name: plain_estimate(estimate) for name, estimate in estimates.items()}
-
-    def _early_stopping(self, steps: int) -> dict[str, Any]:
-        history = JsonLog(self.folder / "metrics.jsonl").read()
-        key = f"{self.name}/{_SELECTED_BY[BEST_GM]}"
-        return replay_stop(history, key, steps, self.patience)
-
-
-def replay_stop(
-    history: Sequence[Mapping[str, Any]], monitor: str, steps: int, patience: int = 4
-) -> dict[str, Any]:
-    """Find where early stopping would have ended a run that continued.
-
-    It begins with the first score above 0: GM is 0 until all of its parts have passed their
-    thresholds, and a rule that counted these validations would end most runs in the beginning.
-
-    Args:
-        history: Rows of a `HistoryLogger`.
-        monitor: Key of the score, higher is better.
-        steps: Number of steps of the whole run.
-        patience: As in `StopRule`.
-
-    Returns:
-        `monitor`, `patience` and `steps` as given; `stopped_step`, the number of steps done when
-        the rule stops, None if it does not; `share_saved`, of the steps, 0 to 1; `best`, the best
-        score of the whole run, and `lost`, how much of it a stopped run would not have had, 0 or
-        more. None without a score.
-    """
-    rule = StopRule(monitor, patience=patience)
-    state, stopped, kept = rule.start(), None, -math.inf
-    rows = [(row["step"], row[monitor]) for row in history if monitor in row]
-    values = [math.nan if value is None else float(value) for _, value in rows]
-    first = next((i for i, value in enumerate(values) if value > 0), len(values))
-    for (step, _), value in zip(rows[first:], values[first:], strict=True):
-        state, decision = rule.update(state, step, {monitor: value})
-        kept = state.best
-        if decision.stop:
-            stopped = step
-            break
-    best = max((value for value in values if math.isfinite(value)), default=-math.inf)
-    return {
-        "monitor": monitor,
-        "patience": patience,
-        "steps": steps,
-        "stopped_step": stopped,
-        "share_saved": 0.0 if stopped is None else max(0.0, 1 - stopped / steps),
-        "best": finite_or_none(best),
-        "lost": finite_or_none(best - kept) if math.isfinite(best) else None,
-    }
 
 
 def _meteor_of_source(

@@ -9,14 +9,9 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ctrlreward.files import JsonLog, read_json
-from ctrlreward.functional.transfer import SentenceScores
 from ctrlreward.plots.curves import curve
 from ctrlreward.recipes.style_transfer.tradeoff import GMPath, TransferPoint, transfer_path
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.records import read_scored_samples
 
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
 _PAPERS_ACCURACY = 0.8
@@ -36,7 +31,6 @@ class TransferRun(GMPath):
         points: n validations, in the order of their steps.
         gm: GM of each, NaN where it was not logged.
         test: Content of `test.json`; empty without one.
-        scorer: Name of the `GenerationScorer`.
     """
 
     folder: Path
@@ -45,12 +39,6 @@ class TransferRun(GMPath):
     points: Sequence[TransferPoint]
     gm: Sequence[float]
     test: Mapping[str, Any]
-    scorer: str = "score"
-
-    @property
-    def variant(self) -> str:
-        """The name without the model, `_seed0`: equal for runs to be compared."""
-        return _MODEL.sub("", self.name, count=1)
 
     @property
     def corpus(self) -> str:
@@ -58,59 +46,26 @@ class TransferRun(GMPath):
         names = self.folder.resolve().parts[-2:]
         return LITERATURE if any("literature" in name.lower() for name in names) else YELP
 
-    def transfers(self, i: int) -> tuple[Samples, SentenceScores]:
-        """Read the dev transfers of a validation with their scores.
 
-        A file without `tokens` gets the number of words and one for the end: the tokens that a
-        language model of words reads with `score_end`.
-
-        Raises:
-            FileNotFoundError: The file of this validation does not exist.
-            ValueError: The file lacks a score.
-        """
-        file = self.folder / "samples" / self.scorer / f"step={self.points[i].step:06d}.jsonl"
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"{file} does not exist. Keep the samples that GenerationScorer has written."
-            )
-        samples, scores = read_scored_samples(file)
-        words = np.array([len(text.split()) + 1.0 for text in samples.texts])
-        scores = {"tokens": words, **scores}
-        missing = [name for name in SentenceScores._fields if name not in scores]
-        if missing:
-            raise ValueError(
-                f"{file} does not have {' and '.join(missing)}. Log the components of the GM as "
-                "well."
-            )
-        # A failed text does not have a likelihood, whatever its number of words.
-        scores["tokens"] = np.where(np.isnan(scores["log_likelihood"]), 0.0, scores["tokens"])
-        return samples, SentenceScores(*(scores[name] for name in SentenceScores._fields))
-
-
-def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) -> TransferRun:
+def read_transfer_run(folder: Path) -> TransferRun:
     """Read a run that has logged corpus scores and, if it has ended, written a `test.json`.
 
     Args:
         folder: Folder of the run's `HistoryLogger`.
-        scorer: Name of the `GenerationScorer`.
-        first_step: Leave out validations before it. A model that can't yet write sentences passes
-            through any accuracy.
 
     Raises:
-        ValueError: No validation has accuracy, similarity and perplexity of the corpus,
-            from `first_step` on.
+        ValueError: No validation has accuracy, similarity and perplexity of the corpus.
     """
     history = JsonLog(folder / "metrics.jsonl").read()
 
     def values(name: str) -> dict[int, float]:
-        return dict(zip(*curve(history, f"{scorer}/corpus/{name}"), strict=True))
+        return dict(zip(*curve(history, f"score/corpus/{name}"), strict=True))
 
-    path = transfer_path(*map(values, ("accuracy", "similarity", "perplexity")))
-    points = [point for point in path if point.step >= first_step]
+    points = transfer_path(*map(values, ("accuracy", "similarity", "perplexity")))
     if not points:
         raise ValueError(
-            f"{folder}/metrics.jsonl has no step of {first_step} or more with {scorer}/corpus/"
-            "accuracy, similarity and perplexity, must be the folder of a run with a validation"
+            f"{folder}/metrics.jsonl has no step with score/corpus/accuracy, similarity and "
+            "perplexity, must be the folder of a run with a validation"
         )
     gm = values("gm")
     report = folder / "test.json"
@@ -124,7 +79,6 @@ def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) 
         points,
         [gm.get(point.step, nan) for point in points],
         test,
-        scorer,
     )
 
 

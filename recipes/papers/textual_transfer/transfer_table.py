@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ctrlreward.files import write_whole
-from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
     FIGURES,
     HEADINGS,
@@ -20,11 +19,7 @@ from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
     markdown_table,
 )
 from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
-from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import (
-    Comparison,
-    compare_at_equal_accuracy,
-    trend,
-)
+from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import trend
 from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
     LITERATURE,
     TransferRun,
@@ -33,9 +28,6 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
 )
 from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths
 
-# Pairs whose difference the paper explains by one choice: para, cyc, lang (three times), the second
-# discriminators, and everything.
-_PAIRS = [pair.split() for pair in "M0 M1,M0 M2,M2 M3,M4 M5,M6 M7,M2 M6,M2 M7,M0 M7".split(",")]
 _SELECTED = {"best_gm": "selected by GM", "best_accuracy": "selected by Acc", "last": "last epoch"}
 
 
@@ -50,21 +42,11 @@ def main(arguments: Sequence[str]) -> None:
         "--accuracy",
         type=float,
         help="accuracy at which the models are compared; by default the one that all runs come "
-        "nearest to, and for two models the last one that they have in common",
+        "nearest to",
     )
-    parser.add_argument(
-        "--first_step",
-        type=int,
-        default=0,
-        help="leave out validations before it, of a model that can't yet write sentences",
-    )
-    parser.add_argument("--name", default="score", help="name of the GenerationScorer")
     options = parser.parse_args(arguments)
     try:
-        runs = [
-            read_transfer_run(Path(folder), options.name, options.first_step)
-            for folder in options.runs
-        ]
+        runs = [read_transfer_run(Path(folder)) for folder in options.runs]
         print(write_tables(runs, Path(options.output), options.accuracy))
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -76,17 +58,14 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
     Args:
         runs: One run or more.
         folder: Where to write; it is created.
-        accuracy: Accuracy at which the models are compared, 0 to 1; None takes `common_accuracy`
-            for the table, and for two models the last validations of an equal one.
+        accuracy: Accuracy at which the models are compared, 0 to 1; None takes `common_accuracy`.
 
     Raises:
-        ValueError: The accuracy is out of range, or transfers of two runs are of different
-            sentences.
+        ValueError: The accuracy is out of range.
         ImportError: matplotlib is not installed.
     """
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"accuracy must be a share, 0 to 1, got {accuracy}")
-    compared = _comparisons(runs, accuracy)
     if accuracy is None:
         accuracy = common_accuracy(runs)
     text = "\n\n".join(
@@ -109,7 +88,6 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
                 [row for run in runs for row in _test_rows(run)],
             ),
             *_sentences(runs),
-            *(each.sentence() for each in compared),
         ]
     )
     content = {
@@ -125,7 +103,6 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
             }
             for run in runs
         ],
-        "comparisons": [each.plain() for each in compared],
         "paper": {name: PUBLISHED[name] for name in ("table_2", "table_3", "table_6")},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,23 +110,6 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
     write_whole(folder / "table.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     draw_transfer_paths([(run.name, run.points) for run in runs], folder / "trajectories.png")
     return text
-
-
-def _comparisons(runs: Sequence[TransferRun], accuracy: float | None) -> list[Comparison]:
-    """Compare the pairs of models that the paper compares, of equal seeds."""
-    found = []
-    for first, second in _PAIRS:
-        for a in runs:
-            for b in runs:
-                if (a.model, b.model) == (first, second) and a.variant == b.variant:
-                    found.append(compare_at_equal_accuracy(a, b, accuracy, _thresholds(a)))
-    return found
-
-
-def _thresholds(run: TransferRun) -> tuple[float, float, float, float]:
-    """Return the thresholds of the run's report, or the paper's before there is a report."""
-    t1, t2, t3, t4 = run.test.get("thresholds", GM_THRESHOLDS)
-    return t1, t2, t3, t4
 
 
 def _table(run: TransferRun) -> tuple[str, Mapping[str, Sequence[float]]]:
@@ -177,25 +137,12 @@ def _test_rows(run: TransferRun) -> list[list[str]]:
 
 
 def _sentences(runs: Sequence[TransferRun]) -> list[str]:
-    """Return each run's trend, and the gain of selection and stopping by GM on its test data."""
+    """Return each run's trend (Table 1)."""
     lines = []
     for run in runs:
         found = trend(run)
         line = f"{run.name}: Spearman of Acc and step {_signed(found['accuracy'])}, "
         line += f"of Sim and step {_signed(found['similarity'])}, over {found['n']} validations."
-        for pair, figures in run.test.get("differences", {}).items():
-            gm = figures["gm"]
-            ends = f"{_signed(gm['low'])} to {_signed(gm['high'])}"
-            line += f" Test GM, {pair}: {_signed(gm['value'])} ({ends})."
-        stop = run.test.get("early_stopping")
-        if stop and stop["stopped_step"] is None:
-            line += f" Early stopping by GM (patience {stop['patience']}) would not have stopped."
-        elif stop:
-            line += (
-                f" Early stopping by GM (patience {stop['patience']}) would have stopped at step "
-                f"{stop['stopped_step']}, saved {stop['share_saved']:.0%} of the steps and lost "
-                f"{stop['lost']:.2f} of the best dev GM."
-            )
         lines.append(line)
     return lines
 

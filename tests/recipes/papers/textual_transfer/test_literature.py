@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tiny_models import save_bert
-from transformers import BertForTokenClassification, pipeline
 
 from ctrlreward.cli import main
 from ctrlreward.data import local_file
 from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
-from ctrlreward.recipes.papers.textual_transfer.name_recognizer import NameRecognizer
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
 
@@ -73,57 +70,6 @@ def test_a_seed_fixes_the_split_and_other_files_stay(files, tmp_path: Path) -> N
     assert read(folders[0]) == first
 
 
-def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
-    def all_caps(sentences: Sequence[str]) -> list[str]:
-        return [re.sub(r"\bJohn\b", "-LOCATION-", sentence) for sentence in sentences]
-
-    report = write_literature(files, str(tmp_path / "a"), dev=1, test=1, names=all_caps)
-    assert report["styles"]["old"]["-LOCATION-"] == 10
-    assert "all_caps" in report["settings"]["names"]
-    kept = write_literature(files, str(tmp_path / "b"), dev=1, test=1, names=None)
-    assert kept["styles"]["old"]["dropped: repeated"] == 1
-    assert "sir john" in (tmp_path / "b" / "train.0").read_text()
-    with pytest.raises(ValueError, match="0 sentences for 26, must return one for each"):
-        write_literature(files, str(tmp_path / "c"), dev=1, test=1, names=lambda _: [])
-
-
-KINDS = {"B-PER": "-PERSON-", "I-PER": "-PERSON-", "B-LOC": "-LOCATION-"}
-
-
-def test_a_recognizer_of_named_entities(tmp_path: Path, files, capsys) -> None:
-    """Against the pipeline of transformers, which names the label of each token."""
-    labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "B-MISC"}
-    folder = tmp_path / "ner"
-    save_bert(folder, BertForTokenClassification, id2label=labels, initializer_range=0.6)
-    sentences = ["Sir John went to Rome, again.", "", "It rained on Mr. Dick; in York!", "Yes."]
-    tagged = pipeline("token-classification", str(folder))
-    expected = []
-    for text in sentences:
-        sentence, tokens = text, tagged(text) if text else []
-        for word in reversed([*re.finditer(r"\w+|[^\w\s]", sentence)]):
-            inside = [t for t in tokens if t["start"] < word.end() and t["end"] > word.start()]
-            kinds = [KINDS[t["entity"]] for t in inside if t["entity"] in KINDS]
-            text = text[: word.start()] + (kinds or [word.group()])[0] + text[word.end() :]
-        expected.append(re.sub(r"(-PERSON-|-LOCATION-)(\s*\1)+", r"\1", text))
-    assert {"-PERSON-", "-LOCATION-"} <= {*re.findall("-PERSON-|-LOCATION-", " ".join(expected))}
-    assert NameRecognizer(str(folder))(sentences) == expected
-
-    data = tmp_path / "data"
-    names = f"{NameRecognizer.__module__}.NameRecognizer"
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump({
-        "files": files, "folder": str(data), "dev": 1, "test": 1, "words": [1, 25],
-        "names": {"class_path": names, "init_args": {"model": str(folder)}},
-    }))  # fmt: skip
-    main(["papers", "literature", "--config", str(tmp_path / "job.yaml")])
-    report = json.loads((data / "report.json").read_text())
-    assert report["settings"]["names"] == f"NameRecognizer({folder})"
-    assert sum(style["-PERSON-"] for style in report["styles"].values()) > 0
-
-    save_bert(tmp_path / "other", BertForTokenClassification, id2label={0: "O", 1: "B-MISC"})
-    with pytest.raises(ValueError, match="must have labels such as B-PER and B-LOC, got O, B-MISC"):
-        NameRecognizer(str(tmp_path / "other"))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -131,9 +77,7 @@ def test_a_recognizer_of_named_entities(tmp_path: Path, files, capsys) -> None:
         ({"files": {"a": "x", "b": ["y"]}}, "files of a must be a list of one file or more, got"),
         ({"words": (9, 8)}, r"words must be two numbers of 1 or more in order, got \(9, 8\)"),
         ({"dev": 0}, "dev must be 1 or more, got 0"),
-        ({"names": "capital"}, "names must be one of capitals"),
         ({"test": 9}, "old: 11 sentences of 6 to 25 words, but dev and test take 11. Add files"),
-        ({"sentence_splitter": "x"}, "sentence_splitter must be .*'x'"),
     ],
 )
 def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -147,9 +91,6 @@ def test_command(files, tmp_path: Path, fails: Callable[..., str], capsys) -> No
     main(["papers", "literature", *options, str(tmp_path / "rule")])
     printed = json.loads(capsys.readouterr().out)
     assert printed["new"]["train"] == 6
-    tagger = "ctrlreward.recipes.papers.textual_transfer.running_text.replace_names"
-    main(["papers", "literature", *options, str(tmp_path / "function"), f"--names={tagger}"])
-    assert read(tmp_path / "rule") == read(tmp_path / "function")
     options += [str(tmp_path / "missing"), "--files.old=[nowhere.txt]"]
     assert "nowhere.txt" in fails("papers", "literature", *options)
 

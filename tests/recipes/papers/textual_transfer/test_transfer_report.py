@@ -26,7 +26,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
     reference_bleu,
     reference_meteor,
 )
-from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport, replay_stop
+from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport
 from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 
@@ -161,13 +161,6 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
         tokens = [line["scores"][name]["tokens"] for line in lines]
         assert tokens == [len(text) for text in samples.texts]  # the model reads characters
     quality.release()
-    for other in ("last", "best_accuracy"):
-        for key, estimate in test["differences"][f"best_gm - {other}"].items():
-            difference = test["systems"]["best_gm"][key] - test["systems"][other][key]
-            assert estimate["value"] == pytest.approx(difference, abs=1e-9)
-            assert estimate["low"] <= estimate["value"] <= estimate["high"]
-    assert test["early_stopping"]["steps"] == 6
-    assert test["early_stopping"]["best"] == 3
     assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
     assert "tok:none" in test["bleu_signature"]
     assert test["systems"]["copying"]["meteor"] != test["systems"]["best_gm"]["meteor"]
@@ -234,26 +227,6 @@ def test_the_best_constant_beats_all_others_by_gm(scoring_models: ScoringModels)
     quality.release()
     with pytest.raises(ValueError, match="sentences must have two styles, got sour: 6, sweet: 0"):
         best_constants(quality, {**SENTENCES, "sweet": []})
-
-
-# Early stopping
-
-
-def history(*values: float | None) -> list[dict[str, Any]]:
-    return [{"step": 10 * i + 10, "gm": value} for i, value in enumerate(values)]
-
-
-def test_the_stop_is_where_patience_ends() -> None:
-    stop = replay_stop([{"step": 3, "loss": 1.0}, *history(1, 5, 4, 4.5, 3, 7)], "gm", 60, 2)
-    # After 10, 20, …: the best is at 20, and 30 and 40 are no better.
-    assert (stop["stopped_step"], stop["best"], stop["lost"]) == (40, 7, 2)
-    assert stop["share_saved"] == pytest.approx(1 / 3)
-    going_on = replay_stop(history(1, 5, 4, 4.5, 3, 7), "gm", 60, 4)
-    assert (going_on["stopped_step"], going_on["share_saved"], going_on["lost"]) == (None, 0, 0)
-    late = replay_stop(history(0, 0, None, 0, 5, 4, 3), "gm", 70, 2)
-    assert (late["stopped_step"], late["lost"]) == (70, 0)  # not by the zeros
-    nothing = replay_stop([], "gm", 60)
-    assert (nothing["stopped_step"], nothing["best"], nothing["lost"]) == (None, None, None)
 
 
 # BLEU
