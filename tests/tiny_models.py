@@ -160,6 +160,57 @@ def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     return build
 
 
+_TURNS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_LINES = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n\n{% endif %}"
+)
+# Special tokens; whether the tokenizer adds the first one; the chat template.
+CHATS: Mapping[str, tuple[tuple[str, ...], bool, str]] = {
+    "BOS of tokenizer and template": (
+        ("<s>", "<|im_start|>", "<|im_end|>"),
+        True,
+        "{{ bos_token }}" + _TURNS,
+    ),
+    "BOS of the tokenizer alone": (("<s>", "<|im_start|>", "<|im_end|>"), True, _TURNS),
+    "endoftext": (("<|endoftext|>", "<|im_start|>", "<|im_end|>"), False, _TURNS),
+    "no control token": (("<s>", "<|im_end|>"), True, _LINES),
+}
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """A function from a kind of `CHATS` to the folder of a tiny Llama with that template."""
+
+    @cache
+    def build(kind: str) -> str:
+        special, adds, template = CHATS[kind]
+        folder = tmp_path_factory.mktemp("chat")
+        shape = {**SHAPE, "max_position_embeddings": 512, "pad_token_id": None}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shape))
+        spread_weights(model)
+        model.save_pretrained(folder)
+        words = byte_tokenizer(list(special))
+        if adds:
+            words.post_processor = processors.TemplateProcessing(
+                single=f"{special[0]} $A", special_tokens=[(special[0], 0)]
+            )
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=words,
+            bos_token=special[0] if adds else None,
+            eos_token="<|im_end|>",
+            pad_token=special[0],
+        )
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return build
+
+
 @pytest.fixture(scope="session")
 def tiny_bart(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny BART with a tokenizer that has BART's special tokens."""

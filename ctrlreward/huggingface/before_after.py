@@ -74,11 +74,11 @@ class BeforeAfter(TrainerCallback):
     ) -> None:
         check_trainer(trainer, self)
         self.trainer = trainer
-        samples, plain = prompts_as_texts(trainer, samples)
-        self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
+        prompts = prompts_as_texts(trainer, samples)
+        self.held_out = HeldOutScorer(scores, prompts.samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
         self._components = with_judges(self.held_out.components, self.judges)
-        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples, plain)
+        self._generator = TrainerGenerator(trainer, generation, self.held_out.samples, prompts)
         check_columns(self._components, self.held_out.prompts)
         check_judges(self.judges.values(), self.held_out.prompts)
         self._seconds: dict[str, float] = {}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -40,9 +40,10 @@ from ctrlreward.held_out import (
     prompts_digest,
 )
 from ctrlreward.huggingface.run_state import PREFIX, scorers
+from ctrlreward.models.tokenization import before_space
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
-from ctrlreward.samples import Samples, SamplesLike, table_of
+from ctrlreward.samples import Samples, SamplesLike, parse_conversation, table_of
 from ctrlreward.scorers.base import check_columns
 from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.scorers.records import sample_table
@@ -115,12 +116,14 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         timeout: float | None = None,
     ) -> None:
         check_trainer(trainer, self)
-        samples, plain = prompts_as_texts(trainer, samples)
-        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv, timeout)
+        prompts = prompts_as_texts(trainer, samples)
+        super().__init__(
+            *(scores, prompts.samples, generations_per_prompt, name, seed, decoding_cv, timeout)
+        )
         self.trainer = trainer
         self.every_n_evaluations = positive("every_n_evaluations", every_n_evaluations)
         self.table_rows = positive("table_rows", table_rows)
-        self._generator = TrainerGenerator(trainer, generation, self.samples, plain)
+        self._generator = TrainerGenerator(trainer, generation, self.samples, prompts)
         check_columns(self.components, self.prompts)
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self.last_scored_step = -1
@@ -229,8 +232,9 @@ def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:
 class TrainerGenerator:
     """A `TextGenerator` with the model in training, by `generate` or the trainer's vLLM.
 
-    `plain` are the prompts that reward functions get. A ValueError says why the trainer cannot
-    complete the samples.
+    The tokens of a chat are those of `apply_chat_template`. A prompt of a data set of TRL is read
+    as it is written, as in training; another one, by a causal model, without the spaces at its end
+    (`before_space`). A ValueError says why the trainer cannot complete the prompts.
     """
 
     def __init__(
@@ -238,11 +242,12 @@ class TrainerGenerator:
         trainer: Any,
         generation: GenerationConfig | Mapping[str, Any] | None,
         samples: Samples,
-        plain: list[str] | None = None,
+        prompts: TrainerPrompts | None = None,
     ) -> None:
         self.trainer = trainer
         self.generation = generation
-        self.plain = plain
+        self.plain = prompts and prompts.plain
+        self.chats = prompts.chats if prompts else frozenset()
         known = GenerationConfig().to_dict()
         for key in generation if isinstance(generation, Mapping) else ():
             if key not in known:
@@ -293,11 +298,9 @@ class TrainerGenerator:
         """Complete each prompt."""
         trainer = self.trainer
         tokenizer = getattr(trainer, "_tokenizer", None) or trainer.processing_class
-        # The text of a chat template has the first token.
-        special = not (tokenizer.bos_token and prompts[0].startswith(tokenizer.bos_token))
+        ids = [self._ids(tokenizer, prompt) for prompt in prompts]
         if self._has_vllm:
             trainer.vllm_generation.sync_weights()
-            ids = tokenizer(text=list(prompts), add_special_tokens=special)["input_ids"]
             _, new, *_ = trainer.vllm_generation.generate(
                 prompts=ids, images=None, num_generations=1
             )
@@ -309,23 +312,32 @@ class TrainerGenerator:
         with _padding_token(tokenizer), eval_mode(model), torch.no_grad(), autocast:
             size = trainer.args.per_device_eval_batch_size
             for start in range(0, len(prompts), size):
-                batch = tokenizer(
-                    text=list(prompts[start : start + size]),
-                    add_special_tokens=special,
-                    padding=True,
-                    padding_side="left",
-                    return_tensors="pt",
-                ).to(model.device)
+                rows = ids[start : start + size]
+                width = max(map(len, rows))
+                padded = [[tokenizer.pad_token_id] * (width - len(row)) + row for row in rows]
+                mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
                 new = model.generate(
-                    input_ids=batch.input_ids,
-                    attention_mask=batch.attention_mask,
+                    input_ids=torch.tensor(padded, device=model.device),
+                    attention_mask=torch.tensor(mask, device=model.device),
                     generation_config=config,
                     synced_gpus=False,  # the ranks may have different numbers of batches
                 )
                 if not model.config.is_encoder_decoder:
-                    new = new[:, batch.input_ids.shape[1] :]
+                    new = new[:, width:]
                 texts += tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts
+
+    def _ids(self, tokenizer: Any, prompt: str) -> list[int]:
+        """Return the tokens of a prompt; a chat has its special tokens."""
+        if messages := parse_conversation(prompt):  # of `Samples`
+            prompt, chat = _as_read(self.trainer, messages, None, None), True
+        else:
+            chat = prompt in self.chats
+        if not chat and self.plain is None and not self.trainer.model.config.is_encoder_decoder:
+            prompt = before_space(prompt)
+        begun = bool(tokenizer.bos_token and prompt.startswith(tokenizer.bos_token))
+        read = tokenizer(text=[prompt], add_special_tokens=not chat and not begun, verbose=False)
+        return list(read["input_ids"][0])
 
     def _config(self, model: Any) -> GenerationConfig:
         """Return what the trainer would generate with, and what differs from it."""
@@ -364,7 +376,15 @@ def _padding_token(tokenizer: Any) -> Iterator[None]:
             tokenizer.pad_token = None
 
 
-def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str] | None]:
+class TrainerPrompts(NamedTuple):
+    """Prompts as samples, as reward functions of TRL get them, and the rendered chats of them."""
+
+    samples: SamplesLike
+    plain: list[str] | None = None
+    chats: frozenset[str] = frozenset()
+
+
+def prompts_as_texts(trainer: Any, samples: Any) -> TrainerPrompts:
     """Return the prompts of a data set of TRL as samples, and as its reward functions get them.
 
     See `GenerationScorer`. Columns are mapped as by the `as_reward_funcs` of this trainer. Without
@@ -375,7 +395,7 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
     if isinstance(samples, list) and samples and isinstance(samples[0], Mapping):
         table = {key: [row.get(key) for row in samples] for key in samples[0]}
     if table is None or "text" in table or "texts" in table:
-        return cast(SamplesLike, samples), None
+        return TrainerPrompts(cast(SamplesLike, samples))
     if "prompt" not in table:
         raise ValueError(
             f"samples must have a column 'prompt' or 'text', got {', '.join(map(str, table))}. "
@@ -393,9 +413,10 @@ def prompts_as_texts(trainer: Any, samples: Any) -> tuple[SamplesLike, list[str]
     read = [_as_read(trainer, *each) for each in zip(table["prompt"], *settings, strict=True)]
     others = {name: table[name] for name in table if name != "prompt"}
     others |= {n: table[c] for n, c in columns.items() if c in table and c != "prompt"}
-    return {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}, [
-        as_prompt(each) for each in table["prompt"]
-    ]
+    found = {**others, "texts": beginnings, "prefixes": beginnings, "prompts": read}
+    rows = zip(table["prompt"], read, strict=True)
+    rendered = frozenset(text for prompt, text in rows if not isinstance(prompt, str))
+    return TrainerPrompts(found, [as_prompt(each) for each in table["prompt"]], rendered)
 
 
 def _as_read(trainer: Any, prompt: Any, kwargs: Mapping[str, Any] | None, tools: Any) -> str:

@@ -91,20 +91,20 @@ class CausalLM(FrozenModel):
         """Answer tasks; add the length of each continuation to `lengths`."""
         # Targets by their contexts, each with its place. Texts that begin a document share only its
         # start token.
-        groups: dict[tuple[Pieces, _Strings], dict[tuple[str, str], int]] = {}
+        groups: dict[tuple[Pieces, bool, _Strings], dict[tuple[str, str], int]] = {}
         free, wanted = set(), []
         for task in tasks:
             own, sorting = self._orders.of(task) if isinstance(task, Patterns) else ([task], None)
             found = []
             for each in (continuation for continuation in own if continuation.targets):
-                key = each.context, () if each.context else each.targets
+                key = each.context, each.chat, () if each.context else each.targets
                 places = groups.setdefault(key, {})
                 found.append((key, [places.setdefault(t, len(places)) for t in each.targets]))
                 if not each.fixed:
                     free.add(key)
             wanted.append((found, sorting))
         merged = [
-            Continuation(key[0], tuple(places), fixed=key not in free)
+            Continuation(key[0], tuple(places), fixed=key not in free, chat=key[1])
             for key, places in groups.items()
         ]
         encoded = self._encode(merged, lengths)
@@ -173,9 +173,13 @@ class CausalLM(FrozenModel):
         reading = Reading(self.tokenizer, strings, pairs)
         encoded = []
         for each, own, meeting in zip(asked, begins, meetings, strict=True):
-            before = np.concatenate([self._start, *(reading.ids[piece] for piece in each.context)])
+            start = NOTHING if each.chat else self._start
+            before = np.concatenate([start, *(reading.ids[piece] for piece in each.context)])
             if not reading.meeting.issuperset(meeting):
-                before, targets = self._start, self._targets(each.targets, "".join(each.context))
+                context = "".join(each.context)
+                before, targets = start, self._targets(each.targets, context)
+                if each.chat:
+                    before, targets = self._after_chat(context, each.targets, targets)
             elif each.fixed:
                 targets = fixed[each.targets]
             else:
@@ -195,6 +199,27 @@ class CausalLM(FrozenModel):
             for spans, most in zip(read["offset_mapping"], given, strict=True)
         ]
         return _Targets(read["input_ids"], starts)
+
+    def _after_chat(
+        self, chat: str, targets: _Strings, joined: _Targets
+    ) -> tuple[Integers, _Targets]:
+        """Return the tokens of a chat, and of the targets after it, `joined` as one string with it.
+
+        A token that would reach from the chat into a target is two: the chat is what it is before
+        the model answers.
+        """
+        (ids,) = read_strings(self.tokenizer, [chat])["input_ids"]
+        count, alone = len(ids), self._targets(targets)
+        kept = [row[:count] == ids for row in joined.ids]
+        rows = [
+            both[count:] if same else own
+            for both, own, same in zip(joined.ids, alone.ids, kept, strict=True)
+        ]
+        starts = [
+            max(0, both - count) if same else own
+            for both, own, same in zip(joined.starts, alone.starts, kept, strict=True)
+        ]
+        return np.array(ids, np.int64), _Targets(rows, starts)
 
     def _build_fixed(self, targets: _Strings) -> _Targets:
         """Return targets that follow many contexts, with their trees."""
@@ -464,9 +489,10 @@ class BlankOrders:
 
 
 def _filling(blank: Blank, target: str, follows: bool) -> str:
-    """Return a target with the space before it; a joined one may bring none (`'s fine`)."""
-    space = " " if follows and not (blank.joined and not target[:1].isspace()) else ""
-    return space + target.strip()
+    """Return a target with the space before it; a joined one is as it is written (`'s fine`)."""
+    if blank.joined and follows:
+        return target.rstrip()
+    return (" " if follows else "") + target.strip()
 
 
 def _stripped(pieces: Pieces) -> Pieces:

@@ -27,12 +27,15 @@ class Continuation(NamedTuple):
     """A context, in pieces, and targets of which each follows it character for character.
 
     A target is a beginning that is only read, and the rest, which is scored. `fixed` targets follow
-    many contexts. An empty context means that the targets begin a document.
+    many contexts. An empty context means that the targets begin a document. A context of a `chat`
+    is the whole of what its template writes: no start token comes before it, and its tokens are
+    those of the template alone.
     """
 
     context: Pieces
     targets: tuple[tuple[str, str], ...]
     fixed: bool = False
+    chat: bool = False
 
     @property
     def size(self) -> int:

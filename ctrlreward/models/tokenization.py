@@ -162,6 +162,15 @@ def start_token(tokenizer: object) -> list[int]:
     return []
 
 
+def before_space(prompt: str) -> str:
+    """Return a prompt that is continued without the spaces at its end, unless it is only spaces.
+
+    A tokenizer reads a space together with the word after it: a model that has read "The food "
+    has seen a token that hardly ever ends a text, and would continue "The food" with " was".
+    """
+    return prompt.rstrip(" ") or prompt
+
+
 # A token that continues after a space, in the spellings of a space.
 _BEYOND_A_WORD = re.compile(r"[^ \u2581\u0120\s][ \u2581\u0120]")
 _APART: WeakKeyDictionary[PreTrainedTokenizerBase, bool] = WeakKeyDictionary()

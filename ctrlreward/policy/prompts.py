@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from ctrlreward.arguments import kind_of
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 from ctrlreward.samples import COLUMN_OF, Samples, shortened, table_of
+from ctrlreward.text.chats import prompt_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,9 +143,9 @@ def model_texts(
 ) -> list[str]:
     """Return the texts that the model reads for some prompts.
 
-    In a chat a string is one user message, after the system message if any; a conversation
-    may have its own system message. The template's start of an answer follows, and its control
-    tokens have marks (`rendered_chat`).
+    In a chat a string is one user message, after the system message if any; a conversation, also
+    one of `Samples`, may have its own system message. The template's start of an answer follows,
+    and its control tokens have marks (`rendered_chat`).
     """
     if options.chat:
         return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
@@ -197,7 +198,7 @@ def check_beginnings(prompts: Samples) -> None:
 
 
 def _messages(options: Generation, prompt: Prompt) -> Conversation:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    messages = prompt_messages(prompt) if isinstance(prompt, str) else [*prompt]
     if options.system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": options.system}, *messages]

@@ -88,8 +88,9 @@ class Judge(ModelScorer[CausalLM]):
 
     - `Rubric.name` (`rating`), in the range of the answers' scores. Of a local model it is the mean
       of the scores, weighted by the probability of each answer after the prompt (Liu et al. 2023,
-      G-Eval, eq. 1). A server writes one reply, at temperature 0: NaN, and counted in a warning, if
-      it names none or several of the answers.
+      G-Eval, eq. 1). With a chat template, the prompt is the user's turn. A server
+      writes one reply, at temperature 0: NaN, and counted in a warning, if it names none or several
+      of the answers.
     - With criteria each is a score, and `rating` their weighted mean. A server answers all in one
       reply, by a JSON schema.
     - A comparison with the reference, in both orders, has `preference`: 1 if the text is better in
@@ -320,7 +321,7 @@ class Judge(ModelScorer[CausalLM]):
                     context = rendered_chat(tokenizer, [turn], {}, add_generation_prompt=True)
                 space = "" if context[-1:].isspace() or chat else " "
                 targets = tuple(("", f"{space}{answer}") for answer in wanted[name])
-                tasks.append(Continuation((context,), targets))
+                tasks.append(Continuation((context,), targets, chat=chat))
         with self.locked_model() as model:
             answered = iter([closed(answers) for answers in model.answer(tasks)])
         found = [

@@ -9,9 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asked_models import inputs_seen
 from scripted_scores import Scripted
 from trainer_runs import tiny_trainer, train
-from transformers import GenerationConfig, Trainer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 from ctrlreward import Reward, Samples, Similarity, WordVectors, as_samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
@@ -76,7 +83,7 @@ def test_tools_of_a_prompt_are_rendered_as_in_training(
     tokenizer: Any = make_trainer().processing_class
     tokenizer.chat_template = TEMPLATE
     trainer = SimpleNamespace(processing_class=tokenizer, **more)
-    samples, _ = prompts_as_texts(trainer, [{"prompt": ASKED, "tools": tools}])
+    samples = prompts_as_texts(trainer, [{"prompt": ASKED, "tools": tools}]).samples
     assert as_samples(samples).as_prompts().prompts == (expected,)
 
 
@@ -86,7 +93,7 @@ def test_scores_read_what_the_reward_reads(make_trainer: Callable[..., Trainer],
     tokenizer: Any = make_trainer().processing_class
     tokenizer.chat_template = TEMPLATE
     trainer = SimpleNamespace(processing_class=tokenizer, reward_funcs=functions, **more)
-    samples, plain = prompts_as_texts(trainer, {"prompt": [prompt, prompt]})
+    samples, plain, _ = prompts_as_texts(trainer, {"prompt": [prompt, prompt]})
     read = Samples(**samples).as_prompts()  # type: ignore[arg-type]
     assert read.prompts is not None
     scored = as_scored(read.completed(["!", "!"]), plain)
@@ -102,8 +109,31 @@ def test_columns_are_mapped_as_for_the_reward(make_trainer: Callable[..., Traine
     trainer = SimpleNamespace(
         processing_class=make_trainer().processing_class, reward_funcs=LABELLED
     )
-    samples, _ = prompts_as_texts(trainer, [{"prompt": "ab", "tone": "warm"}])
+    samples = prompts_as_texts(trainer, [{"prompt": "ab", "tone": "warm"}]).samples
     assert Samples(**{k: v for k, v in samples.items() if k != "tone"}).labels == ("warm",)  # type: ignore[union-attr]
+
+
+def test_a_space_at_the_end_of_a_prompt_is_read_as_in_training(
+    tiny_causal: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = tiny_causal("llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    trainer = Trainer(
+        AutoModelForCausalLM.from_pretrained(folder),
+        TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True),
+        processing_class=tokenizer,
+    )
+    of_trl = prompts_as_texts(trainer, {"prompt": ["The food "]})
+    for samples, prompts, read in (
+        (Samples(**of_trl.samples), of_trl, "The food "),  # type: ignore[arg-type]
+        (Samples(["The food "]), None, "The food"),
+    ):
+        generator = TrainerGenerator(trainer, {"max_new_tokens": 2}, samples, prompts)
+        assert trainer.model is not None
+        with inputs_seen(trainer.model) as seen:
+            found = generator.generate(samples.as_prompts(), 1, 0)
+        assert seen[0]["input_ids"].tolist() == [tokenizer(read).input_ids]
+        assert found.prefixes == ("The food ",)
 
 
 # Settings of generation

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # A local model
 
 
-def plain_chances(folder: str, context: str, answers: list[str]) -> np.ndarray:
+def plain_chances(folder: str, context: str, answers: list[str], chat: bool = False) -> np.ndarray:
     """Probability of each answer after the context, by transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -43,11 +43,12 @@ def plain_chances(folder: str, context: str, answers: list[str]) -> np.ndarray:
     for answer in answers:
         ids = tokenizer(context + answer, add_special_tokens=False).input_ids
         start = len(tokenizer(context, add_special_tokens=False).input_ids)
-        # The library reads a start token if the model has one.
-        begin = [tokenizer.bos_token_id or tokenizer.eos_token_id]
+        # The library reads a start token if the model has one, and the template writes none.
+        begin = [] if chat else [tokenizer.bos_token_id or tokenizer.eos_token_id]
+        start -= chat
         with torch.inference_mode():
             logits = model(torch.tensor([begin + ids])).logits[0].log_softmax(-1)
-        sums.append(sum(float(logits[i, ids[i]]) for i in range(start, len(ids))))
+        sums.append(sum(float(logits[i, ids[i + chat]]) for i in range(start, len(ids) - chat)))
     chances = np.exp(sums)
     return chances / chances.sum()
 
@@ -111,7 +112,7 @@ def test_a_chat_template_is_used(folder: str, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     rating = Judge(str(tmp_path), RATE)["warmth"](TEXTS)
     prompt = f"q: {RATE.prompt.format(text=TEXTS[0])} a: "
-    chances = plain_chances(folder, prompt, ["1", "2", "3"])
+    chances = plain_chances(folder, prompt, ["1", "2", "3"], chat=True)
     assert rating[0] == pytest.approx(chances @ [1, 2, 3], abs=1e-4)
 
 
