@@ -36,7 +36,8 @@ class TextGenerator(Protocol):
         """Complete each prompt: in order, without the prompt.
 
         Called in eval mode without gradients, with all prompts at once: split them into batches
-        that fit in memory. A space between prompt and completion belongs to the completion.
+        that fit in memory. A space between prompt and completion belongs to the completion: read a
+        prompt that ends with one without it. It is not doubled (`Samples.completed`).
         """
         ...
 

@@ -394,7 +394,11 @@ class Samples:
         return [text[len(prefix) :] for text, prefix in zip(self.texts, prefixes, strict=True)]
 
     def completed(self, completions: Sequence[str]) -> Samples:
-        """Return the samples with texts replaced by prefix + completion."""
+        """Return the samples with texts replaced by prefix + completion.
+
+        A space between the two belongs to the completion. If the prefix ends with it as well, it
+        is in the text once: `"The food "` and `" was good"` give `"The food was good"`.
+        """
         prefixes = self.prefixes
         if prefixes is None:
             raise MissingColumn("prefixes", "Samples.completed", self.columns())
@@ -403,7 +407,7 @@ class Samples:
                 f"got {len(completions)} completions for {len(prefixes)} prompts, must be one per "
                 "prompt"
             )
-        return replace(self, texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
+        return replace(self, texts=list(map(_joined, prefixes, completions)))
 
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
@@ -469,6 +473,13 @@ class Samples:
         if not records:
             return Samples([])
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
+
+
+def _joined(prefix: str, completion: str) -> str:
+    """Return prefix + completion, with the spaces that both have where they meet once."""
+    own = len(completion) - len(completion.lstrip(" "))
+    given = len(prefix) - len(prefix.rstrip(" "))
+    return prefix + completion[min(own, given) :]
 
 
 def records_of(samples: Samples) -> list[dict[str, Any]]:

@@ -57,7 +57,8 @@ class PlainSeq2Seq:
             return source, [0, len(self.tokenizer) - 1, *self.ids(target)], 2
         left = "".join(asked.left).strip()  # </s> <s> left target
         given = [2, 0, *self.ids(left)]
-        return source, given + self.ids(f" {target.strip()}" if left else target), len(given)
+        spaced = f" {target.strip()}" if left and not asked.joined else target
+        return source, given + self.ids(spaced), len(given)
 
     def log_probs(self, source: list[int], decoder: list[int], first: int) -> np.ndarray:
         """Log-probability of each decoder token from place `first` on."""

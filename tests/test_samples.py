@@ -219,6 +219,33 @@ def test_completions_are_appended_to_their_prefixes() -> None:
     assert completed == prompts.replace(texts=["The food was bad.", "The food", "A dog slept."])
 
 
+@pytest.mark.parametrize(
+    ("prefix", "completion", "text"),
+    [
+        ("The food", " was", "The food was"),
+        ("The food ", " was", "The food was"),
+        ("The food ", "was", "The food was"),
+        ("The food  ", " was", "The food  was"),
+        ("The food ", "  was", "The food  was"),
+        ("The food", "'s", "The food's"),
+        ("The food\n", "was", "The food\nwas"),
+        ("The food\n", " was", "The food\n was"),
+        ("The food\n", "\nwas", "The food\n\nwas"),
+        ("The food ", "\nwas", "The food \nwas"),
+        ("The food ", "", "The food "),
+        ("The food ", " ", "The food "),
+        (" ", " was", " was"),
+        ("", " was", " was"),
+    ],
+)
+def test_a_space_between_prefix_and_completion_is_not_doubled(
+    prefix: str, completion: str, text: str
+) -> None:
+    completed = Samples([prefix]).as_prompts().completed([completion])
+    assert completed.texts == (text,)
+    assert completed.prefixes == completed.prompts == (prefix,)  # as they were given
+
+
 # Repeated samples.
 
 

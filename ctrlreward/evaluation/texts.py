@@ -262,7 +262,7 @@ class TextLog:
         n = len(self.prompts)
         completions, ended = completions or [" …"] * n, ended or [True] * n
         starts = [prompt.prefix if self.continues else "" for prompt in self.prompts]
-        texts = [start + completion for start, completion in zip(starts, completions, strict=True)]
+        texts = [*Samples(starts, prefixes=starts).completed(completions).texts]
         for i, start in enumerate(starts):
             if self.drop and not ended[i]:
                 texts[i] = without_unfinished(texts[i], len(start))

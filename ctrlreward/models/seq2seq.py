@@ -183,6 +183,8 @@ class Seq2SeqInfiller(FrozenModel):
         if self._family == "bart":  # the whole text, which is given up to the blank
             left = "".join(blank.left).strip()
             given = (start, self.tokenizer.bos_token_id, *self._ids(left))
+            if left and blank.joined:  # with the space, if any, between both
+                return tuple(Filling(given, self._ids(t.rstrip())) for t in blank.targets)
         space = " " if left else ""
         return tuple(Filling(given, self._ids(space + t.strip())) for t in blank.targets)
 

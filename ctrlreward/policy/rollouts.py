@@ -23,6 +23,7 @@ from ctrlreward.arguments import checked_keywords, not_negative, positive
 from ctrlreward.engine.output_layer import logit_blocks, states_and_output, token_log_probs
 from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
+from ctrlreward.models.tokenization import before_space
 from ctrlreward.policy.cuda_graph import FixedSteps, has_fixed_steps
 from ctrlreward.progress import track_part
 
@@ -64,7 +65,9 @@ class Generation:
         chat: Whether the policy reads each prompt as a user's message, through the tokenizer's chat
             template with its start of an answer, as TRL's trainers do with conversations. The
             template's end of turn ends completions. A text is still prefix + completion: since an
-            answer is an independent text, use `""` as prefix.
+            answer is an independent text, use `""` as prefix. Without it, a prompt of a causal
+            policy is read up to the spaces at its end, which are part of the completion: "The food
+            " is continued as "The food". Line breaks are read.
         system: System message of each conversation; None for the default of the template, if any.
         chat_template_kwargs: Further variables of the template, such as `enable_thinking`.
         cuda_graph: Whether a decoder-only policy on one GPU decodes by a CUDA graph, where its
@@ -319,8 +322,15 @@ def _check_finite(numbers: Tensor) -> None:
 def encode_prompts(
     model: Any, tokenizer: PreTrainedTokenizerBase, prompts: list[str], special_tokens: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return padded ids and attention of prompts, which may have marks of control tokens."""
-    has_encoder, reader = model.config.is_encoder_decoder, text_reader(tokenizer, prompts)
+    """Return padded ids and attention of prompts, which may have marks of control tokens.
+
+    `special_tokens` is False for a rendered chat. Else a causal model reads a prompt without the
+    spaces at its end (`before_space`).
+    """
+    has_encoder = model.config.is_encoder_decoder
+    if special_tokens and not has_encoder:
+        prompts = [before_space(prompt) for prompt in prompts]
+    reader = text_reader(tokenizer, prompts)
     batch = reader(
         prompts,
         # An end token after the prompt of a causal model would end the text.
@@ -341,8 +351,9 @@ def completion_offsets(
 ) -> list[list[tuple[int, int]]]:
     """Return the characters of each completion's tokens in its text, as in `offset_mapping`.
 
-    `starts` are the lengths of the prefixes. A token ends where the text of all tokens up to it
-    ends: the last token of a character has it, earlier ones and an end token do not.
+    `starts` are the places in the texts at which the completions begin. A token ends where the text
+    of all tokens up to it ends: the last token of a character has it, earlier ones and an end token
+    do not.
     """
     offsets, new, fast = [], rollout.mask.shape[1], tokenizer.backend_tokenizer
     rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)

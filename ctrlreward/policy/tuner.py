@@ -427,8 +427,9 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         samples, reward = prompts.completed(rollout.completions), self.reward
         score: Callable[[], tuple[RewardBatch, list[Scores] | None]]
         if self.objective.credit == "token":
-            prefixes = prompts.require("prefixes", "token_credit")
-            offsets = completion_offsets(self.tokenizer, rollout, [len(p) for p in prefixes])
+            pairs = zip(samples.texts, rollout.completions, strict=True)
+            starts = [len(text) - len(completion) for text, completion in pairs]
+            offsets = completion_offsets(self.tokenizer, rollout, starts)
             score = partial(token_credit, reward, samples, offsets)
         elif self.optimizer.overlap:
             future = reward.submit(samples)

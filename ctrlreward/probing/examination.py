@@ -294,10 +294,10 @@ def _with_completions(samples: Samples, completions: Mapping[int, str]) -> Sampl
     """Return the samples of these rows with other completions."""
     chosen = samples[[*completions]]
     prefixes = chosen.prefixes or [""] * len(chosen)
-    texts = [
-        f"{prefix} {text}".strip() if prefix else text
-        for prefix, text in zip(prefixes, completions.values(), strict=True)
-    ]
+    texts = []
+    for prefix, text in zip(prefixes, completions.values(), strict=True):
+        space = " " if text and prefix and not prefix[-1].isspace() else ""
+        texts.append(f"{prefix}{space}{text}")
     return replace(chosen, texts=texts)
 
 

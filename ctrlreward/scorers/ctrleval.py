@@ -94,7 +94,11 @@ def coherence_blanks(sentences: Sequence[str]) -> tuple[Blank, ...]:
 
 
 def consistency_blanks(text: str, prefix: str) -> tuple[Blank, ...]:
-    """Return two blanks: remainder, with its leading space, given prefix, and the reverse."""
+    """Return two blanks: remainder, with its leading space, given prefix, and the reverse.
+
+    White space between the two belongs to the remainder, also where the prefix ends with it.
+    """
+    prefix = prefix.rstrip()
     remainder = text[len(prefix) :]
     return (
         Blank((prefix, " "), (), (remainder,), joined=True),

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import torch
 from lightning_choice import LoRA
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaForCausalLM,
+)
 from tuner_records import drift
 
+from ctrlreward import Samples
 from ctrlreward.policy.model import load_policy
-from ctrlreward.policy.rollouts import Generation, Rollout, log_probs, sample
+from ctrlreward.policy.rollouts import Generation, Rollout, encode_prompts, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
 PROMPTS = ["ab", "f", "abcdef", "ddd"] * 4
@@ -176,3 +182,27 @@ def test_seeded_tokens_are_sampled_with_their_probability(folder: str) -> None:
     frequencies = rollout.ids[:, -1].bincount(minlength=len(expected)) / draws
     for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
         assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws) + 1e-3)
+
+
+# White space at the end of a prompt
+
+
+def test_a_space_that_ends_a_prompt_belongs_to_the_completion(tuner, share, tiny_causal) -> None:
+    module = tuner(model=tiny_causal("llama"), eval_temperature=0.0)
+    completions = module.complete(["The food", "The food ", "The food  "])
+    assert len({*completions}) == 1
+    model, tokenizer = module.policy, module.tokenizer
+    prompts = ["The food", "The food ", "The food\n", "The food\n  ", " "]
+    ids, mask = encode_prompts(model, tokenizer, prompts, special_tokens=True)
+    read = [tokenizer.decode(row[kept.bool()]) for row, kept in zip(ids, mask, strict=True)]
+    assert read == ["The food", "The food", "The food\n", "The food\n", " "]
+    module.training_step(Samples(["The food "]), 0)
+    (scored,) = share.scored
+    assert scored.prefixes == scored.prompts == ("The food ",) * 4
+
+
+def test_an_encoder_reads_a_prompt_as_it_is(tiny_bart: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_bart)
+    ids, _ = encode_prompts(model, tokenizer, ["The food "], special_tokens=True)
+    assert ids[0].tolist() == tokenizer("The food ").input_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from lightning_choice import Critic, OptimizerConfig, PolicyTuner
 from tuner_records import learned
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy.rollouts import completion_offsets
+from ctrlreward.policy.rollouts import Rollout, completion_offsets, sample
 from ctrlreward.scorers.base import NO_CREDIT, Credit, Scorer, Scores, ScoreSpec
 
 
@@ -137,6 +138,33 @@ def test_the_characters_of_tokens_cover_a_text(tuner, tiny_causal, tiny_seq2seq,
         pieces = ["né 🙂 so"[start:end] for start, end in row]
         assert [p for p in pieces if "🙂" in p] == ["🙂"]
         assert pieces.count("") >= 4  # bytes before the last of é and of the face
+
+
+def test_a_token_has_the_space_that_a_prefix_shares_with_it(
+    tuner, tiny_causal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = Letters()
+    module = tuner(
+        model=tiny_causal("llama"), algorithm="ppo", credit="token", reward=reward, beta=0.0
+    )
+    asked = []
+
+    def spaced(*given: Any, **options: Any) -> Rollout:
+        rollout = sample(*given, **options)
+        return replace(rollout, completions=[f" {text}" for text in rollout.completions])
+
+    def offsets(tokenizer: Any, rollout: Rollout, starts: list[int]) -> Any:
+        asked.append((rollout.completions, starts))
+        return completion_offsets(tokenizer, rollout, starts)
+
+    monkeypatch.setattr("ctrlreward.policy.adapted_module.sample", spaced)
+    monkeypatch.setattr("ctrlreward.policy.tuner.completion_offsets", offsets)
+    module.training_step(Samples(["The food "]), 0)
+    ((completions, starts),) = asked
+    texts = [f"The food{completion}" for completion in completions]
+    assert module.last_rollout[0].texts == (*texts,)
+    found = [text[start:] for text, start in zip(texts, starts, strict=True)]
+    assert found == completions
 
 
 # Refused

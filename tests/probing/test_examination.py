@@ -97,6 +97,21 @@ def test_what_is_not_gamed() -> None:
     assert found.gamed == []
 
 
+@pytest.mark.parametrize("end", ["", " ", "  ", "\n"])
+def test_a_degraded_text_begins_with_its_prefix(end: str) -> None:
+    seen: list[str] = []
+
+    def record(texts: Sequence[str]) -> list[float]:
+        seen.extend(texts)
+        return [0.0] * len(texts)
+
+    prefixes = [f"The {noun}{end}" for noun in ("dog", "house", "bridge", "car")]
+    texts = [f"{prefix}{'' if end else ' '}was old." for prefix in prefixes]
+    examine(Reward({"a": record}), Samples(texts, prefixes=prefixes))
+    assert {*prefixes, *texts} <= {*seen}  # the empty remainder, and the whole
+    assert not any(f"{prefix} " in text for prefix in prefixes for text in seen if end)
+
+
 def test_a_failed_text_does_not_win() -> None:
     def only_long(texts: Sequence[str]) -> list[float | None]:
         return [len(text) if len(text.split()) > 5 else None for text in texts]

@@ -8,8 +8,9 @@ from string import ascii_letters
 
 import numpy as np
 import pytest
-from asked_models import FOOD
+from asked_models import FOOD, blank
 from numpy.testing import assert_array_equal
+from plain_models import PlainCausal, PlainSeq2Seq
 
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.samples import Samples
@@ -162,3 +163,52 @@ def test_a_real_model_tells_praise_from_blame() -> None:
     scorer = CTRLEval("smollm2-135m", aspects=["attribute_relevance"], evaluators=4)
     values = scorer.score(Samples(praise + blame, labels=["positive"] * 6))["attribute_relevance"]
     assert (values[:3] > values[3:] + 0.2).all()
+
+
+# White space between prefix and remainder
+
+SPACES = [" ", "  ", "\n", "\t", " \n", "\n\n"]
+FAMILIES = ["llama", "gpt2", "pegasus", "t5", "bart"]
+
+
+@pytest.fixture(scope="module")
+def folder_of(
+    tiny_causal: Callable[..., str], seq2seq_folders: dict[str, str]
+) -> Callable[[str], str]:
+    return lambda family: seq2seq_folders.get(family) or tiny_causal(family)
+
+
+def plain_consistency(family: str, folder: str, remainder: str) -> float:
+    """Mean of the remainder after "The food" and of the prefix, one plain pass each."""
+    if family in ("pegasus", "t5", "bart"):
+        twin = PlainSeq2Seq(family, folder)
+        asked = [
+            (blank("The food ", "", (remainder,), joined=True), remainder),
+            (blank("", f" {remainder}", ("The food",)), "The food"),
+        ]
+        rows = [twin.log_probs(*twin.passes(*each)) for each in asked]
+    else:
+        causal, rows = PlainCausal(folder), []
+        for context, target in (("The food", remainder), (f"{remainder.strip()}\n\n", "The food")):
+            ids, read = causal.tokens(context, target)
+            rows.append(causal.log_probs([0, *ids], read + 1))
+    return float(np.mean([row.mean() for row in rows]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("space", SPACES)
+def test_white_space_after_the_prefix_belongs_to_the_remainder(
+    family: str, space: str, folder_of: Callable[[str], str]
+) -> None:
+    folder = folder_of(family)
+    options = {"aspects": "consistency", "weights": "mean", "calibration": False}
+    scorer = CTRLEval(folder, **options)  # type: ignore[arg-type]
+    text = f"The food{space}was good."
+    prefixes = ["The food" + space[:n] for n in range(len(space) + 1)]
+    found = scorer.score([text] * len(prefixes), prefixes=prefixes)["consistency"]
+    np.testing.assert_array_equal(found, found[0])
+    expected = plain_consistency(family, folder, f"{space}was good.")
+    if space == " " or family in ("llama", "gpt2", "bart"):  # others read any as a space
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    alone = scorer.score([text, text, text + space], prefixes=[text, "", text])["consistency"]
+    assert np.isnan(alone).all()

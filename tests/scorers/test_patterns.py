@@ -22,6 +22,9 @@ def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
         Blank(("The food", " "), (), (" was good.",), ends=False, joined=True),
         Blank((), ("  was good.",), ("The food",), ends=False),
     )
+    assert consistency_blanks("The food was good.", "The food ") == consistency_blanks(
+        "The food was good.", "The food"
+    )
 
 
 def test_each_prompt_has_a_slot_for_the_text() -> None:
