@@ -18,9 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from printed_numbers import FLAGS, PrintedNumbers
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"ctrlreward": "ctrlreward", "ctrlreward.callbacks": "callbacks"}
+FOLDERS = {
+    "ctrlreward": "ctrlreward",
+    "ctrlreward.callbacks": "callbacks",
+    "ctrlreward.recipes": "recipes",
+}
 
 LIGHTNING = {
     "pytorch_lightning": "lightning.pytorch",
@@ -124,7 +129,7 @@ def user(
 
 @pytest.mark.parametrize("name", list(modules_with_examples()))
 def test_examples_print_what_they_show(name: str, user: None) -> None:
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    runner = doctest.DocTestRunner(PrintedNumbers(), optionflags=FLAGS)
     said: list[str] = []
     tests = examples_of(importlib.import_module(name))
     for test in tests:

@@ -29,6 +29,7 @@ def shuffle(sentences: list[str], foreign: str, draw: random.Random) -> list[str
     """Return the sentences in another order.
 
     Examples:
+        >>> import random
         >>> shuffle(["One.", "Two."], "", random.Random(0))
         ['Two.', 'One.']
     """
@@ -42,6 +43,7 @@ def drop(sentences: list[str], foreign: str, draw: random.Random) -> list[str]:
     """Leave out a sentence between the first and the last.
 
     Examples:
+        >>> import random
         >>> drop(["One.", "Two.", "Three."], "", random.Random(0))
         ['One.', 'Three.']
     """
@@ -53,6 +55,7 @@ def repeat(sentences: list[str], foreign: str, draw: random.Random) -> list[str]
     """Put a copy of a sentence in the place of another one.
 
     Examples:
+        >>> import random
         >>> repeat(["One.", "Two."], "", random.Random(0))
         ['Two.', 'Two.']
     """
@@ -64,6 +67,7 @@ def exchange(sentences: list[str], foreign: str, draw: random.Random) -> list[st
     """Put a sentence of another text in the place of one.
 
     Examples:
+        >>> import random
         >>> exchange(["One.", "Two."], "A dog.", random.Random(0))
         ['One.', 'A dog.']
     """

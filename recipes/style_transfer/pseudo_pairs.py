@@ -231,8 +231,9 @@ def rewritings(source: str, lenders: Sequence[str]) -> Counter[str]:
         Rewriting, other than the source → number of lenders that lead to it.
 
     Examples:
-        >>> rewritings("the soup was cold .", ["the soup was warm .", "the bread was warm ."])
-        Counter({'the soup was warm .': 2, 'the bread was warm .': 1, 'the bread was cold .': 1})
+        >>> lenders = ["the soup was warm .", "the bread was warm ."]
+        >>> sorted(rewritings("the soup was cold .", lenders).items())
+        [('the bread was cold .', 1), ('the bread was warm .', 1), ('the soup was warm .', 2)]
     """
     words = source.split()
     found: Counter[str] = Counter()

@@ -19,6 +19,7 @@ def word_length(samples: Samples) -> Scores:
     """Return the number of words between white space of each text, shape (n,).
 
     Examples:
+        >>> from ctrlreward import Samples
         >>> word_length(Samples(["i sail , and you ?", ""]))
         array([6., 0.])
     """
