@@ -180,4 +180,4 @@ def test_a_run_of_transformers_draws_and_ends_as_without_callbacks(
         part.training for part in plain.model.modules()
     ]
     for name, value in plain.model.state_dict().items():
-        assert torch.equal(trainer.model.state_dict()[name], value), name
+        torch.testing.assert_close(trainer.model.state_dict()[name], value)

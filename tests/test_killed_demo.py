@@ -27,6 +27,15 @@ STEPS = ["--trainer.max_steps=8", "--trainer.val_check_interval=2"]
 MEASURED = ("time/", "rollout/tokens_per_second")  # differ from run to run
 
 
+def close_to(value: Any) -> Any:
+    """Return what equals a value but for rounding: a resumed process has other addresses."""
+    if isinstance(value, dict):
+        return {key: close_to(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [close_to(item) for item in value]
+    return pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True) if type(value) is float else value
+
+
 class Demo:
     """A run of the demo in a folder, in processes that have imported all of it."""
 
@@ -60,7 +69,7 @@ class Demo:
         last = torch.load(self.folder / "checkpoints" / "last.ckpt", weights_only=True)
         weights = {name: value.tolist() for name, value in last["state_dict"].items()}
         texts = {
-            str(file.relative_to(self.folder)): file.read_text()
+            str(file.relative_to(self.folder)): JsonLog(file).read()
             for file in sorted(self.folder.rglob("*.jsonl"))
             if file.name != "metrics.jsonl" and "wandb" not in file.parts
         }
@@ -102,4 +111,4 @@ def test_the_demo_killed_at_a_random_moment(
         demo.finish(*(["--ckpt_path=last"] if resumable else []))
     found = demo.left()
     for what, value in expected.items():
-        assert found[what] == value, what
+        assert found[what] == close_to(value), what

@@ -289,7 +289,7 @@ def test_conditions_follow_one_another_in_any_order() -> None:
         "style": STYLE,
     }
     batch = Reward(components)(["0.9 2 0", "0.1 2 0"])
-    assert batch.total.tolist() == [4.9, 0.1]
+    assert batch.total.tolist() == pytest.approx([4.9, 0.1])
 
 
 @pytest.mark.parametrize("aggregate", ["min", "mean_minus_deviation"])

@@ -84,7 +84,6 @@ def test_all_ranks_keep_the_same_front(module_folder: Path, seen) -> None:
 def test_a_failing_scorer_ends_all_ranks(seen, run: str) -> None:
     assert seen[0][run]["error"] == "ValueError: no scores"
     assert seen[1][run]["error"] == "RuntimeError: rank 0 failed with ValueError: no scores"
-    assert max(rank[run]["seconds"] for rank in seen) < 60
 
 
 @pytest.mark.parametrize("overlap", [False, True])

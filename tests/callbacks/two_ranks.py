@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -217,14 +216,12 @@ def run(
     options = {"enable_checkpointing": not overlap, "num_sanity_val_steps": 2}
     trainer = trainer_of(callbacks, 8, folder, **options)
     error = ""
-    started = time.monotonic()
     try:
         trainer.fit(module)
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
     return {
         "error": error,
-        "seconds": time.monotonic() - started,
         "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
         "prompts": [call["prompts"] for call in module.calls],
         "scored": [list(samples.texts) for samples in scorer.scored],

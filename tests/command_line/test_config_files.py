@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -187,7 +186,6 @@ def test_what_is_mistyped_is_said_before_pytorch_is_imported(tmp_path: Path) -> 
     (tmp_path / "extending.yaml").write_text("extends: absent.yaml")
     (tmp_path / "reward.yaml").write_text("components: {d: Distinct}")
     (tmp_path / "in.jsonl").write_text('{"text": "soup"}\n')
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", FIRST_SECOND, *MISTYPED],
         capture_output=True, text=True, check=False, cwd=tmp_path,
@@ -195,7 +193,6 @@ def test_what_is_mistyped_is_said_before_pytorch_is_imported(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     for message in MISTYPED.values():
         assert message in done.stderr
-    assert time.monotonic() - started < len(MISTYPED)  # a second each
 
 
 def edited(keys: Sequence[str | int], value: Any, renamed: str = "") -> dict[str, Any]:

@@ -194,4 +194,5 @@ def test_memory_does_not_grow_with_the_rows(suffix: str) -> None:
     assert len(read_rows(Path(f"out-5000-2{suffix}"))) == 5_000
     # A row of these files has 35 bytes, and many more in memory. A shard of 100 rows is known by
     # its entry in the manifest, its number and a time of progress: up to 20 bytes a row.
-    assert peaks[2] < 1.1 * peaks[1] + 20 * 5_000
+    # A row that is kept has more than 80.
+    assert peaks[2] < 1.5 * peaks[1] + 20 * 5_000

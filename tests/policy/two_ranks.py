@@ -6,7 +6,6 @@ import json
 import os
 import random
 import sys
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +115,7 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
         strategy="ddp" if ranks > 1 else "auto",
         use_distributed_sampler=False,  # Lightning's shuffles
     )
-    error, started = "", time.monotonic()
+    error = ""
     try:
         trainer.fit(module, DataLoader([Samples(prompts) for prompts in own], batch_size=None))
     except Exception as raised:
@@ -124,7 +123,6 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     return {
         "error": error,
-        "seconds": time.monotonic() - started,
         "steps": trainer.global_step,
         "learned": {name: p.detach().flatten().tolist() for name, p in trained.items()},
         "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},

@@ -90,11 +90,15 @@ def test_building_one_opens_no_connection() -> None:
         remote.load()
 
 
-def test_a_server_that_never_replied_is_given_up_in_seconds() -> None:
-    started = time.monotonic()
+def test_a_server_that_never_replied_is_given_up_in_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(waited), time=time.time, sleep=waited.append)
+    monkeypatch.setattr(server_connection, "time", clock)
     with pytest.raises(ServerLost, match=r"no reward server at http://127.0.0.1:9.*serve rew"):
         RemoteReward(NOBODY)(["soup"], labels="o")
-    assert time.monotonic() - started < 10
+    assert 0 < sum(waited) < 10
 
 
 def test_only_a_connection_that_needs_certificates_reads_them(
@@ -360,11 +364,11 @@ def test_a_wrong_reply_is_an_error_at_once_and_never_a_score(
 def test_no_reply_in_time_is_an_error_and_not_repeated(
     live_server: Callable[..., Any], reward: Reward, letters: Letters
 ) -> None:
-    remote = RemoteReward(live_server(reward).url, timeout=0.3)
+    remote = RemoteReward(live_server(reward).url, timeout=3.0)
     remote.load()
     letters.go.clear()
     try:
-        with pytest.raises(ServerLost, match=r"did not answer /score in timeout = 0.3 s"):
+        with pytest.raises(ServerLost, match=r"did not answer /score in timeout = 3 s"):
             remote(["hold"], labels="o")
     finally:
         letters.go.set()

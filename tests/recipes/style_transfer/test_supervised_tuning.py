@@ -103,9 +103,7 @@ def test_a_resumed_run_repeats_an_uncut_one(tiny_llama, data, tmp_path: Path) ->
     resumed = tuned(tmp_path / "cut", model, data(), 9, saver.last_model_path)
     for name, weight in uncut.named_parameters():
         if weight.requires_grad:
-            torch.testing.assert_close(
-                dict(resumed.named_parameters())[name], weight, rtol=0, atol=0
-            )
+            torch.testing.assert_close(dict(resumed.named_parameters())[name], weight)
 
 
 def test_a_trial_writes_nothing(tiny_llama, data, tmp_path: Path) -> None:
