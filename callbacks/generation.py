@@ -15,7 +15,14 @@ from torch import nn
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
+from ctrlreward.callbacks.loggers.wandb_rows import (
+    ALIKE,
+    define_curves,
+    log_at_validation,
+    log_late,
+    log_sample_table,
+    wandb_loggers,
+)
 from ctrlreward.completion import (
     Generator,
     fixed_randomness,
@@ -46,9 +53,6 @@ from ctrlreward.scorers.components import ComponentLike
 from ctrlreward.sharded_weights import whole_weights
 
 log = logging.getLogger(__name__)
-
-# Options by which all ranks log the same value of a validation.
-ALIKE: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": 1}
 
 
 @checked_keywords(
@@ -224,7 +228,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
-        define_scores(trainer, self.specs, f"{self.name}/{SCORED_STEP}")
+        best = {key: f"{spec.mode},last" for key, spec in self.specs.items()}
+        define_curves(trainer, best, f"{self.name}/{SCORED_STEP}")
         if self._pending is None:
             return
         self._start(*self._pending)
@@ -241,7 +246,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if fitting and not self._trial:
             if step == self._validated_step:  # the same weights, of the same texts
                 if self.last_scored_step == step:
-                    pl_module.log_dict(self._last_logged, **ALIKE)
+                    log_at_validation(trainer, pl_module, self._last_logged)
                 return
             self._validated_step = step
         if fitting:
@@ -258,12 +263,13 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 samples = generate_across_ranks(generator, prompts, self._repeats, self.seed)
         if self.overlap and fitting and not self._trial:
             if self._pending is not None:
-                self._log_new(pl_module, self._late_scores(trainer))
+                self._log_new(trainer, pl_module, self._late_scores(trainer))
                 self.last_scored_step, self._pending = self._pending[0], None
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
-            self._log_new(pl_module, on_rank_zero(lambda: self._score_now(trainer, step, samples)))
+            found = on_rank_zero(lambda: self._score_now(trainer, step, samples))
+            self._log_new(trainer, pl_module, found)
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
@@ -277,9 +283,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         They stay in the state: a run that resumes from here logs them at its next validation.
         """
         if self._pending is not None:
-            row = self._late_scores(trainer).metrics
-            for logger in trainer.loggers:
-                logger.log_metrics(row, step=trainer.global_step)
+            for logger in wandb_loggers(trainer):
+                logger.experiment.log({})  # ends the row of the scores before
+            log_late(trainer, self._late_scores(trainer).metrics)
 
     def release(self) -> None:
         """End the background thread and free the scorers' models."""
@@ -291,9 +297,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         for scorer in self.scorers:
             scorer.release()
 
-    def _log_new(self, module: LightningModule, found: HeldOutScores) -> None:
+    def _log_new(self, trainer: Trainer, module: LightningModule, found: HeldOutScores) -> None:
         first, logged = not self.resolutions, self.metrics(found)
-        module.log_dict(logged, **ALIKE)
+        log_at_validation(trainer, module, logged)
         if first and self.resolutions:
             rank_zero_info(self.describe_resolutions())
         self.has_new_scores, self._last_logged = True, logged

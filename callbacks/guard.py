@@ -10,7 +10,13 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.loggers.wandb_rows import send_alert
+from ctrlreward.callbacks.loggers.wandb_rows import (
+    add_to_next_row,
+    define_curves,
+    log_at_validation,
+    log_late,
+    send_alert,
+)
 from ctrlreward.callbacks.monitoring import (
     GUARD_NAMES,
     DecidingMixin,
@@ -128,7 +134,9 @@ class ProxyGuardMixin(DecidingMixin):
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a resumed run that an alarm had stopped, if its settings still raise it."""
+        """Define the curves in W&B; end a resumed run that an alarm stopped and still would."""
+        keys = (f"{self.name}/alarm", f"{self.name}/p_value")
+        define_curves(trainer, dict.fromkeys(keys), f"{self.name}/tested_step")
         if trainer.ckpt_path and self.stop and self.decider.resume(trainer.global_step).alarm:
             trainer.should_stop = True
             rank_zero_info(f"this run has already stopped: alarm at step {self.alarm_step}")
@@ -136,7 +144,7 @@ class ProxyGuardMixin(DecidingMixin):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Test and log, if all metrics have a new value."""
         values = self._test(trainer, wait=True)
-        pl_module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
+        log_at_validation(trainer, pl_module, values)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Do the same for metrics that the module has logged after the callbacks.
@@ -146,8 +154,7 @@ class ProxyGuardMixin(DecidingMixin):
         values = self._test(trainer, wait=False)
         if values:
             trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})
-            for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+            log_late(trainer, values)
 
     def _test(self, trainer: Trainer, wait: bool) -> dict[str, float]:
         """Return what to log; a missing key is an error unless it can still be logged."""
@@ -168,4 +175,5 @@ class ProxyGuardMixin(DecidingMixin):
             rank_zero_warn(reason)
             send_alert(trainer, f"{self.name}: possible reward hacking", reason)
         trainer.should_stop = trainer.should_stop or (alarm and self.stop and may_stop(trainer))
+        add_to_next_row(trainer, {f"{self.name}/tested_step": step})
         return {f"{self.name}/alarm": float(alarm), f"{self.name}/p_value": decision.p_value}

@@ -27,7 +27,8 @@ class RolloutSamplesMixin(CallbackMixin):
 
     All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each reward
     component and `total`, some to a Weights & Biases table (`rollout/samples`). The step is the one
-    after the update. Only rank 0 writes, and nothing with `fast_dev_run`.
+    after the update. A row of the trainer has the last table before it, so log as often. Only rank
+    0 writes, and nothing with `fast_dev_run`.
 
     Args:
         every_n_batches: Interval in training batches.

@@ -336,7 +336,7 @@ def _track(metrics: dict[str, float], finite: dict[str, float]) -> bool:
     """Log to the active run of W&B or trackio; return whether there is one."""
     run = getattr(sys.modules.get("wandb"), "run", None)
     if run is not None:
-        run.log(metrics, commit=False)  # with the trainer's next row, so that steps agree
+        run.log(metrics, commit=False)  # with the next row: one of its own would advance the step
     trackio: Any = sys.modules.get("trackio")
     context = getattr(trackio, "context_vars", None)
     if context is None or context.current_run.get() is None:

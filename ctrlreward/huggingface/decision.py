@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, 
 
 from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.monitoring import FRONT_NAMES, GUARD_NAMES, OTHER_NAMES
-from ctrlreward.huggingface.generation import tracked_runs
+from ctrlreward.huggingface.generation import add_to_run, as_shown, tracked_runs
 from ctrlreward.huggingface.run_state import (
     PREFIX,
     awaits,
@@ -498,9 +498,8 @@ class ProxyGuard(DecisionCallback):
         metrics.update(row)
         state.log_history.append({**row, "step": state.global_step})
         runs = tracked_runs(args) if state.is_world_process_zero else []
-        shown = {key.replace(PREFIX, "eval/", 1): value for key, value in row.items()}
-        for _, run in runs:
-            run.log({**shown, "train/global_step": state.global_step})
+        for module, run in runs:
+            add_to_run(module, run, self.name, as_shown(row), state.global_step)
         if decision.alarm and not self.decider.before.alarm:
             self.say(state, decision.reason)
             title = f"{self.name}: possible reward hacking"

@@ -22,6 +22,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.integrations.integration_utils import WandbCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from ctrlreward.arguments import checked_keywords, did_you_mean, kind_of, positive
@@ -68,7 +69,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
     Logs `eval_<name>/<score>` and the other metrics of `HeldOutScorer` to all loggers in
     `report_to`, and adds them to the metrics of the evaluation, so that `metric_for_best_model` may
     name them. All texts with their scores go to `<output_dir>/samples/<name>/step=000123.jsonl`,
-    and some to a table of the run of Weights & Biases or trackio.
+    and some to a table of the run of Weights & Biases or trackio. Weights & Biases has scores and
+    table in the trainer's next row, with their step as `<name>/step`.
 
     Generates with `generate`, or with the vLLM engine of a TRL trainer that has one, once per step
     with the same seed. On several ranks each generates its share, and rank 0 scores. A model that
@@ -195,11 +197,26 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         samples = self._generator.generate(self.prompts, self.generations_per_prompt, self.seed)
         values = self.metrics(on_rank_zero(lambda: self._score(step, samples)))
         logged = {PREFIX + key: value for key, value in values.items()}
-        # Not the trainer's own: TRL's adds and forgets the metrics of training.
-        Trainer.log(self.trainer, dict(logged))
+        self._log(step, logged)
         if first and self.resolutions and self.trainer.is_world_process_zero():
             log.info(self.describe_resolutions())
         return logged
+
+    def _log(self, step: int, logged: dict[str, float]) -> None:
+        """Log by the trainer, but to W&B by `add_to_run`, since its callback ends a row."""
+        handler = self.trainer.callback_handler
+        callbacks = handler.callbacks
+        others = [each for each in callbacks if not isinstance(each, WandbCallback)]
+        handler.callbacks = others
+        try:
+            # Not the trainer's own: TRL's adds and forgets the metrics of training.
+            Trainer.log(self.trainer, dict(logged))
+        finally:
+            handler.callbacks = callbacks
+        if others != callbacks and self.trainer.is_world_process_zero():
+            wandb = import_extra("wandb", "WandbCallback")
+            if wandb.run is not None:
+                add_to_run(wandb, wandb.run, self.name, as_shown(logged), step)
 
     def _score(self, step: int, samples: Samples) -> HeldOutScores:
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
@@ -210,7 +227,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
             columns, rows = sample_table(samples, found.scores, self.table_rows, found.reasons)
             for module, run in runs:
                 table = module.Table(columns=columns, data=rows)
-                run.log({f"{self.name}/{TABLE}": table, "train/global_step": step})
+                add_to_run(module, run, self.name, {f"{self.name}/{TABLE}": table}, step)
         return found
 
 
@@ -227,6 +244,29 @@ def tracked_runs(args: TrainingArguments) -> list[tuple[ModuleType, Any]]:
         module = import_module("trackio")
         found[module] = module.context_vars.current_run.get()
     return [(module, run) for module, run in found.items() if run is not None]
+
+
+def add_to_run(
+    module: ModuleType, run: Any, name: str, values: Mapping[str, Any], step: int
+) -> None:
+    """Log values of a step to a run of trackio, or add them to the next row of one of W&B.
+
+    A row of our own would advance the step of a W&B run, which drops what a user then logs with a
+    lower one. The next row may be of a later step, so the values are drawn over `<name>/step`.
+    """
+    if module.__name__ == "trackio":
+        run.log({**values, "train/global_step": step})
+        return
+    own = f"{name}/step"
+    run.define_metric(own, hidden=True)
+    for key in values:
+        run.define_metric(key, step_metric=own)
+    run.log({**values, own: step}, commit=False)
+
+
+def as_shown(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics under the names that a trainer gives them in its runs: `eval/…`."""
+    return {key.replace(PREFIX, "eval/", 1): value for key, value in metrics.items()}
 
 
 class TrainerGenerator:

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 from adapters import watched_functions as functions
+from wandb_runs import read_runs
 
 from ctrlreward import Reward, watch
 from ctrlreward.adapters.trl import as_reward_funcs
@@ -184,6 +186,20 @@ def test_the_active_run_of_a_tracker(tmp_path, monkeypatch, tracker: str) -> Non
     assert values.get("commit") is (False if tracker == "wandb" else None)
     assert ("watch/agreement" in values) is (tracker == "wandb")  # undefined
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_steps_of_the_user_in_the_active_run(tmp_path, monkeypatch, ahead: int) -> None:
+    """No row of the user is lost, and each has the values of its step."""
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    watched = watch(functions.brevity)
+    with wandb.init(dir=tmp_path, mode="offline") as run:
+        for step in range(4):
+            run.log({"user/n": step}, step=step + ahead)
+            watched(completions=["a" * step] * 2)
+    (read,) = read_runs(tmp_path)
+    assert [row["user/n"] for row in read.rows if "user/n" in row] == [0, 1, 2, 3]
+    assert [row["watch/reward"] for row in read.rows] == [0.0, -1.0, -2.0, -3.0]
 
 
 def test_an_alarm_names_the_phrase(tmp_path, caplog) -> None:

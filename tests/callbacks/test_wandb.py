@@ -138,6 +138,66 @@ def test_a_prefix_of_the_logger_is_part_of_the_definitions(fit, counter, watch, 
     assert run.curve("mine-score/scored_step", "mine-score/v") == {1: 0.25, 2: 0.5}
 
 
+# Rows of the user
+
+
+@pytest.mark.parametrize("rows", ["training", "validation"])
+@pytest.mark.parametrize("step", ["below", "equal", "above", "none"])
+def test_callbacks_advance_no_step_of_the_user(
+    fit: Fit, counter, watch, tmp_path, rows: str, step: str
+) -> None:
+    """A user logs at each step, and the module in training or in validation. All of it is there."""
+
+    class User(counter):
+        last_rollout: tuple[Samples, RewardBatch] | None = None
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            now = self.global_step
+            at = {"below": now // 2, "equal": now, "above": now + 1, "none": None}[step]
+            wandb.log({f"user/{now}": now}, step=at)
+            if rows == "training":
+                self.log("train/now", float(now))
+            rewards = np.ones(1)
+            self.last_rollout = Samples(["a"]), RewardBatch(rewards, {}, np.isnan(rewards), 0.0)
+            return super().training_step(batch, batch_idx)
+
+        def on_validation_epoch_end(self) -> None:
+            if rows == "validation":  # after the callbacks
+                self.log_dict({"val/proxy": self.global_step, "val/held_out": -self.global_step})
+
+    def run(name: str, *callbacks: pl.Callback) -> OfflineRun:
+        folder = tmp_path / name
+        folder.mkdir()
+        logger = WandbLogger(save_dir=folder, offline=True)
+        assert logger.experiment  # starts the run of `wandb.log`
+        every = 1 if rows == "training" else 50
+        fit(User(), callbacks, logger=logger, log_every_n_steps=every)
+        return only_run(folder)
+
+    def logged(run: OfflineRun) -> list[str]:
+        return sorted(key for row in run.rows for key in row if key.startswith(("user/", "val/")))
+
+    if rows == "validation":
+        guard = ProxyGuard("val/proxy", "val/held_out", "max", "max")
+    else:
+        guard = ProxyGuard("score/v", "score/l")
+    ours = watch(VALUES, "vl"), guard, RolloutSamples(every_n_batches=1)
+    alone, beside = run("alone"), run("beside", *ours)
+    assert logged(beside) == logged(alone)
+    if step != "below":
+        assert sum(key.startswith("user/") for key in logged(beside)) == 8
+    validated = list(range(1, 9))
+    curve = beside.curve("score/scored_step", "score/v")
+    assert curve == {step: VALUES[step] for step in validated}
+    tables = [row for row in beside.rows if "score/samples" in row]
+    assert [row["score/scored_step"] for row in tables] == validated
+    texts = [beside.table(row, "score/samples")["data"][0][2] for row in tables]
+    assert [text.split()[3] for text in texts] == [str(step) for step in validated]
+    assert [*beside.curve("guard/tested_step", "guard/p_value")] == validated
+    assert beside.definitions["guard/alarm"].step_metric == "guard/tested_step"
+    assert sum("rollout/samples" in row for row in beside.rows) == 8
+
+
 # Summary
 
 
