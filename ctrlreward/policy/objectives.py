@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, not_negative, one_of, positive
-from ctrlreward.credit import check_credit
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.optimizer import OptimizerConfig
@@ -30,7 +29,6 @@ Aggregation = Literal["sequence", "token", "constant", "sum"]
 KLEstimator = Literal["k1", "k2", "k3"]
 Reference = Literal["start", "base"]
 MultiObjective = Literal["sum_then_normalize", "normalize_then_sum"]
-Credit = Literal["sequence", "token"]
 
 NO_CLIP = (1.0, math.inf)
 
@@ -99,7 +97,7 @@ class AlgorithmParts:
             )
 
 
-_OPTIONS = {"reference": Reference, "multi_objective_aggregation": MultiObjective, "credit": Credit}
+_OPTIONS = {"reference": Reference, "multi_objective_aggregation": MultiObjective}
 _NAMES = {name: get_args(h) for name, h in get_type_hints(AlgorithmParts).items() if name != "clip"}
 
 ALGORITHMS: dict[Algorithm, AlgorithmParts] = {
@@ -177,8 +175,6 @@ class Objective:
             et al. 2025, eq. 11). None keeps all groups.
         max_refills: Largest number of extra sampling rounds of a step, ≥ 1. Rewards of groups that
             are still without signal afterwards have no effect.
-        credit: Where a completion's reward is assigned: to its last token (`"sequence"`), or spread
-            over its tokens by `token_credit` (`"token"`), which needs the baseline `"value"`.
 
     Raises:
         ValueError: An unknown algorithm or choice, choices that cannot be combined, or a number
@@ -202,7 +198,6 @@ class Objective:
     multi_objective_aggregation: MultiObjective = "sum_then_normalize"
     filter_groups: str | None = None
     max_refills: int = 2
-    credit: Credit = "sequence"
 
     def __post_init__(self) -> None:
         one_of("objective.algorithm", self.algorithm, ALGORITHMS)
@@ -226,12 +221,6 @@ class Objective:
                 f"objective.filter_groups = {self.filter_groups!r} drops groups whose advantages "
                 f"are 0, and with the baseline {chosen.baseline!r} they are not: must have the "
                 "baseline 'group' or 'leave_one_out', as 'grpo' and 'rloo'"
-            )
-        if self.credit == "token" and chosen.baseline != "value":
-            raise ValueError(
-                "objective.credit = 'token' gives each token a reward, and "
-                f"{self.algorithm!r} compares whole completions: must be 'ppo' (baseline 'value'), "
-                "or credit 'sequence'"
             )
 
     @cached_property
@@ -322,8 +311,6 @@ def check_reward(objective: Objective, reward: AnyReward) -> None:
     if objective.filter_groups is not None:
         names = ("total", *reward.components)
         one_of("objective.filter_groups", objective.filter_groups, names)
-    if objective.credit == "token":
-        check_credit(reward)
 
 
 def check_sampling(objective: Objective, num_generations: int, optimizer: OptimizerConfig) -> None:
@@ -338,11 +325,6 @@ def check_sampling(objective: Objective, num_generations: int, optimizer: Optimi
         raise ValueError(
             "objective.filter_groups needs the rewards of a rollout before the next is sampled, "
             "but optimizer.overlap = True has them a step later. Leave one of the two out."
-        )
-    if objective.credit == "token" and optimizer.overlap:
-        raise ValueError(
-            "objective.credit = 'token' is scored in the training thread: it takes no "
-            "optimizer.overlap = True"
         )
     if choices.ratio == "none" and optimizer.off_policy:
         reason = f"{optimizer.per_rollout} updates per rollout need"
@@ -370,19 +352,16 @@ def completion_advantages(
 
 
 def token_advantages(
-    critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, credit: Tensor, whiten: bool
+    critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, whiten: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the advantage and the return of each token, and a mask of the tokens to learn from.
 
-    `credit` is the part of the reward assigned to each token; the rest is assigned to the
-    last. The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
+    The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded
     from whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
     others (n, tokens).
     """
     valid = mask * ~rewards.isnan()[:, None]
-    credit = torch.nan_to_num(credit)
-    rest = torch.nan_to_num(rewards) - credit.sum(dim=1)
-    given = credit + formulas.rewards_at_end(rest, mask)
+    given = formulas.rewards_at_end(torch.nan_to_num(rewards), mask)
     advantages = formulas.generalised_advantages(
         given, values, valid, critic.gamma, critic.gae_lambda
     )

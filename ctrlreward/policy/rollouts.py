@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from tokenizers.decoders import DecodeStream
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -344,27 +342,6 @@ def encode_prompts(
         ids = [real_ids(tokenizer, row) for row in ids]
     attention = torch.tensor(batch.attention_mask, device=model.device)
     return torch.tensor(ids, device=model.device), attention
-
-
-def completion_offsets(
-    tokenizer: PreTrainedTokenizerBase, rollout: Rollout, starts: Sequence[int]
-) -> list[list[tuple[int, int]]]:
-    """Return the characters of each completion's tokens in its text, as in `offset_mapping`.
-
-    `starts` are the places in the texts at which the completions begin. A token ends where the text
-    of all tokens up to it ends: the last token of a character has it, earlier ones and an end token
-    do not.
-    """
-    offsets, new, fast = [], rollout.mask.shape[1], tokenizer.backend_tokenizer
-    rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)
-    for start, text, (ids, mask, has_end) in zip(starts, rollout.completions, rows, strict=True):
-        stream = DecodeStream(skip_special_tokens=True)
-        kept = ids[: int(mask.sum()) - has_end].tolist()
-        pieces = [stream.step(fast, token) or "" for token in kept]
-        ends = list(accumulate(map(len, pieces), initial=start))
-        ends[-1] = start + len(text)  # with the bytes of a character that was cut off
-        offsets.append(list(pairwise([*ends, *ends[-1:] * has_end])))
-    return offsets
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:

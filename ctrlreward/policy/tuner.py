@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ctrlreward.arguments import check_type, checked_keywords, kind_of
 from ctrlreward.completion import unclear_input
-from ctrlreward.credit import token_credit
 from ctrlreward.functional.advantages import decoupled_rewards, zero_signal
 from ctrlreward.functional.policy import explained_variance, value_loss
 from ctrlreward.lightning_package import (
@@ -51,7 +50,6 @@ from ctrlreward.policy.rollouts import (
     Generation,
     PolicyOutput,
     Rollout,
-    completion_offsets,
     joined_rollouts,
     policy_output,
 )
@@ -113,14 +111,12 @@ class ScoredRollout(NamedTuple):
         rollout: Their completions.
         seconds: Duration of sampling.
         rewards: Their rewards.
-        credit: Reward of each token of each completion, if it is spread over them.
     """
 
     samples: Samples
     rollout: Rollout
     seconds: float
     rewards: RewardBatch
-    credit: list[Scores] | None = None
 
 
 class PendingRollout(NamedTuple):
@@ -343,9 +339,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         greedy = None
         if sampled.greedy is not None:
             greedy = self._shape(fail_together(sampled.greedy.scored), baseline=True)
-        experience = self._experience(
-            scored.rollout, rewards, greedy, sampled.output, scored.credit
-        )
+        experience = self._experience(scored.rollout, rewards, greedy, sampled.output)
         self._without_signal = 0 if experience.advantages.any() else self._without_signal + 1
         terms = self._learn(experience)
         seconds = time.perf_counter() - started
@@ -425,18 +419,10 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         rollout = self._sample([inputs[row] for row in rows], temperature)
         seconds = time.perf_counter() - started
         samples, reward = prompts.completed(rollout.completions), self.reward
-        score: Callable[[], tuple[RewardBatch, list[Scores] | None]]
-        if self.objective.credit == "token":
-            pairs = zip(samples.texts, rollout.completions, strict=True)
-            starts = [len(text) - len(completion) for text, completion in pairs]
-            offsets = completion_offsets(self.tokenizer, rollout, starts)
-            score = partial(token_credit, reward, samples, offsets)
-        elif self.optimizer.overlap:
-            future = reward.submit(samples)
-            score = lambda: (future.result(), None)  # noqa: E731
-        else:
-            score = lambda: (reward(samples), None)  # noqa: E731
-        scored = lambda: ScoredRollout(samples, rollout, seconds, *score())  # noqa: E731
+        score: Callable[[], RewardBatch] = partial(reward, samples)
+        if self.optimizer.overlap:
+            score = reward.submit(samples).result
+        scored = lambda: ScoredRollout(samples, rollout, seconds, score())  # noqa: E731
         return PendingRollout(rollout, seconds, scored)
 
     def _filled(self, sampled: PendingRollout) -> tuple[ScoredRollout, Tensor, dict[str, float]]:
@@ -529,15 +515,13 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         rewards: Tensor,
         greedy: Tensor | None = None,
         output: PolicyOutput | None = None,
-        credit: Sequence[Scores] | None = None,
     ) -> Experience:
         """Compute advantages and everything else that stays fixed during the updates.
 
         Statistics are over the completions of all ranks. Completions of one prompt are consecutive.
         `rewards` are NaN if a sample failed, shape (n,), in float64, so that squares of large ones
         are finite; `greedy`, shape (prompts,), are the rewards of greedy completions. `output` is
-        of the policy that sampled; None if it is the current policy. `credit` are the rewards of
-        each completion's tokens, for values; None assigns them to the last token.
+        of the policy that sampled; None if it is the current policy.
         """
         choices, mask = self.objective.choices, rollout.mask
         with reference_policy(self.policy):
@@ -552,12 +536,9 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             all_greedy = None if greedy is None else gather_values(greedy)[0]
             advantages = completion_advantages(choices, all_rewards, groups, all_greedy)[own]
         else:
-            tokens = torch.zeros_like(mask)
-            for row, given in zip(tokens, credit or (), strict=False):
-                row[: len(given)] = torch.from_numpy(given)
             own_rewards = rewards.float().to(mask.device)
             advantages, returns, valued = token_advantages(
-                self.critic, own_rewards, values, mask, tokens, whiten=choices.scale == "batch"
+                self.critic, own_rewards, values, mask, whiten=choices.scale == "batch"
             )
         if self.objective.mask_truncated_completions:
             mask = mask * rollout.ended[:, None]

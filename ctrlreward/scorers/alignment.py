@@ -29,7 +29,7 @@ from ctrlreward.models.aligner import (
 from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.models.pairs import UNITS, Unit
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import read_stop_words
 
@@ -144,15 +144,6 @@ _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
 # Aspect, direction, sample and part of a pair of texts.
 _Job: TypeAlias = tuple[str, str, int, int]
-
-# Direction in which the text itself is aligned, by the names of the scores that it is part of.
-_OF_TEXT: Mapping[str, str] = {
-    name: direction
-    for aspect_name, aspect in ASPECTS.items()
-    for direction, columns in aspect.directions.items()
-    if columns.text == "texts"
-    for name in (aspect_name, direction)
-}
 
 
 def _folded(aspects: Iterable[str], found: Iterable[Aligned], n: int) -> dict[str, Scores]:
@@ -294,32 +285,6 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         """Return the scores in `names`; NaN, with a warning, without a token to average."""
         aspects = self._wanted(names)
         return _folded(aspects, self._align_each(samples, aspects), len(samples))
-
-    @property
-    def credited(self) -> Collection[str]:
-        """All scores but the directions that align another text, such as the source."""
-        return [name for name in self.specs if name in _OF_TEXT]
-
-    def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
-        """Split scores over the tokens of each text, by the alignment vector (definition 3.1).
-
-        A score folded from two directions is split like the direction of the text.
-        """
-        aspects = self._wanted(names)
-        found = list(self._align_each(samples, aspects))
-        scores = _folded(aspects, found, len(samples))
-        credits = {name: [NO_CREDIT] * len(samples) for name in names}
-        for name in names:
-            for one in found:
-                score, text = scores[name][one.sample], samples.texts[one.sample]
-                if one.direction != _OF_TEXT[name] or np.isnan(score):
-                    continue
-                ends = np.array([end for _, end in one.alignment.spans])
-                values = one.alignment.values * one.counted
-                share = score / values.sum() if values.sum() else 0.0
-                leading = len(text) - len(text.lstrip())
-                credits[name][one.sample] = Credit(ends + leading, values * share)
-        return credits
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]

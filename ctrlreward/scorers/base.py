@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -105,20 +105,6 @@ class CorpusFold:
 
     parts: tuple[str, ...]
     fold: Callable[..., float]
-
-
-class Credit(NamedTuple):
-    """The score of one text, split over its parts, such as tokens or sentences.
-
-    `ends` are the indices after the last character of each part, and `values` their shares, which
-    sum to the score, both of shape (parts,).
-    """
-
-    ends: npt.NDArray[np.int64]
-    values: Scores
-
-
-NO_CREDIT = Credit(np.zeros(1, np.int64), np.array([np.nan]))  # of a sample that failed
 
 
 class Scorer(ABC):
@@ -235,17 +221,6 @@ class Scorer(ABC):
         It draws no random numbers, as it may run on a thread. A second parameter, `names=None`,
         gets the requested scores, None for all. A pointwise scorer gets no sample twice.
         """
-
-    def credit_samples(
-        self, samples: Samples, names: Collection[str]
-    ) -> Mapping[str, list[Credit]]:
-        """Split the scores in `names`, all of them in `credited`, over the parts of each text."""
-        raise NotImplementedError(f"{type(self).__name__} does not split a score over a text")
-
-    @property
-    def credited(self) -> Collection[str]:
-        """Names of the scores that `credit_samples` splits."""
-        return ()
 
     def reasons(self, samples: Samples, names: Collection[str]) -> Mapping[str, Sequence[str]]:
         """Return why n samples that were just scored have their scores, by score; "" if unknown."""

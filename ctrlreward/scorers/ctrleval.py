@@ -28,8 +28,8 @@ from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.seq2seq import load_infiller
 from ctrlreward.models.tasks import TEXT_SLOT, Blank, Infiller, Patterns, TokenScores
 from ctrlreward.models.tokenization import first_tokens
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-from ctrlreward.scorers.base import NO_CREDIT, Credit, Scores, ScoreSpec, TaskScorer
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Scores, ScoreSpec, TaskScorer
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.task import WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
@@ -359,33 +359,6 @@ class CTRLEval(ModelScorer[Infiller], TaskScorer):
     def _targets(self, samples: Samples) -> list[int]:
         reader = "CTRLEval attribute_relevance"
         return samples.label_indices(self.labels, reader, "the task", self.attribute)
-
-    @property
-    def credited(self) -> Collection[str]:
-        """Coherence, by sentence."""
-        return [aspect for aspect in self.aspects if aspect == "coherence"]
-
-    def credit_samples(self, samples: Samples, names: Collection[str]) -> dict[str, list[Credit]]:
-        """Split coherence over the sentences, at their ends; a ValueError if one was changed."""
-        credits = []
-        for found, blanks in self._with_blanks(samples, ["coherence"]):
-            if not len(found.scores):
-                credits.append(NO_CREDIT)
-                continue
-            ends, text = [0], samples.texts[found.sample]
-            for blank in blanks:
-                start = text.find(blank.targets[0], ends[-1])
-                if start < 0:
-                    raise ValueError(
-                        f"the sentence {shortened(blank.targets[0])} is not in "
-                        f"texts[{found.sample}] = {shortened(text)}: the sentence_splitter must "
-                        "leave sentences as they are"
-                    )
-                ends.append(start + len(blank.targets[0]))
-            weights = normalize_weights(found.weights)
-            values = weights * np.where(weights > 0, found.scores, 0.0)  # 0 · -inf would be NaN
-            credits.append(Credit(np.array(ends[1:]), values))
-        return dict.fromkeys(names, credits)
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
