@@ -157,9 +157,8 @@ def generate_batch(
         max_new_tokens: Largest number of tokens to generate per row.
 
     Returns:
-        The generated text of each row, without special tokens other than the sentinels that
-        separate a T5's fillings. A text in which a mask or unknown token was generated is "", since
-        its words are not known.
+        The generated text of each row, without special tokens. A text in which a mask or unknown
+        token was generated is "", since its words are not known.
     """
     pad = tokenizer.pad_token_id or 0
     ids, mask = pad_rows(rows, pad, model.device)
@@ -173,11 +172,7 @@ def generate_batch(
     outputs = model.generate(  # type: ignore[operator]  # the type says Tensor | Module
         input_ids=ids, attention_mask=mask, generation_config=config
     )
-    special = {
-        token_id
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and not token.content.startswith("<extra_id_")
-    }
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     decode = _decoder(tokenizer, special)
     if model.config.is_encoder_decoder:
         return [decode((), row) for row in outputs.tolist()]

@@ -53,7 +53,7 @@ class PairFile:
         texts: Files of one text per line, or of JSON records for a kind that reads keys.
         count: Number of texts to use, 2 or more: each text has another as its unrelated text.
         exclude: Files of texts that are not used; see `text_files.sample_texts`.
-        infiller: Model that fills masked spans: a decoder-only model, a BART or a T5.
+        infiller: Model that fills masked spans: a decoder-only model or a BART.
         paraphraser: Encoder-decoder that paraphrases texts; None edits them lightly instead.
         paraphraser_prompt: Input of the paraphraser, with `{text}`.
         mask_share: Smallest and largest share of a text's words to mask.

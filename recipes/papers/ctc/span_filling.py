@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,7 +53,7 @@ def load_span_filler(
     """Load a pretrained model as a `SpanFiller`.
 
     Args:
-        model: Local folder, hub id or short name of a decoder-only model, a BART or a T5.
+        model: Local folder, hub id or short name of a decoder-only model or a BART.
         temperature: Sampling temperature, above 0.
         top_p: Total probability of the most likely tokens to sample from.
         device: See `Generator`.
@@ -67,14 +67,11 @@ def load_span_filler(
     options = {**sampling, "temperature": temperature, "top_p": top_p}
     if not config.is_encoder_decoder:
         return CausalSpanFiller(CausalGenerator(model, device, dtype, batch_tokens, options))
-    if config.model_type not in _FAMILIES:
+    if config.model_type != "bart":
         raise ValueError(
-            f"model = {model!r} is a {config.model_type}, for which filling blanks is not "
-            f"supported. Use an encoder-decoder of {', '.join(_FAMILIES)}, or a decoder-only model."
+            f"model = {model!r} must be a BART or a decoder-only model, got {config.model_type}"
         )
-    mask, parse = _FAMILIES[config.model_type]
-    generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, options)
-    return Seq2SeqSpanFiller(generator, mask, parse)
+    return BartSpanFiller(Seq2SeqGenerator(model, device, dtype, batch_tokens, options))
 
 
 class CausalSpanFiller:
@@ -121,42 +118,27 @@ class CausalSpanFiller:
         ]
 
 
-class Seq2SeqSpanFiller:
-    """Fills blanks with a BART or a T5, which were pretrained on that task.
+class BartSpanFiller:
+    """Fills blanks with a BART, which was pretrained on that task.
 
-    BART generates the whole text again, T5 only the fillings; both decide how long these are. The
-    fillings are None where BART changed the rest of the text, or T5 left one out.
+    It generates the whole text again, and decides how long the fillings are. They are None where it
+    changed the rest of the text.
 
     Args:
         generator: The model, with options for sampling.
-        mask: Returns the mask token of the blank at an index.
-        parse: Extracts the fillings of a template from the model's output.
     """
 
-    def __init__(
-        self,
-        generator: Seq2SeqGenerator,
-        mask: Callable[[int], str],
-        parse: Callable[[Template, str], Fillings | None],
-    ) -> None:
+    def __init__(self, generator: Seq2SeqGenerator) -> None:
         self.generator = generator
-        self.mask = mask
-        self.parse = parse
 
     def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
         """See `SpanFiller.fill`."""
-        inputs = [
-            "".join(
-                part + (self.mask(blank) if blank < len(template.sizes) else "")
-                for blank, part in enumerate(template.parts)
-            )
-            for template in templates
-        ]
+        inputs = ["<mask>".join(template.parts) for template in templates]
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             outputs = self.generator.candidates(inputs)
         return [
-            self.parse(template, output[0] if output else "")
+            whole_text_fillings(template, output[0] if output else "")
             for template, output in zip(templates, outputs, strict=True)
         ]
 
@@ -170,23 +152,6 @@ def whole_text_fillings(template: Template, text: str) -> Fillings | None:
     pattern = rf"\s*{_WORD_BREAK}(\S.*?){_WORD_BREAK}\s*".join(kept)
     match = re.fullmatch(pattern, text.strip(), flags=re.IGNORECASE | re.DOTALL)
     return tuple(filling.strip() for filling in match.groups()) if match else None
-
-
-def sentinel_fillings(template: Template, text: str) -> Fillings | None:
-    """Extract the text after each sentinel, in order; None if a sentinel or its text is missing."""
-    pieces = re.split(r"<extra_id_(\d+)>", text)[1:]
-    by_blank = {
-        int(number): words.strip() for number, words in zip(pieces[::2], pieces[1::2], strict=True)
-    }
-    fillings = tuple(by_blank.get(blank, "") for blank in range(len(template.sizes)))
-    return fillings if all(fillings) else None
-
-
-# Model type → mask token of the blank at an index, and parser of the model's output.
-_FAMILIES: dict[str, tuple[Callable[[int], str], Callable[[Template, str], Fillings | None]]] = {
-    "bart": (lambda blank: "<mask>", whole_text_fillings),
-    "t5": ("<extra_id_{}>".format, sentinel_fillings),
-}
 
 
 def _prompt(template: Template, filled: Sequence[str]) -> str:

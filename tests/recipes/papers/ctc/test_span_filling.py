@@ -17,7 +17,6 @@ from ctrlreward.recipes.papers.ctc.generators import generate_batch
 from ctrlreward.recipes.papers.ctc.span_filling import (
     Template,
     load_span_filler,
-    sentinel_fillings,
     whole_text_fillings,
 )
 
@@ -44,28 +43,23 @@ def test_a_decoder_only_model_fills_every_blank(tiny_llama: Callable[[str], str]
 
 WHOLE = Template(("The ", " was (too) ", " ."), (1, 2))
 KEPT = Template(("we loved the ", " view ."), (1,))
-MASKED = Template(("", " was ", " ."), (1, 2))
 
 
 @pytest.mark.parametrize(
-    ("extract", "template", "text", "expected"),
+    ("template", "text", "expected"),
     [
-        (whole_text_fillings, WHOLE, " the old soup was (too)  cold to eat .",
-         ("old soup", "cold to eat")),
-        (whole_text_fillings, WHOLE, "A soup was (too) cold .", None),
-        (whole_text_fillings, KEPT, "we loved the old view .", ("old",)),
+        (WHOLE, " the old soup was (too)  cold to eat .", ("old soup", "cold to eat")),
+        (WHOLE, "A soup was (too) cold .", None),
+        (KEPT, "we loved the old view .", ("old",)),
         # It would extend a kept word.
-        (whole_text_fillings, KEPT, "we loved theatre view .", None),
-        (whole_text_fillings, KEPT, "we loved the overview .", None),
-        (sentinel_fillings, MASKED, "<extra_id_0> it <extra_id_1> my own <extra_id_2>",
-         ("it", "my own")),
-        (sentinel_fillings, MASKED, "<extra_id_0> it <extra_id_2> more", None),
+        (KEPT, "we loved theatre view .", None),
+        (KEPT, "we loved the overview .", None),
     ],
-)  # fmt: skip
+)
 def test_fillings_are_extracted_from_a_text(
-    extract: Any, template: Template, text: str, expected: tuple[str, ...] | None
+    template: Template, text: str, expected: tuple[str, ...] | None
 ) -> None:
-    assert extract(template, text) == expected
+    assert whole_text_fillings(template, text) == expected
 
 
 def test_a_decoder_only_model_may_not_extend_a_kept_word(
@@ -121,16 +115,8 @@ def test_templates_that_are_too_long_are_skipped_and_named(
     assert "soup soup soup" in message
 
 
-@pytest.mark.parametrize("family", ["tiny_bart", "tiny_t5"])
-def test_an_encoder_decoder_fills_its_masks(
-    family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filler = load_span_filler(request.getfixturevalue(family))
-    masks = ["<mask>"] * 2 if family == "tiny_bart" else ["<extra_id_0>", "<extra_id_1>"]
-    outputs = {
-        "tiny_bart": "All of it was cold and nobody said sorry.",
-        "tiny_t5": "<extra_id_0> All of it <extra_id_1> nobody <extra_id_2>",
-    }
+def test_a_bart_fills_its_masks(tiny_bart: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = load_span_filler(tiny_bart)
     template = Template(("", " was cold and ", " said sorry."), (2, 1))
     written: list[list[str]] = []
 
@@ -148,12 +134,11 @@ def test_an_encoder_decoder_fills_its_masks(
 
     def respond(*arguments: Any) -> list[str]:
         inputs.extend(filler.generator.tokenizer.decode(row) for row in arguments[2])
-        return [outputs[family]] * len(arguments[2])
+        return ["All of it was cold and nobody said sorry."] * len(arguments[2])
 
     monkeypatch.setattr(generators, "generate_batch", respond)
     assert filler.fill([template], seed=1) == [("All of it", "nobody")]
-    assert [mask in inputs[0] for mask in masks] == [True, True]
-    assert inputs[0].count("<mask>") + inputs[0].count("<extra_id_") == 2
+    assert inputs[0].count("<mask>") == 2
 
 
 def stub(encoder_decoder: bool, generate: Callable[..., torch.Tensor]) -> Any:
@@ -198,5 +183,5 @@ def test_the_leading_space_of_a_completion_is_kept() -> None:
 
 
 def test_another_family_is_refused(pegasus: str) -> None:
-    with pytest.raises(ValueError, match="is a pegasus, for which filling blanks is not supported"):
+    with pytest.raises(ValueError, match="must be a BART or a decoder-only model, got pegasus"):
         load_span_filler(pegasus)
