@@ -1,27 +1,19 @@
 """Style transfer: rewriting a sentence into another style while keeping its content.
 
-`configs/style_transfer/yelp_*.yaml` use these classes and functions: prompts, reward, held-out
-scores and the plot of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, Fig. 1. Copy this
-file to change them.
+`configs/style_transfer/yelp_*.yaml` use these classes and functions: prompts, reward and
+held-out scores. Copy this file to change them.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-
-import pytorch_lightning as pl
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
-from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.encoder import SentenceEncoder
-from ctrlreward.plots.curves import curve
-from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths, transfer_path
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
@@ -30,8 +22,6 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component, Scorer
 from ctrlreward.weights.dtypes import Dtype
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -248,34 +238,3 @@ def before_after(
         others={"copying": prompts.replace(texts=prompts.require("sources", "before_after"))},
         judges=judges,
     )
-
-
-class Trajectories(pl.Callback):
-    """Plot of error rate against similarity and similarity against perplexity over validations.
-
-    Written to `trajectories.png` at the end of training, with one point per validation, as in Pang
-    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy, and all three are computed over the
-    corpus. `ctrlreward trajectories` draws several runs in one picture.
-
-    Args:
-        folder: Folder of the run's `HistoryLogger`, for `metrics.jsonl` and the plot.
-        name: Name of the `GenerationScorer`.
-    """
-
-    def __init__(self, folder: str, name: str = "score") -> None:
-        super().__init__()
-        self.folder = Path(folder)
-        self.name = name
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw the plot if there was a validation."""
-        history = JsonLog(self.folder / "metrics.jsonl").read()
-        keys = [f"{self.name}/corpus/{s}" for s in ("accuracy", "similarity", "perplexity")]
-        curves = [dict(zip(*curve(history, key), strict=True)) for key in keys]
-        points = transfer_path(*curves)
-        if not points or not trainer.is_global_zero:
-            return
-        try:
-            draw_transfer_paths([(self.folder.name, points)], self.folder / "trajectories.png")
-        except ImportError as error:  # a finished run must not fail for lack of matplotlib
-            log.warning("%s", error)

@@ -1,21 +1,15 @@
-"""Outputs that need no training, which a good measure of style transfer ranks low."""
+"""Copies of the sources as a baseline, and the figures of a corpus."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import SentenceScores, weighted_transfer
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import TransferQuality
 from ctrlreward.scorers.base import Component, score
-
-_CANDIDATES = 200
-_SOURCES = 50
 
 
 def copies(prompts: Samples) -> Samples:
@@ -23,73 +17,10 @@ def copies(prompts: Samples) -> Samples:
     return prompts.replace(texts=prompts.require("sources", "copies"))
 
 
-def constants(prompts: Samples, sentences: Mapping[str, str]) -> Samples:
-    """Return the same output for all sources of a target style.
-
-    Args:
-        prompts: Sources with their target styles as `labels`.
-        sentences: Style → its sentence.
-    """
-    labels = prompts.require("labels", "constants")
-    return prompts.replace(texts=[sentences[label] for label in labels])
-
-
-def best_constants(
-    quality: TransferQuality, sentences: Mapping[str, Sequence[str]], seed: int = 0
-) -> dict[str, str]:
-    """Choose the training sentence of each style that is the best constant output by GM.
-
-    A fluent sentence that has the style gets a perfect Acc and a low PP whatever the source is, so
-    constants differ mainly in their mean Sim with the sources; GM weighs all three. This is the
-    strongest baseline of its kind: a weaker one would favour the models. If every GM is 0, as
-    under the paper's thresholds, the sentence with the highest Sim that has the style is chosen.
-
-    Args:
-        quality: Judges, with the thresholds of GM.
-        sentences: Style → training sentences; 200 of a style are tried, on 50 of the other style.
-        seed: Seed of both draws.
-
-    Returns:
-        Style → sentence.
-
-    Raises:
-        ValueError: `sentences` does not have two styles, or one is empty.
-    """
-    if len(sentences) != 2 or not all(sentences.values()):
-        found = ", ".join(f"{style}: {len(texts)}" for style, texts in sentences.items())
-        raise ValueError(f"sentences must have two styles, got {found or 'none'}")
-    drawn = {
-        style: random.Random(seed).sample(list(texts), min(_CANDIDATES, len(texts)))
-        for style, texts in sentences.items()
-    }
-    return {
-        style: _best_constant(quality, drawn[style], drawn[other][:_SOURCES], style)
-        for style, other in zip(drawn, reversed(drawn), strict=True)
-    }
-
-
 def sentence_scores(quality: TransferQuality, samples: Samples) -> SentenceScores:
     """Score sentences as outputs of one system; see `SentenceScores`."""
     wanted = {name: Component(quality, name) for name in SentenceScores._fields}
     return SentenceScores(**score(wanted, samples))
-
-
-def _best_constant(
-    quality: TransferQuality, candidates: Sequence[str], sources: Sequence[str], style: str
-) -> str:
-    # Style and fluency do not depend on the source, so they are judged once a candidate.
-    own = Samples(candidates, sources=candidates, labels=[style] * len(candidates))
-    judged = sentence_scores(quality, own)
-    pairs = Samples(
-        [text for text in candidates for _ in sources], sources=[*sources] * len(candidates)
-    )
-    cosines = quality.similarity.score(pairs)["similarity"].reshape(len(candidates), -1)
-    similarity = np.array([valid_mean(row) for row in cosines])
-    judged = judged._replace(similarity=similarity)
-    gm = weighted_transfer(judged, np.eye(len(candidates)), quality.thresholds)["gm"]
-    worst = ((gm, -1.0), (judged.accuracy, 0.0), (similarity, -2.0))
-    ranks = zip(*(np.nan_to_num(values, nan=value) for values, value in worst), strict=True)
-    return max(zip(ranks, candidates, strict=True), key=lambda pair: pair[0])[1]
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from scipy.stats import spearmanr
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
@@ -28,14 +26,11 @@ from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
     markdown_table,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
-    best_constants,
-    constants,
     copies,
     corpus_transfer,
     sentence_scores,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
-    meteor,
     read_references,
     reference_bleu,
     reference_meteor,
@@ -59,11 +54,8 @@ class TransferReport(pl.Callback):
 
     Writes `transfers.jsonl`, a sentence a line with its outputs and their scores, and `test.json`:
     - `sentences`, the number transferred, `left_out` and `thresholds`;
-    - `systems`: by checkpoint and baseline (`copying`, and `constant`, one sentence per style),
-      `accuracy`, `similarity`, `perplexity` and `gm` of the corpus, and the number `failed`; `bleu`
-      and `meteor` of checkpoints and copying, `step` of checkpoints, `texts` of constant;
-    - `meteor_of_source`: mean METEOR of each checkpoint's outputs against their sources, which the
-      paper has beside Sim, and `spearman`, their rank correlation with Sim over all outputs;
+    - `systems`: by checkpoint and for `copying`, `accuracy`, `similarity`, `perplexity` and `gm` of
+      the corpus, the number `failed`, `bleu` and `meteor`; `step` of checkpoints;
     - `bleu_signature`.
 
     With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
@@ -76,11 +68,11 @@ class TransferReport(pl.Callback):
         references: Style → file of its sentences, `source ⇥ reference`; see `read_references`.
             Empty for no BLEU and METEOR.
         name: Name of the `GenerationScorer`.
-        seed: Seed of the transfers and of the choice of constants.
+        seed: Seed of the transfers.
 
     Raises:
-        MisconfigurationException: In `setup`: a `RewardCheckpoint` or the training sentences of
-            the data module are absent, or selection sees all test sentences.
+        MisconfigurationException: In `setup`: a `RewardCheckpoint` is absent, or selection sees
+            all test sentences.
         ImportError: In `setup`: sacrebleu or nltk is not installed, and there are
             references.
     """
@@ -108,7 +100,6 @@ class TransferReport(pl.Callback):
             return
         for score in _SELECTED_BY.values():
             self._keeper(trainer, score)
-        _training_sentences(trainer)
         if not len(self._unseen(trainer)):
             raise MisconfigurationException(
                 "TransferReport: all of its sentences are used for selection. Use other sentences."
@@ -130,14 +121,12 @@ class TransferReport(pl.Callback):
         unseen = self._unseen(trainer)
         systems, translations = self._transfers(trainer, module, unseen)
         with fixed_randomness(self.seed), phase("scoring transfers"):
-            texts = best_constants(self.quality, _training_sentences(trainer), self.seed)
-            systems |= {"copying": copies(unseen), "constant": constants(unseen, texts)}
+            systems["copying"] = copies(unseen)
             scores = {name: sentence_scores(self.quality, each) for name, each in systems.items()}
         figures = {name: self._figures(each) for name, each in scores.items()}
         for name, score in _SELECTED_BY.items():
             figures[name]["step"] = self._keeper(trainer, score).selected_step
         figures[LAST]["step"] = trainer.global_step
-        figures["constant"]["texts"] = texts
         report: dict[str, Any] = {
             "sentences": len(unseen),
             "left_out": len(self.sentences) - len(unseen),
@@ -148,7 +137,6 @@ class TransferReport(pl.Callback):
             for name, each in {**translations, "copying": copies(self.references)}.items():
                 figures[name]["bleu"], report["bleu_signature"] = reference_bleu(each)
                 figures[name]["meteor"] = reference_meteor(each)
-            report["meteor_of_source"] = _meteor_of_source(systems, scores, translations)
             lines = _lines(self.references, translations)
             write_whole(self.folder / "translations.jsonl", lines)
         write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))
@@ -217,29 +205,6 @@ class TransferReport(pl.Callback):
     def _figures(self, scores: SentenceScores) -> dict[str, Any]:
         corpus = asdict(corpus_transfer(scores, self.quality.thresholds))
         return {"failed": corpus.pop("failed"), **{k: finite_or_none(v) for k, v in corpus.items()}}
-
-
-def _meteor_of_source(
-    systems: Mapping[str, Samples], scores: Mapping[str, SentenceScores], names: Iterable[str]
-) -> dict[str, float | None]:
-    found = {
-        name: meteor(systems[name].texts, systems[name].require("sources", "METEOR"))
-        for name in names
-    }
-    sim = np.concatenate([scores[name].similarity for name in found])
-    rho = spearmanr(np.concatenate([*found.values()]), sim, nan_policy="omit").statistic
-    means = {name: 100 * float(values.mean()) for name, values in found.items()}
-    return {**means, "spearman": finite_or_none(float(rho))}
-
-
-def _training_sentences(trainer: pl.Trainer) -> Mapping[str, Sequence[str]]:
-    sentences = getattr(trainer.datamodule, "sentences", None)  # type: ignore[attr-defined]
-    if not isinstance(sentences, Mapping):
-        raise MisconfigurationException(
-            "TransferReport takes its constant sentences from the training sentences. Pass "
-            "trainer.fit a data module with sentences, style → list, such as TransferSentences."
-        )
-    return sentences
 
 
 def _lines(

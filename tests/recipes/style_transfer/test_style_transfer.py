@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 from ctrlreward.recipes.style_transfer import (
     ScoringModels,
     Sentences,
-    Trajectories,
     TransferData,
     before_after,
     held_out_scorer,
@@ -146,24 +144,6 @@ def test_callbacks_share_their_models_and_copying_is_compared(files, scoring_mod
     assert copies.labels == report.samples.labels
 
 
-# The picture
-
-
-def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
-    log = JsonLog(tmp_path / "metrics.jsonl")
-    log.append({"step": 1, "reward/total": 0.3})
-    for step in (2, 4, 6):
-        row = {"accuracy": 0.1 * step, "similarity": 1 - 0.1 * step, "perplexity": 40.0}
-        log.append({"step": step, **{f"score/corpus/{name}": row[name] for name in row}})
-    trainer, module = pl.Trainer(logger=False, accelerator="cpu"), pl.LightningModule()
-    Trajectories(str(tmp_path), name="other").on_fit_end(trainer, module)
-    assert not (tmp_path / "trajectories.png").exists()
-    Trajectories(str(tmp_path)).on_fit_end(trainer, module)
-    header = (tmp_path / "trajectories.png").read_bytes()[:24]
-    width, height = struct.unpack(">II", header[16:24])
-    assert (width, height) == (round(2 * 4.8 * 130), round(3.8 * 130))
-
-
 # The configuration
 
 
@@ -266,7 +246,6 @@ def test_a_small_run_writes_all_results(
     assert copying["similarity"] == pytest.approx(1.0)
     assert copying["difference_ci95"][0] <= copying["difference"] <= copying["difference_ci95"][1]
     assert summary["after"]["gm"] - copying["gm"] == pytest.approx(copying["difference"], abs=1e-6)
-    assert (folder / "trajectories.png").exists()
     accuracy, auc = (summary["judges"][f"sentiment_{name}"] for name in ("accuracy", "auc"))
     assert auc["others"]["copying"]["value"] == 0.0  # copies keep the sentiment of their source
     for name in ("before", "after", "copying"):
