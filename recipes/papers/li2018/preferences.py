@@ -19,20 +19,9 @@ Ints = npt.NDArray[np.int64]
 Thresholds = tuple[float, float, float, float]
 PartialThresholds = tuple[float | None, float | None, float | None, float | None]
 
-# A fit with a larger share of ties is reported as degenerate.
-_MOST_TIES = 0.5
-
 # Size of the population in differential evolution, and its largest number of generations.
 _POPULATION = 60
 _GENERATIONS = 200
-
-# Effects of a threshold at its lower and at its upper bound, for t1 to t4.
-_EFFECTS_AT_BOUNDS = (
-    ("accuracy decides little", "only an accuracy of 1 counts"),
-    ("similarity decides little", "only a similarity of 1 counts"),
-    ("every GM is 0", "a high perplexity is hardly punished"),
-    ("a low perplexity is hardly punished", "every GM is 0"),
-)
 
 
 class PairwiseAgreement(NamedTuple):
@@ -61,17 +50,11 @@ class GMFit(NamedTuple):
             the scale was fitted.
         agreement: Agreement under the fitted thresholds.
         default_agreement: Agreement under the paper's thresholds, `GM_THRESHOLDS`.
-        problems: One sentence per sign of a degenerate fit, with what to do about it: every GM is
-            0, c is 0, more than half of the pairs are ties, t1 only scales GM since accuracy is a
-            decision, or a threshold is at its bound.
 
     Examples:
         >>> fit = fit_gm([[0.9, 0.9, 50]], [[0.7, 0.9, 50]])
         >>> fit.default_agreement.agreed, fit.agreement.agreed
         (1.0, 1.0)
-        >>> fit_gm([[0.9, 0.9, 50]], [[0.9, 0.9, 50]]).problems[0]
-        'c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing. Use \
-more pairs or other judges.'
     """
 
     thresholds: Thresholds
@@ -79,7 +62,6 @@ more pairs or other judges.'
     loss: float
     agreement: PairwiseAgreement
     default_agreement: PairwiseAgreement
-    problems: tuple[str, ...] = ()
 
 
 def fit_gm(
@@ -154,35 +136,7 @@ def fit_gm(
     best_loss, factor = loss_and_scale(best)
     thresholds = _as_tuple(best)
     fitted = pairwise_agreement(better, worse, thresholds)
-    problems = []
-    any_gm = bool(gm_of_rows(outputs, thresholds).any())
-    if factor == 0:
-        problems.append(
-            "c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing. "
-            "Use more pairs or other judges."
-        )
-    elif not any_gm:
-        problems.append(
-            "every GM is 0, so nothing is preferred. Fit c as well (scale=None), since a wrongly "
-            "ordered pair costs more than a tie in the loss of a fixed c."
-        )
-    elif fitted.tied > _MOST_TIES:
-        problems.append(
-            f"{fitted.tied:.0%} of the pairs are ties, more than {_MOST_TIES:.0%}, since GM is "
-            "0 for most outputs. Fit c and all thresholds, or use judges that suit the texts."
-        )
-    if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
-        problems.append(
-            "accuracy is 0 or 1 in all pairs, so t1 only scales GM and any from 0 to 100 prefers "
-            "the same. Fix it (fixed), or fit to the label probability."
-        )
-    problems += [
-        f"t{i + 1} = {best[i]:.1f} is at the bound of its search, ±{high[i]:.0f}, where "
-        f"{_EFFECTS_AT_BOUNDS[i][int(best[i] > 0)]}. Fix it at a justified value (fixed)."
-        for i in range(4)
-        if free[i] and abs(best[i]) > 0.99 * high[i]
-    ]
-    return GMFit(thresholds, factor, best_loss, fitted, default, tuple(problems))
+    return GMFit(thresholds, factor, best_loss, fitted, default)
 
 
 def _search(

@@ -127,7 +127,7 @@ def fit_thresholds(rated: Rated, values: Mapping[str, Scores], seed: int) -> dic
 
     Returns:
         The number of preferences as `pairs`, the paper's agreement and, by name, thresholds,
-        factor c, loss, agreement with these preferences and signs of a degenerate fit.
+        factor c (0 if nothing could be learned), loss and agreement with these preferences.
     """
     inputs = np.stack([values[name] for name in INPUTS], axis=1)
     ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, rated.ratings["mean"])
@@ -143,19 +143,14 @@ def fit_thresholds(rated: Rated, values: Mapping[str, Scores], seed: int) -> dic
         "published_agreement": PUBLISHED["gm_agreement"],
         "agreement": {name: each._asdict() for name, each in agreements.items()},
         "fits": {
-            name: {
-                "thresholds": each.thresholds,
-                "scale": each.scale,
-                "loss": each.loss,
-                "problems": each.problems,
-            }
+            name: {"thresholds": each.thresholds, "scale": each.scale, "loss": each.loss}
             for name, each in fits.items()
         },
     }
 
 
 def print_fits(record: Mapping[str, Any]) -> None:
-    """Print the agreements of `fit_thresholds`, and its degenerate fits."""
+    """Print the agreements of `fit_thresholds`."""
     thresholds = {"paper": GM_THRESHOLDS} | {
         name: each["thresholds"] for name, each in record["fits"].items()
     }
@@ -166,9 +161,6 @@ def print_fits(record: Mapping[str, Any]) -> None:
     title = f"GM: agreement with {record['pairs']} preferences, which thresholds were fitted to"
     print_rows(title, ("thresholds", "agreed", "ties"), cells, whole=True)
     print(f"The paper reports {record['published_agreement']:.0%} for its judges and preferences.")
-    for name, each in record["fits"].items():
-        for problem in each["problems"]:
-            print(f"Degenerate ({name}): {problem}")
 
 
 class SentenceTransfer(TransferQuality):
