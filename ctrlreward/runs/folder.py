@@ -23,14 +23,13 @@ from ctrlreward.functional.sequential import PromptScores
 from ctrlreward.held_out import FAIL_RATE, prompts_digest
 from ctrlreward.runs.logs import Log, NoLog, read_log
 from ctrlreward.runs.stored_texts import (
-    PICKLES,
+    READ_TEXTS,
     FoundTexts,
     StoredTexts,
     TextSource,
     note_of,
     read_texts,
     shared_prompts,
-    unread_texts,
 )
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -100,35 +99,30 @@ class StoredRun:
         return list(dict.fromkeys(key for each in self.steps for key in each.metrics))
 
 
-def read_stored_run(
-    name: str | Path, checkpoints: Path | None = None, texts: str | None = None
-) -> StoredRun:
+def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> StoredRun:
     """Read the log, the samples and the checkpoints of a run.
 
     Args:
         name: Folder of the run, or another argument of `ctrlreward.runs.logs.read_log`, or a file
-            of texts, or a URL of fsspec of a folder or file of texts.
-            Samples and checkpoints are searched in the folder, or in the folder of the file.
+            of texts. Samples and checkpoints are searched in the folder, or in the folder of the
+            file. Without texts of a `GenerationScorer`, those that another trainer stored.
         checkpoints: Folder of the checkpoints, if the trainer writes them elsewhere.
-        texts: Kind of the texts, a key of `ctrlreward.runs.stored_texts.TEXT_FORMATS`. By default
-            the texts of a `GenerationScorer`, and without them the kind that the files have.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
         ValueError: No known log or texts, damaged ones, or a log without a number.
     """
-    path, remote = Path(name), "://" in str(name)
-    files = sample_files(path) if path.is_dir() and texts is None else {}
-    found = None if files else _other_texts(name, texts)
-    log = _log_of(name, bool(files), found)
-    folder = log.path if remote else path if path.is_dir() else log.path.parent
+    path = Path(name)
+    files = sample_files(path) if path.is_dir() else {}
+    found = read_texts(path) if path.exists() and not files else None
+    log = _log_of(path, bool(files), found)
+    folder = path if path.is_dir() else path.parent
     if found is None:
         files = files or sample_files(folder)
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder, must be the folder of the checkpoints")
     place = checkpoints or folder
-    saved = find_checkpoints(place, log.path) if place.is_dir() else {}
-    saved = _without_texts(saved, found.files) if found else saved
+    saved = find_checkpoints(place, log.path)
     shift = 0 if files or found else _lightning_shift(log, saved)
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
@@ -178,47 +172,23 @@ def read_stored_run(
     )
 
 
-def _other_texts(name: str | Path, kind: str | None) -> FoundTexts | None:
-    """Return the texts of another trainer; a path that does not exist has none."""
-    remote = "://" in str(name)
-    found = read_texts(name, kind) if remote or Path(name).exists() else None
-    if found is None and (remote or kind is not None):
-        raise ValueError(f"{name} has no log of a run{unread_texts(name)}")
-    return found
-
-
-def _log_of(name: str | Path, has_samples: bool, found: FoundTexts | None) -> Log:
+def _log_of(path: Path, has_samples: bool, found: FoundTexts | None) -> Log:
     """Return the log of a run, without rows if it has texts alone."""
-    path, what = Path(name), "samples"
+    what = "samples"
     if found is not None:
         steps = len({step for by_step in found.sets.values() for step in by_step})
         what = f"texts of {found.title}, {steps} steps"
-        if not path.is_dir():  # of a URL, what is written goes to a folder of its last name
-            return Log(what, Path(path.name) if "://" in str(name) else path, [])
-    if path.suffix in PICKLES and path.is_file():
-        raise ValueError(f"{name} is not the log of a run{unread_texts(name)}")
+        if not path.is_dir():
+            return Log(what, path, [])
     try:
-        log = read_log(name, found.files if found else ())
+        log = read_log(path, found.files if found else ())
     except NoLog as error:
         if has_samples or found is not None:
             return Log(what, path if found else path / "samples", [])  # of a run without a logger
-        if str(error).startswith(f"{path} has no log "):
-            raise NoLog(f"{error}{unread_texts(name)}") from None
+        if path.is_dir():
+            raise NoLog(f"{error}; nor has it texts that are read: {READ_TEXTS}") from None
         raise
     return log._replace(source=f"{log.source}; {what}") if found else log
-
-
-def _without_texts(
-    saved: Mapping[int, Sequence[Path]], texts: Sequence[Path]
-) -> dict[int, tuple[Path, ...]]:
-    """Leave out folders of texts, which are named by their step like folders of weights."""
-
-    def is_saved(path: Path) -> bool:
-        inside = any(text.resolve().is_relative_to(path.resolve()) for text in texts)
-        return not inside or any(path.rglob("*.safetensors"))
-
-    left = {step: tuple(filter(is_saved, paths)) for step, paths in saved.items()}
-    return {step: paths for step, paths in left.items() if paths}
 
 
 def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:

@@ -1,20 +1,17 @@
 """Logs of trainers as steps with metrics.
 
 Supported are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
-transformers and TRL, Weights & Biases (offline), TensorBoard, trackio, verl's file and console
-loggers, OpenRLHF's console log, and JSON lines with a step each.
+transformers and TRL, Weights & Biases (offline), TensorBoard, verl's file logger, and JSON lines
+with a step each.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import re
-import sqlite3
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from importlib import import_module
 from math import isfinite, nan
 from pathlib import Path
@@ -41,16 +38,10 @@ _NO_LOGS = re.compile(r"samples|rescored|checkpoints|(checkpoint-|global_step).*
 _COMPARED = ("before.jsonl", "after.jsonl")  # texts of `BeforeAfter`
 _DEPTH = 3
 
-# verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
-_VERL_LINE = re.compile(r"(?:^|[\s)])step:(\d{1,18}) - (\S.*)")
-_VERL_PAIR = re.compile(r"(\S+):(?:np\.\w+\()?([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))\)?$", re.I)
-# OpenRLHF's: "... Global step 10: {'reward': 0.5}" and "... global_step 10, eval_metrics: {...}".
-_OPENRLHF_LINE = re.compile(r"global[ _]step (\d{1,18})(?:: |, eval_metrics: )(\{.*\})", re.I)
-
 FORMATS = (
     "metrics.jsonl (HistoryLogger), metrics.csv (CSVLogger), trainer_state.json (transformers, "
-    "TRL), *.wandb (W&B), events.out.tfevents.* (TensorBoard), *.db (trackio), *.jsonl (verl, or "
-    "an object with a step per line), *.log (the console of verl or OpenRLHF)"
+    "TRL), *.wandb (W&B), events.out.tfevents.* (TensorBoard), *.jsonl (verl, or an object with a "
+    "step per line)"
 )
 
 
@@ -79,23 +70,19 @@ def read_log(name: str | Path, texts: Collection[Path] = ()) -> Log:
 
     Args:
         name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`.
-            `FILE.db:RUN` names a run of a trackio database.
         texts: Files of a folder that are texts, not logs.
 
     Raises:
         FileNotFoundError: The file or folder does not exist.
         ValueError: It is not a log, or damaged, or has several runs; names the file and the line.
     """
-    path, run = Path(name), ""
-    if ".db:" in str(name) and not path.exists():
-        file, _, run = str(name).rpartition(".db:")
-        path = Path(f"{file}.db")
+    path = Path(name)
     if path.is_dir():
         path = _log_in(path, texts)
     elif not path.is_file():
         raise no_such_file(path)
     try:
-        log = _read_tensorboard(path) if path.is_dir() else _read_file(path, run)
+        log = _read_tensorboard(path) if path.is_dir() else _read_file(path)
     except (ArithmeticError, AttributeError, TypeError) as error:  # another form of values
         raise ValueError(f"{path} is not the log of a run: {error}") from None
     if not any(values for _, values in log.rows):
@@ -135,10 +122,8 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
     if any(path.name.startswith("events.out.tfevents.") for path in files):
         yield folder
         return
-    for pattern in ("*.wandb", "*.db", "*.jsonl", "*.log"):
-        # W&B's folder has links to its own debug.log.
-        matching = [path for path in files if path.match(pattern) and not path.is_symlink()]
-        if matching:
+    for pattern in ("*.wandb", "*.jsonl"):
+        if matching := [path for path in files if path.match(pattern) and not path.is_symlink()]:
             yield from matching
             return
     for inner in sorted(folder.iterdir()) if depth else ():
@@ -146,15 +131,13 @@ def _logs_in(folder: Path, depth: int, texts: Collection[Path]) -> Iterator[Path
             yield from _logs_in(inner, depth - 1, texts)
 
 
-def _read_file(path: Path, run: str) -> Log:
+def _read_file(path: Path) -> Log:
     if path.stat().st_size == 0:
         raise NoLog(f"{path} is empty: did the run reach its first step?")
     if path.suffix == ".wandb":
         return Log("W&B", path, _with_steps(read_wandb_history(path), path))
     if "tfevents" in path.name:
         return _read_tensorboard(path)
-    if path.suffix in (".db", ".sqlite", ".sqlite3"):
-        return Log("trackio", path, _trackio_rows(path, run))
     reader = _TEXTS.get(path.suffix)
     if reader is None:
         raise ValueError(f"{path} is not the log of a run, must be {FORMATS}")
@@ -211,38 +194,10 @@ def _read_trainer_state(path: Path, text: str) -> Log:
     return Log("trainer_state.json", path, _with_steps(state["log_history"], path), state)
 
 
-def _read_console(path: Path, text: str) -> Log:
-    rows: list[LoggedStep] = []
-    source = "console"
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := _OPENRLHF_LINE.search(line):
-            source = "OpenRLHF"
-            plain = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", found[2])
-            literal = re.sub(r"(?<=[ :])-?(?:nan|inf)\b", "None", plain)
-            try:
-                values = ast.literal_eval(literal)
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue  # a status with tensors, or nested too deeply
-            rows.append((int(found[1]), numbers_of(values)))
-        elif found := _VERL_LINE.search(line):
-            source = "verl"
-            pairs = [_VERL_PAIR.match(part) for part in found[2].split(" - ")]
-            values = {pair[1]: float(pair[2]) for pair in pairs if pair}
-            if len(values) < len(pairs) / 2:
-                raise ValueError(f"{path}:{number} is not a line of verl's console logger")
-            rows.append((int(found[1]), numbers_of(values)))
-    if not rows:
-        raise NoLog(f"{path} is not the log of a run: no line has a step with metrics")
-    return Log(source, path, rows)
-
-
 _TEXTS: Mapping[str, Callable[[Path, str], Log]] = {
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
     ".json": _read_trainer_state,
-    ".log": _read_console,
-    ".txt": _read_console,
-    ".out": _read_console,
 }
 
 
@@ -316,26 +271,6 @@ def _read_tensorboard(path: Path) -> Log:
         raise ValueError(f"{path} has no scalars of TensorBoard: it is empty or damaged")
     rows = [row for step in sorted(by_step) for row in at_scored_steps(step, by_step[step])]
     return Log("TensorBoard", path, rows)
-
-
-def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
-    try:
-        # Read-only: a running job uses the database, and a wrong file must not change.
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            query = "SELECT run_name, step, metrics FROM metrics ORDER BY id"
-            found = database.execute(query).fetchall()
-    except sqlite3.Error as error:
-        raise ValueError(f"{path} is not a database of trackio: {error}") from None
-    names = list(dict.fromkeys(name for name, _, _ in found))
-    if run and run not in names:
-        raise ValueError(f"{path} has no run {run!r}, only {', '.join(names)}")
-    if not run and len(names) > 1:
-        raise ValueError(
-            f"{path} has {len(names)} runs, choose one: {path}:{names[0]} (of {', '.join(names)})"
-        )
-    rows = [(parse_json(metrics, path), step) for name, step, metrics in found if run in ("", name)]
-    # With transformers, trackio counts its calls, and the training step is a metric.
-    return _with_steps([{**row, _CALLS: step} for row, step in rows], path)
 
 
 # Rows

@@ -84,7 +84,7 @@ def write_report(path: Path, runs: Sequence[str], options: Any = None) -> dict[s
 
 def _folder(name: str) -> Path:
     path = Path(name)
-    return Path(path.name) if "://" in name else path if path.is_dir() else path.parent
+    return path if path.is_dir() else path.parent
 
 
 def _parser() -> CommandParser:

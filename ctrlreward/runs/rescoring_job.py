@@ -28,12 +28,12 @@ from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_s
 from ctrlreward.runs.folder import StoredRun, StoredStep, completions_per_prompt, read_stored_run
 from ctrlreward.runs.select import Selection, add_rule_options, decide, run_rules, summary, to_json
 from ctrlreward.runs.stored_texts import (
+    READ_TEXTS,
     TextSource,
     is_even,
     note_of,
     scored_samples,
     shared_prompts,
-    unread_texts,
 )
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
@@ -104,7 +104,7 @@ def run(arguments: list[str]) -> None:
     with user_errors(resumes=lambda: True):
         path = Path(options.reward)
         block, file = read_reward(path)
-        stored, names = without_prefix(read_stored_run(options.run, texts=options.format))
+        stored, names = without_prefix(read_stored_run(options.run))
         for option in ("maximise", "minimise", "subject_to", "guard", "pareto", "ties_by"):
             options[option] = _renamed(options[option], names)
         folder = Path(options.output or stored.folder / "rescored" / path.stem)
@@ -245,7 +245,7 @@ def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
     if not known:
         raise ValueError(
             f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
-            f"step=….jsonl in the folder of the run{unread_texts(run.folder)}"
+            f"step=….jsonl in the folder of the run; nor has it {READ_TEXTS}"
         )
     for name in names:
         if name not in known:

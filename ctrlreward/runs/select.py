@@ -24,14 +24,13 @@ from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.items import counted
 from ctrlreward.runs.checkpoint_removal import removable, size_of
 from ctrlreward.runs.folder import StoredRun, read_stored_run
-from ctrlreward.runs.stored_texts import TEXT_FORMATS
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Bounds
 
 _DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
 rule would have stopped, and when the alarm would have been raised. Reads run folders and logs
-of Lightning, transformers, TRL, verl, OpenRLHF, W&B, TensorBoard and trackio, and the texts
-that TRL, verl, NeMo Gym, verifiers and prime-rl store, whose prompts are compared one by one.
+of Lightning, transformers, TRL, verl, W&B and TensorBoard, and the texts that TRL and verl
+store, whose prompts are compared one by one.
 
 Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
 mistake in the arguments or a file that cannot be read."""
@@ -131,9 +130,8 @@ def run(arguments: list[str]) -> None:
 
 
 def stored_run(name: str, options: Any) -> StoredRun:
-    """Read a run, with the options `checkpoints` and `format`."""
-    checkpoints = Path(options.checkpoints) if options.checkpoints else None
-    return read_stored_run(name, checkpoints, options.format)
+    """Read a run, with the option `checkpoints`."""
+    return read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
 
 
 def _select(stored: StoredRun, options: Any) -> Selection:
@@ -199,8 +197,6 @@ def add_rule_options(parser: CommandParser, several: bool = False) -> None:
         "KEY:max")  # fmt: skip
     add("--constraint_test", "point, unless_violated or if_shown", type=str, default="point")
     add("--level", "probability of a false statement in the whole run", type=float, default=0.05)
-    add("--format", f"kind of the stored texts, of {', '.join(TEXT_FORMATS)}; default: as the "
-        "files are")  # fmt: skip
 
 
 def _check(options: Any) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import math
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,44 +13,19 @@ from ctrlreward.runs.logs import read_log
 RECORDED = Path(__file__).parents[1] / "golden" / "run_logs"
 STEPS = [10, 20, 30, 40, 50]
 REWARDS = [0.2, 0.4, 0.6, 0.9, 0.95]
-ACCURACIES = [0.5, 0.75, 0.625, 0.25, 0.125]
 
 
 def curve(path: str | Path, key: str) -> dict[int, float]:
     return {step: row[key] for step, row in read_log(path).rows if key in row}
 
 
-@pytest.fixture
-def trackio(tmp_path: Path) -> Path:
-    path = tmp_path / "project.db"
-    path.write_bytes(gzip.decompress((RECORDED / "trackio.db.gz").read_bytes()))
-    return path
-
-
-@pytest.mark.parametrize("name", ["verl", "verl/grpo.jsonl", "verl_console.log"])
+@pytest.mark.parametrize("name", ["verl", "verl/grpo.jsonl"])
 def test_verl(name: str) -> None:
     assert read_log(RECORDED / name).source == "verl"
     rewards = curve(RECORDED / name, "val-core/gsm8k/reward/mean@4")
     assert rewards == dict(zip(STEPS, REWARDS, strict=True))
     # Steps 5, 15, … have no validation.
     assert len(curve(RECORDED / name, "actor/pg_loss")) == 10
-
-
-def test_the_console_of_openrlhf() -> None:
-    path = RECORDED / "openrlhf_console.log"
-    assert read_log(path).source == "OpenRLHF"
-    assert curve(path, "eval_gsm8k_pass1") == dict(zip(STEPS, ACCURACIES, strict=True))
-    assert curve(path, "kl") == {step: 0.25 * step for step in STEPS}
-
-
-def test_a_console_with_nan(tmp_path: Path) -> None:
-    verl, openrlhf = tmp_path / "verl.log", tmp_path / "openrlhf.log"
-    verl.write_text("step:10 - loss:nan - acc:np.float64(-1.5e-05) - note:x\n")
-    openrlhf.write_text("INFO ✨ Global step 4: {'reward': nan, 'note': 'info', 'kl': -inf}\n")
-    assert curve(verl, "loss")[10] != curve(verl, "loss")[10]
-    assert curve(verl, "acc") == {10: -1.5e-05}
-    assert math.isnan(curve(openrlhf, "reward")[4])
-    assert math.isnan(curve(openrlhf, "kl")[4])
 
 
 def test_tensorboard() -> None:
@@ -68,28 +39,6 @@ def test_tensorboard_that_is_no_event_file(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1").write_bytes(b"nothing of the kind, but long enough")
     with pytest.raises(ValueError, match="has no scalars of TensorBoard: it is empty or damaged"):
         read_log(tmp_path)
-
-
-def test_trackio(trackio: Path) -> None:
-    assert curve(f"{trackio}:first", "eval/reward") == dict(zip(STEPS, REWARDS, strict=True))
-    assert curve(f"{trackio}:second", "eval/reward")[10] == -0.2
-    assert math.isnan(curve(f"{trackio}:first", "bad")[10])
-    with pytest.raises(ValueError, match=r"has 2 runs, choose one: .*:first"):
-        read_log(trackio)
-    with pytest.raises(ValueError, match="has no run 'third', only first, second"):
-        read_log(f"{trackio}:third")
-
-
-def test_trackio_of_transformers(trackio: Path) -> None:
-    """Its callback leaves the counting of calls to trackio and logs the training step."""
-    with closing(sqlite3.connect(trackio)) as database:
-        query = "SELECT id, step, metrics FROM metrics"
-        for call, step, text in database.execute(query).fetchall():
-            row = json.dumps({**json.loads(text), "train/global_step": step})
-            changed = "UPDATE metrics SET step = ?, metrics = ? WHERE id = ?"
-            database.execute(changed, (2 * call, row, call))
-        database.commit()
-    assert curve(f"{trackio}:first", "eval/reward") == dict(zip(STEPS, REWARDS, strict=True))
 
 
 def test_trainer_state_of_the_last_checkpoint(tmp_path: Path) -> None:
@@ -145,8 +94,7 @@ def test_several_logs_are_named(tmp_path: Path) -> None:
         ("a.json", b'{"a": 1}', "a.json has no log_history, must be a trainer_state.json"),
         ("a.json", b'{"log_history": [{"los', "a.json:1 is not JSON"),
         ("a.json", b'{"log_history": [3]}', "row 1 is not an object with a step"),
-        ("a.log", b"Hello\n", "no line has a step with metrics"),
-        ("a.db", b"no database at all" * 100, "a.db is not a database of trackio"),
+        ("a.log", b"Hello\n", "a.log is not the log of a run, must be metrics.jsonl"),
         ("a.wandb", b"hello" * 50, "is not a W&B file"),
         ("a.safetensors", b"\0", "is not the log of a run, must be metrics.jsonl"),
     ],
@@ -158,12 +106,6 @@ def test_damaged_empty_and_foreign_files(
     with pytest.raises(ValueError, match=message) as caught:
         read_log(tmp_path / name)
     assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_database_of_trackio(trackio: Path) -> None:
-    trackio.write_bytes(trackio.read_bytes()[:9000])
-    with pytest.raises(ValueError, match=r"project\.db is not a database of trackio"):
-        read_log(trackio)
 
 
 def test_the_folder_of_wandb_has_logs_of_its_own(tmp_path: Path) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ctrlreward.cli import main
-from ctrlreward.runs import report, select
+from ctrlreward.runs import report
 from ctrlreward.runs.compare import compare_runs
-from ctrlreward.runs.folder import StoredRun, read_stored_run
+from ctrlreward.runs.folder import read_stored_run
 from ctrlreward.runs.report_contents import run_contents
 from ctrlreward.runs.results import read_run
 from ctrlreward.runs.stored_texts import shared_prompts
@@ -63,8 +60,7 @@ def null(value: float) -> float | None:
 
 def lines(file: Path, rows: list[Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -110,68 +106,6 @@ def write_verl(folder: Path) -> None:
         lines(folder / "validation" / f"{step}.jsonl", rows)
 
 
-def gym_row(step: int, each: Text, attempt: int) -> dict[str, Any]:
-    said = [{"type": "output_text", "text": each.text, "annotations": []}]
-    masked = {"mask_sample": True} if np.isnan(each.reward) else {}
-    return {
-        "responses_create_params": {"input": chat(f"Question {each.prompt}?"), "tools": []},
-        "response": {
-            "output": [
-                {"type": "reasoning", "summary": []},
-                {"type": "message", "role": "assistant", "content": said},
-            ]
-        },
-        "reward": 0.0 if masked else each.reward,
-        "brevity": 0.0 if masked else each.brevity,
-        **masked,
-        "_ng_task_index": each.prompt,
-        "_ng_rollout_index": attempt,
-        "agent_ref": {"name": "simple_agent"},
-    }
-
-
-def write_nemo_gym(folder: Path) -> None:
-    for step, texts in numbers().items():
-        rows = [gym_row(step, each, place % REPEATS) for place, each in enumerate(texts)]
-        lines(folder / f"step_{step}" / "rollouts.jsonl", rows[::-1])  # as they are completed
-        lines(folder / f"step_{step}" / "rollouts_materialized_inputs.jsonl", rows[:1])
-
-
-def write_verifiers(folder: Path) -> None:
-    """prime-rl's folders, whose rows are of verifiers."""
-    for step, texts in numbers().items():
-        rows = [
-            {"example_id": each.prompt, "prompt": chat(f"Question {each.prompt}?"),
-             "completion": [{"role": "assistant", "content": each.text}], "answer": "x",
-             "reward": 0.0 if np.isnan(each.reward) else each.reward,
-             "error": {"error": "Timeout"} if np.isnan(each.reward) else None,
-             "metrics": {"brevity": 0.0 if np.isnan(each.reward) else each.brevity},
-             "info": {"difficulty": 3}}
-            for each in texts
-        ]  # fmt: skip
-        lines(folder / "rollouts" / f"step_{step}" / "eval_rollouts.jsonl", rows)
-
-
-def write_traces(folder: Path) -> None:
-    for step, texts in numbers().items():
-        rows = []
-        for each in texts:
-            asked = [{"message": m, "parent": i - 1 if i else None, "sampled": False}
-                     for i, m in enumerate(chat(f"Question {each.prompt}?"))]  # fmt: skip
-            said = {"message": {"role": "assistant", "content": each.text}, "parent": 1,
-                    "sampled": True}  # fmt: skip
-            failed = np.isnan(each.reward)
-            rows.append({
-                "id": "0", "task": {"type": "T", "data": {"idx": each.prompt}, "key": None},
-                "nodes": [*asked, said],
-                "rewards": {"right": None if failed else {"score": each.reward, "weight": 1.0}},
-                "metrics": {"brevity": null(each.brevity)}, "ok": not failed, "errors": [],
-            })  # fmt: skip
-        place = folder / "rollouts" / f"step_{step}" / "eval" / "all"
-        lines(place / "traces.jsonl.gz", rows[:7])  # a stream that was compressed and goes on
-        lines(place / "traces.jsonl", rows[7:])
-
-
 def write_records(folder: Path) -> None:
     rows = [
         {"step": step, "prompt_id": f"q{each.prompt}", "prompt": f"Question {each.prompt}?",
@@ -186,9 +120,6 @@ def write_records(folder: Path) -> None:
 WRITERS: dict[str, tuple[Callable[[Path], None], str, tuple[str, str]]] = {
     "trl": (write_trl, "completions", ("accuracy", "brevity")),
     "verl": (write_verl, "validation", ("score", "brevity")),
-    "nemo_gym": (write_nemo_gym, "rollouts", ("reward", "brevity")),
-    "verifiers": (write_verifiers, "rollouts/eval_rollouts", ("reward", "brevity")),
-    "traces": (write_traces, "rollouts/eval/all/traces", ("reward", "brevity")),
     "records": (write_records, "eval", ("reward", "brevity")),
 }
 
@@ -325,48 +256,10 @@ def test_one_file_a_parquet_file_and_a_checkpoint(tmp_path: Path) -> None:
     run = read_stored_run(tmp_path / "eval.jsonl")
     assert (run.folder, run.source) == (tmp_path, "texts of records, 3 steps")
     assert run.steps[1].checkpoint == tmp_path / "checkpoint-20"
-    write_nemo_gym(tmp_path / "gym")  # folders of texts are no checkpoints, which may be removed
-    (tmp_path / "gym" / "step_10" / "model.safetensors").touch()
-    assert list(read_stored_run(tmp_path / "gym").checkpoints) == [10]
     rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "eval.parquet")
     again = read_stored_run(tmp_path / "eval.parquet")
     assert [each.metrics for each in again.steps] == [each.metrics for each in run.steps]
-
-
-@pytest.fixture
-def bucket() -> Iterator[Any]:
-    system = fsspec.filesystem("memory")
-    yield system
-    system.rm("/bucket", recursive=True)
-
-
-def test_a_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Callable[..., str], bucket: Any
-) -> None:
-    write_verl(tmp_path)
-    bucket.put(str(tmp_path / "validation"), "/bucket/validation", recursive=True)
-    monkeypatch.chdir(tmp_path)
-    out = printed("select", "memory://bucket/validation", "--maximise", "validation/score")
-    assert "keep step 30 (not on disk): validation/score is" in out
-    with pytest.raises(FileNotFoundError, match="No such file or folder: memory://bucket/train"):
-        read_stored_run("memory://bucket/train")
-    printed("report", "memory://bucket/validation")
-    assert (tmp_path / "validation" / "report.html").is_file()
-
-
-def test_failures_of_nemo_gym_are_counted_once(tmp_path: Path) -> None:
-    """A rollout that succeeded later has not failed; one that never did is NaN."""
-    each = Text(0, "good", 1.0, 0.5)
-    done, again = gym_row(10, each, 0), gym_row(10, each, 1)
-    lines(tmp_path / "step_10" / "rollouts.jsonl", [done])
-    failure = {"_ng_failure_class": "judge_failed", "_ng_task_index": 0, "_ng_rollout_index": 1}
-    retried = {**done, "_ng_failure_class": "judge_failed"}
-    lines(tmp_path / "step_10" / "rollouts_failures.jsonl", [retried, failure, failure, again][:3])
-    (step,) = read_stored_run(tmp_path).steps
-    assert step.metrics == {
-        "rollouts/reward": 1.0, "rollouts/brevity": 0.5, "rollouts/fail_rate": 0.5
-    }  # fmt: skip
 
 
 def test_prompts_with_more_or_fewer_texts(tmp_path: Path, printed: Callable[..., str]) -> None:
@@ -433,47 +326,19 @@ def test_rollouts_of_ours_with_other_prompts_are_no_pairs(tmp_path: Path) -> Non
     assert run.steps[0].metrics["rollout/r"] == 1.5
 
 
-# A running job
+# A run that was killed
 
 
-def test_an_incomplete_line_waits_and_new_rows_are_read(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_not_read(tmp_path: Path) -> None:
     write_records(tmp_path)
     file = tmp_path / "eval.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
-    assert len(read_stored_run(tmp_path).texts["eval"][30].order) == PROMPTS * REPEATS - 1
-    file.write_bytes(whole)
-    run = read_stored_run(tmp_path)
-    assert len(run.texts["eval"][30].order) == PROMPTS * REPEATS
+    left = read_stored_run(tmp_path).texts["eval"][30]
+    assert len(left.samples) == PROMPTS * REPEATS - 1
     more = json.dumps({"step": 40, "prompt": "p", "completion": "c", "scores": {"reward": 1}})
     file.write_bytes(whole + more.encode())  # complete without the end of its line
     assert [each.step for each in read_stored_run(tmp_path).steps] == [*STEPS, 40]
-    file.write_bytes(whole[: whole.find(b"\n") + 1])
-    with pytest.raises(ValueError, match="changed while it was read"):
-        run.texts["eval"][10].read()
-
-
-def test_a_watched_step_counts_once_it_has_all_texts(
-    tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_verl(tmp_path)
-    file = tmp_path / "validation" / "30.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    polls: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        polls.append(seconds)
-        if len(polls) == 3:
-            raise KeyboardInterrupt
-        if len(polls) == 2:
-            file.write_bytes(whole)
-
-    monkeypatch.setattr(select.time, "sleep", sleep)
-    out = printed("select", tmp_path, "--maximise", "validation/score", "--watch")
-    shown = [line for line in out.splitlines() if line.startswith("step ")]
-    full = read_stored_run(tmp_path).steps[2].metrics["validation/score"]
-    assert shown[2] == f"step 30: validation/score {full:.4g} (selected)"
 
 
 # Errors
@@ -501,10 +366,6 @@ def without(key: str) -> Callable[[list[Any]], list[Any]]:
          r"20\.jsonl:1 is not a row of verl: completion must be a text or messages, got 7"),
         (write_verl, "validation/20.jsonl", lambda rows: [rows[0], [1]],
          r"20\.jsonl:2 is not a JSON object"),
-        (write_nemo_gym, "step_20/rollouts.jsonl", without("response"),
-         r"rollouts\.jsonl:4 has no 'response', which a row of NeMo Gym has"),
-        (write_verifiers, "rollouts/step_20/eval_rollouts.jsonl", without("example_id"),
-         r"eval_rollouts\.jsonl:4 has no 'example_id'"),
         (write_records, "eval.jsonl", lambda rows: [{**rows[0], "step": "ten"}, *rows],
          r"eval\.jsonl:1 is not a row of records: step must be an integer, got 'ten'"),
         (write_records, "eval.jsonl", lambda rows: [{**rows[0], "scores": [1]}, *rows],
@@ -529,60 +390,30 @@ def test_a_truncated_line_is_named(tmp_path: Path, line: int) -> None:
         read_stored_run(tmp_path)
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    write_traces(tmp_path / "a")
-    (file,) = (tmp_path / "a" / "rollouts" / "step_20").rglob("*.gz")
-    file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"traces\.jsonl\.gz is not a whole gzip file"):
-        read_stored_run(tmp_path / "a")
-    write_trl(tmp_path / "b")
-    file = tmp_path / "b" / "completions" / "completions_00020.parquet"
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_trl(tmp_path)
+    file = tmp_path / "completions" / "completions_00020.parquet"
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"completions_00020\.parquet can't be read as Parquet"):
-        read_stored_run(tmp_path / "b")
-
-
-def test_results_of_an_unknown_moment(tmp_path: Path) -> None:
-    write_nemo_gym(tmp_path)
-    shutil.move(tmp_path / "step_20" / "rollouts.jsonl", tmp_path / "rollouts.jsonl")
-    with pytest.raises(ValueError, match=r"rollouts\.jsonl:1 is not .* step_20/rollouts\.jsonl"):
         read_stored_run(tmp_path)
-    steps = read_stored_run(tmp_path / "step_10" / "rollouts.jsonl").steps
-    assert [each.step for each in steps] == [10]
-    assert [each.step for each in read_stored_run(tmp_path / "step_30").steps] == [30]
 
 
 def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
     write_verl(tmp_path)
     write_records(tmp_path)
-    with pytest.raises(ValueError, match=r"has texts of records, verl\. Choose .* --format"):
+    with pytest.raises(ValueError, match=r"has texts of records, verl, choose one"):
         read_stored_run(tmp_path)
     assert list(read_stored_run(tmp_path / "validation").texts) == ["validation"]
 
 
-def test_a_given_format(tmp_path: Path) -> None:
+def test_texts_of_a_scorer_come_first(tmp_path: Path) -> None:
     write_records(tmp_path)
-    write_ours(tmp_path, "score", ("a", "b"))  # our texts come first, unless others are asked for
+    write_ours(tmp_path, "score", ("a", "b"))
     assert read_stored_run(tmp_path).texts == {}
-    run: StoredRun = read_stored_run(tmp_path, texts="records")
-    assert list(run.texts) == ["eval"]
-    with pytest.raises(ValueError, match=r"eval\.jsonl:1 has no 'score', which a row of verl has"):
-        read_stored_run(tmp_path, texts="verl")
-    with pytest.raises(ValueError, match=r"--format .*'tlr'.*trl"):
-        read_stored_run(tmp_path, texts="tlr")
+    assert list(read_stored_run(tmp_path / "eval.jsonl").texts) == ["eval"]
 
 
-def test_an_unknown_folder_and_a_pickle(tmp_path: Path) -> None:
+def test_a_folder_without_texts(tmp_path: Path) -> None:
     lines(tmp_path / "notes.txt", [{"a": 1}])
-    (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2" / "optimizer.pt").write_bytes(b"\x80\x04N.")  # no texts
-    with pytest.raises(
-        ValueError, match=r"nor has it texts that are read: completions_\*\.parquet"
-    ) as raised:
+    with pytest.raises(ValueError, match=r"texts that are read: completions_\*\.parquet"):
         read_stored_run(tmp_path)
-    assert "pickle" not in str(raised.value)
-    file = tmp_path / "rollout_20.pt"
-    file.write_bytes(b"\x80\x04N.")
-    for run in (tmp_path, file):
-        with pytest.raises(ValueError, match=r"rollout_20\.pt may be a pickle, as of slime's"):
-            read_stored_run(run)
