@@ -26,7 +26,7 @@ from device_cases import CASES, samples_of
 from side_by_side import machine
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward import Distinct, Repetition, Samples, Uniqueness
+from ctrlreward import Distinct, Repetition, Samples
 from ctrlreward.scorers import LexiconSentiment
 from ctrlreward.text.passages import passages
 from ctrlreward.weights.sources import resolve
@@ -35,7 +35,6 @@ from ctrlreward.weights.sources import resolve
 SHOWN = {
     "CTRLEval llama": "`CTRLEval`, three aspects | SmolLM2-135M",
     "Perplexity llama": "`Perplexity` | SmolLM2-135M",
-    "InfillingPerplexity llama": "`InfillingPerplexity` | SmolLM2-135M",
     "Judge": "`Judge` | SmolLM2-135M",
     "BARTScore": "`BARTScore`, faithfulness and F-score | size of BART-base",
     "Alignment embedding": "`Alignment`, embedding, dialog | MiniLM-L6",
@@ -48,13 +47,11 @@ SHOWN = {
     "TransferQuality": "`TransferQuality` | size of MiniLM-L6, MiniLM-L6, SmolLM2-135M",
     "Distinct": "`Distinct` | tokenizer of SmolLM2",
     "Repetition": "`Repetition` | tokenizer of SmolLM2",
-    "Uniqueness": "`Uniqueness` | tokenizer of SmolLM2",
     "LexiconSentiment": "`LexiconSentiment` | none",
 }
 WITHOUT_A_MODEL: dict[str, Any] = {
     "Distinct": lambda f, o: Distinct(f["llama"]),
     "Repetition": lambda f, o: Repetition(f["llama"]),
-    "Uniqueness": lambda f, o: Uniqueness(f["llama"]),
     "LexiconSentiment": lambda f, o: LexiconSentiment(),
 }
 

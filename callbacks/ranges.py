@@ -32,7 +32,7 @@ class UsefulRange:
             the range; with weight 0 it is bounded, not rewarded.
         monitor: Logged key that has to stay in the range, `"score/distinct_2"`. The multiplier then
             follows validations, and `component` determines which texts move the metric, such as
-            `Uniqueness`. None: the mean of the component over the completions of a step.
+            `Repetition`. None: the mean of the component over the completions of a step.
         from_start: Bounds are differences from the first mean: `low=0.0` is the mean at the start.
 
     Raises:
@@ -114,7 +114,7 @@ class RangeMultipliers:
                 raise ValueError(
                     f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
                     "of a group, so that none of them would be preferred. Use a score of single "
-                    "texts, such as Uniqueness()['uniqueness'] for Distinct-2, and "
+                    "texts, such as Repetition(n=2)['repetition'] for Distinct-2, and "
                     "monitor='score/distinct_2'"
                 )
 

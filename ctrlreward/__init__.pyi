@@ -33,7 +33,6 @@ from .scorers import Criterion as Criterion
 from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct
 from .scorers import FunctionScorer as FunctionScorer
-from .scorers import InfillingPerplexity as InfillingPerplexity
 from .scorers import Judge as Judge
 from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
@@ -47,7 +46,6 @@ from .scorers import ScoreSpec as ScoreSpec
 from .scorers import Similarity as Similarity
 from .scorers import Task as Task
 from .scorers import TransferQuality as TransferQuality
-from .scorers import Uniqueness as Uniqueness
 from .scorers import attribute_label as attribute_label
 from .serving.remote_reward import RemoteReward as RemoteReward
 

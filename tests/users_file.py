@@ -131,8 +131,7 @@ def scores_of_texts() -> None:
     distinct = cr.Distinct("smollm2-135m").score({"texts": TEXTS, "groups": ["a", "a"]})
     assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3", "distinct"}
     repeated: Floats = cr.Repetition("smollm2-135m", n=2).score(TEXTS)["repetition"]
-    unique: Floats = cr.Uniqueness("smollm2-135m").score(TEXTS)["uniqueness"]
-    assert repeated.shape == unique.shape == (len(TEXTS),)
+    assert repeated.shape == (len(TEXTS),)
     polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
     assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
     polite: cr.Criterion = scorers.Criterion("Is it polite?", [1, 2, 3])
@@ -154,12 +153,11 @@ def scores_of_texts() -> None:
     assert rated.required_columns() == {}
     remote = cr.RemoteRewardModel("http://127.0.0.1:8000", "sglang", outputs=["helpful"])
     assert remote["helpful"].spec.higher_is_better
-    infilling = cr.InfillingPerplexity("smollm2-135m", max_tokens=64).score(TEXTS)
-    assert (infilling["infilling_perplexity"] >= 1).all()
+    assert (cr.Perplexity("smollm2-135m", max_tokens=64).score(TEXTS)["perplexity"] >= 1).all()
     assert not cr.BARTScore(aspects="f_score").specs["f_score"].range[1]
     both: Sequence[str] = ["faithfulness", "recall"]
     assert [*scorers.BARTScore("facebook/bart-large-cnn", ["faithfulness", "recall"]).specs] == both
-    assert isinstance(scorers.InfillingPerplexity(), cr.ModelScorer)
+    assert isinstance(scorers.Perplexity(), cr.ModelScorer)
     assert functional.label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]]).tolist() == [[1, -1]]
 
     label = cr.attribute_label({"sentiment": "negative", "tense": None})
@@ -202,10 +200,10 @@ def the_same_scorers_by_their_room() -> list[scorers.Component]:
     assert scorers.attribute_label({"topic": "world"}) == "topic=world"
     alignment = scorers.Alignment(method="embedding", stop_words=["the"], aggregate="mean")
     similar = scorers.Similarity(VECTORS)
-    names = ["gm", "accuracy", "preservation", "distinct_2", "repetition", "uniqueness"]
+    names = ["gm", "accuracy", "preservation", "distinct_2", "repetition"]
     names += ["reward", "reward"]
     several: list[scorers.Scorer] = [quality, attributes, alignment, scorers.Distinct()]
-    several += [scorers.Repetition(n=2), scorers.Uniqueness()]
+    several += [scorers.Repetition(n=2)]
     served = scorers.RemoteRewardModel("http://127.0.0.1:8000")
     several += [served, scorers.RewardModel("folder", weights={"helpful": 1.0})]
     function: scorers.ComponentLike = scorers.FunctionScorer(brevity, pointwise=True)

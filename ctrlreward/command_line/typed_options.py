@@ -13,9 +13,8 @@ _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 # Scorers with short names.
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
-    *("FunctionScorer", "InfillingPerplexity", "Judge", "LexiconSentiment", "Perplexity"),
+    *("FunctionScorer", "Judge", "LexiconSentiment", "Perplexity"),
     *("RemoteRewardModel", "Repetition", "RewardModel", "Similarity", "TransferQuality"),
-    "Uniqueness",
 )
 SCORERS_HINT = (
     f"scorers: {', '.join(SCORERS)}, or the import path of a class. The options of a scorer "

@@ -1,4 +1,4 @@
-"""Diversity of generated texts: Distinct-n of groups, and repetition and uniqueness of a text."""
+"""Diversity of generated texts: Distinct-n of groups, and repetition within a text."""
 
 from __future__ import annotations
 
@@ -74,35 +74,6 @@ def repetition(ids: Sequence[Hashable], n: int) -> float:
     check_length(n)
     grams = list(_grams(ids, n))
     return 1 - len(set(grams)) / len(grams) if grams else float("nan")
-
-
-def uniqueness(
-    token_sequences: Sequence[Sequence[int]], n: int, groups: Sequence[Hashable] | None = None
-) -> list[float]:
-    """Return the uniqueness of each text: the mean over its n-grams of 1 / groups with it.
-
-    An n-gram counts once for a text. With a text per group, the sum over texts of uniqueness times
-    number of n-grams is the number of distinct n-grams of all texts: each text's Shapley value.
-    N-grams shared within a group, such as a prompt, do not lower it; `groups` None puts each text
-    into a separate group. Errors are as in `distinct_n`.
-
-    1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
-
-    Examples:
-        >>> uniqueness([[1, 2, 3], [1, 2, 4]], n=2)  # 12 is in both
-        [0.75, 0.75]
-    """
-    check_length(n)
-    groups = range(len(token_sequences)) if groups is None else groups
-    grams = [set(_grams(ids, n)) for ids in token_sequences]
-    owners: dict[tuple[int, ...], set[Hashable]] = {}
-    for own, group in zip(grams, _one_each(groups, token_sequences), strict=True):
-        for gram in own:
-            owners.setdefault(gram, set()).add(group)
-    return [
-        sum(1 / len(owners[gram]) for gram in own) / len(own) if own else float("nan")
-        for own in grams
-    ]
 
 
 def check_length(n: int) -> None:

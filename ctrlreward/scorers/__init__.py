@@ -8,11 +8,11 @@ from ctrlreward.scorers.bartscore import BARTScore
 from ctrlreward.scorers.base import Component, CompositeScorer, CorpusFold, Scorer, ScoreSpec
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
+from ctrlreward.scorers.distinct import Distinct, Repetition
 from ctrlreward.scorers.judge import Judge
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.scorers.perplexity import InfillingPerplexity, Perplexity
+from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.remote_reward_model import RemoteRewardModel
 from ctrlreward.scorers.reward_model import RewardModel
 from ctrlreward.scorers.rubric import Criterion, Rubric
@@ -33,7 +33,6 @@ __all__ = [
     "Criterion",
     "Distinct",
     "FunctionScorer",
-    "InfillingPerplexity",
     "Judge",
     "LexiconSentiment",
     "ModelOptions",
@@ -48,6 +47,5 @@ __all__ = [
     "Similarity",
     "Task",
     "TransferQuality",
-    "Uniqueness",
     "attribute_label",
 ]

@@ -1,4 +1,4 @@
-"""Diversity of generated texts: of a group, within a text, and among the answers to prompts."""
+"""Diversity of generated texts: of a group, and within a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition, uniqueness
+from ctrlreward.functional.diversity import check_length, distinct_by_group, repetition
 from ctrlreward.items import item_logger
 from ctrlreward.models.tokenization import read_strings
 from ctrlreward.samples import Samples
@@ -24,7 +24,6 @@ log = item_logger(__name__)
 class _TokenCounts(Scorer):
     """Base of scorers that count n-grams of a model's tokens; `model` may be a loaded tokenizer."""
 
-    pointwise = False
     n = 1
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
@@ -82,6 +81,7 @@ class Distinct(_TokenCounts):
         True
     """
 
+    pointwise = False
     of_groups = True
     specs = dict.fromkeys(
         ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
@@ -115,7 +115,6 @@ class Repetition(_TokenCounts):
         (0.0, True)
     """
 
-    pointwise = True
     specs = dict.fromkeys(["repetition"], ScoreSpec(False, (0.0, 1.0)))
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 4) -> None:
@@ -127,37 +126,3 @@ class Repetition(_TokenCounts):
         self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
     ) -> dict[str, Sequence[float]]:
         return {"repetition": [repetition(each, self.n) for each in ids]}
-
-
-@checked_keywords(**NEIGHBOURS)
-class Uniqueness(_TokenCounts):
-    """Share of a text's n-grams that answers to other prompts don't have (`uniqueness`).
-
-    - `uniqueness`: mean over the text's n-grams of 1 / number of groups that have them; higher is
-      more diverse. NaN for a text of fewer than n tokens.
-
-    Groups are as in `Distinct`, but without a column each text is a separate group. It depends on
-    all texts of a call and falls with their number: compare calls of one size.
-
-    Args:
-        model: As in `Distinct`.
-        n: Length of the n-grams, in tokens.
-
-    Examples:
-        >>> texts = ["Good soup.", "Good bread.", "The bus was late."]
-        >>> scores = Uniqueness("smollm2-135m", n=1).score(texts)["uniqueness"]
-        >>> bool(scores[0] < scores[2])
-        True
-    """
-
-    specs = dict.fromkeys(["uniqueness"], ScoreSpec(True, (0.0, 1.0)))
-
-    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 2) -> None:
-        super().__init__(model)
-        check_length(n)
-        self.n = n
-
-    def _scores(
-        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
-    ) -> dict[str, Sequence[float]]:
-        return {"uniqueness": uniqueness(ids, self.n, groups)}

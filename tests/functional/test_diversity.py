@@ -3,14 +3,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Tokenizer
 
-from ctrlreward.functional.diversity import distinct_by_group, distinct_n, repetition, uniqueness
+from ctrlreward.functional.diversity import distinct_by_group, distinct_n, repetition
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=8), max_size=6)
 
@@ -50,12 +49,11 @@ def test_a_group_without_tokens_is_nan_and_left_out_of_the_mean() -> None:
 
 
 def test_errors() -> None:
-    for score, items in ((distinct_n, [[1]]), (uniqueness, [[1]]), (repetition, [1])):
+    for score, items in ((distinct_n, [[1]]), (repetition, [1])):
         with pytest.raises(ValueError, match=r"n, the length of the n-grams, must be 1 or more, g"):
             score(items, 0)
-    for score in (distinct_n, uniqueness):
-        with pytest.raises(ValueError, match=r"groups has 1 items, but token_sequences has 2"):
-            score([[1], [2]], 1, ["a"])
+    with pytest.raises(ValueError, match=r"groups has 1 items, but token_sequences has 2"):
+        distinct_n([[1], [2]], 1, ["a"])
 
 
 @given(st.lists(st.integers(0, 3), max_size=10), st.integers(1, 4))
@@ -64,26 +62,6 @@ def test_repetition_is_the_share_of_grams_seen_before(ids: list[int], n: int) ->
     seen = [gram in grams[:i] for i, gram in enumerate(grams)]
     expected = sum(seen) / len(seen) if seen else math.nan
     assert repetition(ids, n) == pytest.approx(expected, nan_ok=True)
-
-
-@given(sequences, st.integers(1, 3))
-def test_uniqueness_shares_distinct_n_among_texts(rows: list[list[int]], n: int) -> None:
-    own = [{tuple(row[i : i + n]) for i in range(len(row) - n + 1)} for row in rows]
-    scores = uniqueness(rows, n)
-    shares = [score * len(grams) for score, grams in zip(scores, own, strict=True) if grams]
-    assert [math.isnan(score) for score in scores] == [not grams for grams in own]
-    assert sum(shares) == pytest.approx(len(set().union(*own)))
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=6))))
-def test_uniqueness_equals_brute_force(rows: list[tuple[str, list[int]]]) -> None:
-    for (_, ids), score in zip(
-        rows, uniqueness([ids for _, ids in rows], 2, [group for group, _ in rows]), strict=True
-    ):
-        grams = {(ids[i], ids[i + 1]) for i in range(len(ids) - 1)}
-        counts = [len({g for g, other in rows if gram in pairwise(other)}) for gram in grams]
-        expected = sum(1 / count for count in counts) / len(grams) if grams else math.nan
-        assert score == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(

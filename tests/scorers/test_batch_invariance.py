@@ -93,7 +93,6 @@ POINTWISE: Mapping[str, Callable[..., cr.Scorer]] = {
     "Perplexity llama": lambda f, **o: cr.Perplexity(f["llama"], **o),
     "Perplexity gpt2 truncated": lambda f, **o: cr.Perplexity(f["gpt2"], **o),
     "Perplexity mamba": lambda f, **o: cr.Perplexity(f["mamba"], **o),
-    "InfillingPerplexity": lambda f, **o: cr.InfillingPerplexity(f["bart"], **o),
     "Judge": lambda f, **o: cr.Judge(f["llama"], RUBRIC, **o),
     "Judge of pairs": lambda f, **o: cr.Judge(f["llama"], PAIRS, **o),
     "BARTScore": lambda f, **o: cr.BARTScore(f["bart"], ["faithfulness", "f_score"], **o),
@@ -119,8 +118,6 @@ EXACT: Mapping[str, Callable[..., cr.Scorer]] = {
     "Similarity of word vectors": lambda f: cr.Similarity(f["vectors"]),
 }
 GROUPED: Mapping[str, Callable[..., cr.Scorer]] = {"Distinct": lambda f: cr.Distinct(f["gpt2"])}
-# By comparison with other groups.
-ACROSS: Mapping[str, Callable[..., cr.Scorer]] = {"Uniqueness": lambda f: cr.Uniqueness(f["gpt2"])}
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +155,7 @@ def built(folders: Folders) -> Built:
 
     @cache
     def build(name: str, **options: Any) -> cr.Scorer:
-        return {**POINTWISE, **EXACT, **GROUPED, **ACROSS}[name](folders, **options)
+        return {**POINTWISE, **EXACT, **GROUPED}[name](folders, **options)
 
     return build
 
@@ -191,10 +188,10 @@ def scored_together(scorer: cr.Scorer, places: list[int], window: int) -> Mappin
 
 RANGES = {
     (0.0, 1.0): "accuracy label_probability attribute_relevance distinct_1 distinct_2 distinct "
-    "repetition uniqueness",
+    "repetition",
     (-1.0, 1.0): "similarity polarity",
-    (-np.inf, 0.0): "coherence consistency log_likelihood infilling_log_likelihood faithfulness",
-    (1.0, np.inf): "perplexity infilling_perplexity",
+    (-np.inf, 0.0): "coherence consistency log_likelihood faithfulness",
+    (1.0, np.inf): "perplexity",
 }
 COMPANIES = {
     "places": st.lists(st.integers(0, len(POOL) - 1), min_size=2, max_size=14),
@@ -210,15 +207,12 @@ def test_every_scorer_has_a_case(built: Built) -> None:
         and issubclass(found, cr.Scorer)
         and not inspect.isabstract(found)
     }
-    by_case = {name: built(name) for name in [*POINTWISE, *EXACT, *GROUPED, *ACROSS]}
+    by_case = {name: built(name) for name in [*POINTWISE, *EXACT, *GROUPED]}
     assert scorers - ON_SERVERS == {type(scorer).__name__ for scorer in by_case.values()}
-    assert {name for name, scorer in by_case.items() if not scorer.pointwise} == {
-        *GROUPED,
-        *ACROSS,
-    }
+    assert {name for name, scorer in by_case.items() if not scorer.pointwise} == {*GROUPED}
 
 
-@pytest.mark.parametrize("name", [*POINTWISE, *EXACT, *GROUPED, *ACROSS])
+@pytest.mark.parametrize("name", [*POINTWISE, *EXACT, *GROUPED])
 def test_every_scorer_declares_its_scores_and_names_what_is_empty(
     name: str, built: Built, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ from tiny_models import word_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
+from ctrlreward.scorers.distinct import Distinct, Repetition
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +70,6 @@ def test_repetition_of_each_text(words: PreTrainedTokenizerBase, caplog) -> None
     ]
 
 
-def test_uniqueness_is_among_groups(words: PreTrainedTokenizerBase) -> None:
-    texts = ["a b c", "a b c", "a b d", "e f"]
-    scores = Uniqueness(words).score(Samples(texts, groups=["x", "x", "y", "y"]))["uniqueness"]
-    np.testing.assert_allclose(scores, [3 / 4, 3 / 4, 3 / 4, 1])
-    by_prefix = Uniqueness(words).score(texts, prefixes=["a b c", "a b c", "a b d", "e"])
-    np.testing.assert_allclose(by_prefix["uniqueness"], scores)  # here each of y is one of two
-    alone = Uniqueness(words).score(texts)["uniqueness"]  # each text is a group
-    np.testing.assert_allclose(alone, [(1 / 3 + 1 / 2) / 2] * 2 + [(1 / 3 + 1) / 2, 1])
-
-
 def test_a_length_of_0_is_refused() -> None:
-    for scorer in (Repetition, Uniqueness):
-        with pytest.raises(ValueError, match="n, the length of the n-grams, must be 1 or more, go"):
-            scorer(n=0)
+    with pytest.raises(ValueError, match="n, the length of the n-grams, must be 1 or more, go"):
+        Repetition(n=0)

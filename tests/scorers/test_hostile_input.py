@@ -107,8 +107,6 @@ def check(scorer: Scorer, samples: Samples, messages: Callable[[], list[str]]) -
             assert any(re.search(rf"\w\[({'|'.join(map(str, equal))})\]", line) for line in said), (
                 f"{name} of row {row} is NaN and no warning names it: {said}"
             )
-    if not scorer.of_groups and "uniqueness" in scores:
-        return  # compares a text with those of other groups
     alone = scorer.score(samples[range(len(NEIGHBOURS))])
     for name, values in alone.items():
         found = scores[name][: len(NEIGHBOURS)]

@@ -20,14 +20,8 @@ from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 
 DEVICE = "second:0"
-NO_DEVICE = {
-    "Distinct",
-    "FunctionScorer",
-    "LexiconSentiment",
-    "RemoteRewardModel",
-    "Repetition",
-    "Uniqueness",
-}  # counts of words, and a server's model
+# Counts of words, and a server's model.
+NO_DEVICE = {"Distinct", "FunctionScorer", "LexiconSentiment", "RemoteRewardModel", "Repetition"}
 
 
 @pytest.fixture(scope="module")
