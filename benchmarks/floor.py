@@ -19,8 +19,6 @@ from step_clock import now
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ctrlreward.processor import onednn
-
 _SIZES = ((2048, 2048, 2048), (4096, 576, 1536), (4096, 256, 1024))
 _CARD_SIZES = ((8192, 8192, 8192), (16384, 4096, 4096))
 _COPY_BYTES = 2**28
@@ -77,14 +75,13 @@ class Floor:
 
 @cache
 def speed(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Speed:
-    """Return the best rates of several matrix products (PyTorch's and ours) and copies."""
+    """Return the best rates of several matrix products and of a copy."""
     best = 0.0
     for rows, inner, columns in _CARD_SIZES if device.startswith("cuda") else _SIZES:
         a = torch.rand(rows, inner).to(device, dtype)
         b = torch.rand(columns, inner).to(device, dtype)
-        for multiply in (torch.nn.functional.linear, onednn.linear):
-            seconds = _fastest(lambda m=multiply, a=a, b=b: m(a, b))
-            best = max(best, 2 * rows * inner * columns / seconds)
+        seconds = _fastest(lambda a=a, b=b: torch.nn.functional.linear(a, b))
+        best = max(best, 2 * rows * inner * columns / seconds)
     source = torch.rand(_COPY_BYTES // 4).to(device)
     target = torch.empty_like(source)
     copied = 2 * _COPY_BYTES / _fastest(lambda: target.copy_(source))
@@ -122,17 +119,6 @@ def measure(
 
 
 @contextmanager
-def pytorch_products() -> Iterator[None]:
-    """Use PyTorch's own matrix products in our models: for peers that run on them, and to count."""
-    original = onednn._mkl_lacks_avx512
-    onednn._mkl_lacks_avx512 = lambda: False
-    try:
-        yield
-    finally:
-        onednn._mkl_lacks_avx512 = original
-
-
-@contextmanager
 def count_cost() -> Iterator[Cost]:
     """Count operations and bytes inside the context; `flops` is set on exit."""
     cost = Cost()
@@ -155,7 +141,7 @@ def count_cost() -> Iterator[Cost]:
     }
     hook = register_module_forward_hook(count_ids)
     try:
-        with pytorch_products(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             yield cost
     finally:
         hook.remove()

@@ -35,7 +35,6 @@ from transformers import (
 )
 
 from ctrlreward import Alignment, CTRLEval, Perplexity, Reward, RewardModel, Samples
-from ctrlreward.processor import onednn
 from ctrlreward.weights import resolve
 
 BASELINE = Path(__file__).with_name("host_baseline.json")
@@ -149,7 +148,6 @@ def main() -> None:
     options, _ = parser.parse_known_args()  # `make bench ARGS=` may be for other suites
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    onednn._mkl_lacks_avx512 = lambda: False  # it pads rows, on some CPUs and never on a card
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     found = {}
     print(f"{'case':<24}{'ms a text':>10}{'ratio':>8}{'operations':>12}{'ratio':>8}")

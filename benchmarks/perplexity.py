@@ -27,7 +27,6 @@ def scoring(scorer: Perplexity, texts: list[str]) -> Work:
     return lambda: scorer.score(samples)["log_likelihood"]
 
 
-@floor.pytorch_products()
 def documented(scorer: Perplexity, texts: list[str]) -> np.ndarray:
     """Score one text at a time in windows of the model's context, counting only new tokens."""
     model, tokenizer = scorer.loaded_model.model, scorer.loaded_model.tokenizer

@@ -10,7 +10,6 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from floor import pytorch_products
 from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
@@ -24,7 +23,6 @@ from ctrlreward.scorers.task import WORD_SLOT, Evaluator
 BATCH = 8
 
 
-@pytorch_products()
 def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
     """Score an aspect with an encoder-decoder such as PEGASUS."""
     words = tuple(w for words in scorer.task.verbalizers.values() for w in words)
@@ -54,7 +52,6 @@ def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
     return np.array(values)
 
 
-@pytorch_products()
 def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
     """Score attribute relevance with a decoder-only model and prompts that follow the text."""
     rows = []

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from ctrlreward.engine import batching
-from ctrlreward.processor.accelerators import on_this_device
+from ctrlreward.engine.accelerators import on_this_device
 
 log = logging.getLogger(__name__)
 

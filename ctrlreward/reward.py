@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, did_you_mean, not_negative, one_of
+from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.functional.transfer import GM_THRESHOLDS, checked_thresholds, gm_of
 from ctrlreward.placement import TimeLimit, Worker
-from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import (
     LARGEST,

@@ -120,7 +120,7 @@ def test_ten_thousand_scoring_calls(name: str, tiny_llama: Callable[[str], str])
         )
         assert len(reward(samples).total) == 4
 
-    # A model of ordinary size; oneDNN compiles kernels for shapes that are still new.
+    # A model of ordinary size.
     rounds, most = (1000, 80 * MOST_KIB) if name == "minilm" else (10_000, MOST_KIB)
     assert slope_of(work, rounds, name) < most
     reward.release()

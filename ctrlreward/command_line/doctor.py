@@ -44,7 +44,7 @@ def _versions() -> list[str]:
 def _devices() -> list[str]:
     import torch
 
-    from ctrlreward.processor.accelerators import free_memory
+    from ctrlreward.engine.accelerators import free_memory
     from ctrlreward.weights.dtypes import pick_dtype
 
     fastest = str(pick_dtype("fastest", "cpu")).removeprefix("torch.")

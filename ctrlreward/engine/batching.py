@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ctrlreward.arguments import positive
-from ctrlreward.processor.accelerators import free_memory, free_unused
+from ctrlreward.engine.accelerators import free_memory, free_unused
 from ctrlreward.progress import at_terminal, track, track_part
 
 if TYPE_CHECKING:

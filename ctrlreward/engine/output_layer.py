@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from ctrlreward.processor.accelerators import free_unused
-from ctrlreward.processor.onednn import linear
+from ctrlreward.engine.accelerators import free_unused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

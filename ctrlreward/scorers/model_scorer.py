@@ -10,8 +10,8 @@ from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
 from ctrlreward.arguments import kind_of, one_of, positive
+from ctrlreward.engine.accelerators import free_unused
 from ctrlreward.engine.sharing import locked
-from ctrlreward.processor.accelerators import free_unused
 from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.weights.dtypes import DTYPES, Dtype

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 import torch
 
 from ctrlreward.arguments import one_of
-from ctrlreward.processor.onednn import cpu_flags
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64", "fastest"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+_CPUINFO = Path("/proc/cpuinfo")
 
 # CPU flags of instructions that multiply bfloat16, on x86 and ARM.
 _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -37,7 +40,7 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
             "Set device='cpu', or install a torch build with CUDA."
         )
     if dtype == "fastest":
-        if kind == "cpu" and _BFLOAT16 & cpu_flags():
+        if kind == "cpu" and _BFLOAT16 & _cpu_flags():
             return torch.bfloat16
         dtype = None
     if dtype is None and kind == "cuda":
@@ -48,3 +51,12 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
         return torch.float32
     picked: torch.dtype = getattr(torch, one_of("dtype", dtype, DTYPES))
     return picked
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    """Return the words of /proc/cpuinfo, instruction sets among them; empty elsewhere."""
+    try:
+        return frozenset(_CPUINFO.read_text(encoding="utf-8").split())
+    except OSError:
+        return frozenset()

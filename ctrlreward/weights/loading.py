@@ -36,7 +36,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.processor.onednn import adapt
 from ctrlreward.weights.completeness import check_complete, check_finite, damage_named
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.quantization import Quantization, quantization_config
@@ -137,7 +136,6 @@ def freeze(model: PreTrainedModel, device: str) -> PreTrainedModel:
     frozen = model.eval().requires_grad_(False)
     if getattr(frozen, "hf_quantizer", None) is None:
         frozen = frozen.to(torch.device(device))
-    adapt(frozen)
     return frozen
 
 

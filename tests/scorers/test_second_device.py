@@ -15,8 +15,8 @@ from second_device import Refused, Stream, memory, on_second_device
 from tiny_models import save_judges, save_reward_model
 
 from ctrlreward import Reward, scorers
+from ctrlreward.engine.accelerators import scoring_stream
 from ctrlreward.engine.batching import token_budget
-from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.scorers import CTRLEval, Perplexity, Scorer, Similarity
 
 DEVICE = "second:0"

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctrlreward.processor import onednn
 from ctrlreward.weights import dtypes
 from ctrlreward.weights.dtypes import pick_dtype
 
@@ -60,6 +59,6 @@ def test_the_fastest_on_the_cpu(
 ) -> None:
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
-    monkeypatch.setattr(onednn, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(dtypes, "cpu_flags", onednn.cpu_flags.__wrapped__)
+    monkeypatch.setattr(dtypes, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(dtypes, "_cpu_flags", dtypes._cpu_flags.__wrapped__)
     assert pick_dtype("fastest", "cpu") == expected

@@ -1,1 +1,0 @@
-"""Processor-dependent code: oneDNN products and packed products."""
