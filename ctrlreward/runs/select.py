@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
@@ -13,16 +10,14 @@ from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 from pydantic import TypeAdapter
-from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of, positive
+from ctrlreward.arguments import Mode, check_ending, did_you_mean, one_of
 from ctrlreward.command_line.parser import CommandParser, command_parser
-from ctrlreward.command_line.terminal import number_table, plain_console, printable, user_errors
-from ctrlreward.files import json_text, remove, write_whole
+from ctrlreward.command_line.terminal import number_table, plain_console, user_errors
+from ctrlreward.files import json_text, write_whole
 from ctrlreward.functional.sequential import level_of_test, mean_interval
 from ctrlreward.items import counted
-from ctrlreward.runs.checkpoint_removal import removable, size_of
 from ctrlreward.runs.folder import StoredRun, read_stored_run
 from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
 from ctrlreward.selection.metrics import Bounds
@@ -44,12 +39,7 @@ _EXAMPLES = (
 )
 
 _NOT_CHOSEN = 1
-_INTERVAL_S = 10.0
 _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
-
-
-class _NotYet(ValueError):
-    """A key is not logged, or not yet, or the log cannot be read now."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +80,6 @@ class Selection:
         return self.choice.front if self.choice else ()
 
     @property
-    def kept(self) -> list[int]:
-        """Steps that must stay on disk: the selected one and the Pareto front."""
-        return list(dict.fromkeys([*([] if self.best is None else [self.best]), *self.front]))
-
-    @property
     def stop(self) -> Decided | None:
         """The validation at which the rule would have stopped."""
         return next((each for each in self.decided if each.stopped), None)
@@ -111,20 +96,16 @@ class Selection:
 
 
 def run(arguments: list[str]) -> None:
-    """Read the runs, decide, print, and remove the other checkpoints if requested."""
+    """Read the runs, decide and print."""
     parser = _parser()
     options = parser.parse_args(arguments)
     with user_errors():
         _check(options)
-        if options.watch:
-            found = [_watch(options)]
-        else:
-            found = [_select(stored_run(name, options), options) for name in options.runs]
-            _print(found, options)
+        runs = [stored_run(name, options) for name in options.runs]
+        found = [of_saved(decide(stored, run_rules(stored, options))) for stored in runs]
+        _print(found, options)
         if options.output:
             write_whole(Path(options.output), json_text(_chosen(found[0])))
-        for selection in found if options.prune else ():
-            _prune(selection, options)
     if any(selection.best is None and selection.selects for selection in found):
         raise SystemExit(_NOT_CHOSEN)
 
@@ -132,10 +113,6 @@ def run(arguments: list[str]) -> None:
 def stored_run(name: str, options: Any) -> StoredRun:
     """Read a run, with the option `checkpoints`."""
     return read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
-
-
-def _select(stored: StoredRun, options: Any) -> Selection:
-    return of_saved(decide(stored, run_rules(stored, options)))
 
 
 def of_saved(selection: Selection) -> Selection:
@@ -163,12 +140,6 @@ def _parser() -> CommandParser:
     add = parser.add
     add("--json", "print JSON", action="store_true")
     add("--output", "JSON file that names the checkpoint to keep", metavar="FILE")
-    add("--watch", "read again what a running job adds, until a rule stops or Ctrl-C",
-        action="store_true")  # fmt: skip
-    add("--interval", "seconds between two reads of --watch", type=float, default=_INTERVAL_S)
-    add("--prune", "remove the other checkpoints, after a question; never the selected or the last "
-        "one", action="store_true")  # fmt: skip
-    add("--yes", "remove without a question", action="store_true")
     return parser
 
 
@@ -208,13 +179,8 @@ def _check(options: Any) -> None:
             "no score is given. Use --maximise KEY, --minimise KEY or --pareto A:max,B:min. "
             f"{stored.log} has the keys {_listed(stored.keys)}"
         )
-    if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
-        raise ValueError("--watch, --output and --checkpoints are of one RUN")
-    if options.watch and options.prune:
-        raise ValueError("--prune removes from finished runs. Leave out --watch.")
-    if options.prune and not (monitor or options.pareto):
-        raise ValueError("--prune needs the score to select by: --maximise KEY")
-    positive("--interval", options.interval)
+    if len(options.runs) > 1 and (options.output or options.checkpoints):
+        raise ValueError("--output and --checkpoints are of one RUN")
 
 
 # Rules
@@ -271,7 +237,7 @@ def logged_key(stored: StoredRun, given: str) -> str:
         if prefix + given in keys:
             return prefix + given
     similar = did_you_mean(given, keys, str)
-    raise _NotYet(f"{stored.log} has no key {given!r}{similar or f', only {_listed(keys)}'}")
+    raise ValueError(f"{stored.log} has no key {given!r}{similar or f', only {_listed(keys)}'}")
 
 
 def _listed(keys: Sequence[str]) -> str:
@@ -518,105 +484,3 @@ def to_json(selection: Selection) -> dict[str, Any]:
         "notes": notes_of(selection),
         "validations": validations,
     }
-
-
-# A running job
-
-
-def _watch(options: Any) -> Selection:
-    """Print each validation as it appears, and all decisions at the end.
-
-    Waits for the first validation, and while the log cannot be read, for example during a write.
-    """
-    (name,), console, seen = options.runs, plain_console(), 0
-    selection, waiting = None, ""
-    try:
-        while True:
-            try:
-                stored = _read_now(name, options, bool(selection or waiting))
-                found = _select(_without_unfinished(stored), options)
-            except _NotYet as error:
-                if str(error) != waiting:
-                    waiting = str(error)
-                    print(printable(f"waiting: {waiting}"), file=sys.stderr, flush=True)
-            else:
-                selection = found
-                for each in selection.decided[seen:]:
-                    _print_validation(console, selection, each, options.json)
-                seen = len(selection.decided)
-                if options.output:
-                    write_whole(Path(options.output), json_text(_chosen(selection)))
-                if selection.stop is not None:
-                    break
-            time.sleep(options.interval)
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-    if selection is None:
-        raise SystemExit(_NOT_CHOSEN)
-    if not options.json:
-        for line in summary(selection):
-            console.print(line, soft_wrap=True)
-    return selection
-
-
-def _read_now(name: str, options: Any, existed: bool) -> StoredRun:
-    """Return the run, or raise a `_NotYet`; a path that never existed is a mistake."""
-    try:
-        return stored_run(name, options)
-    except (ValueError, OSError) as error:
-        if isinstance(error, FileNotFoundError) and not existed:
-            raise
-        raise _NotYet(str(error)) from None
-
-
-def _without_unfinished(stored: StoredRun) -> StoredRun:
-    """Return the run without a last step that so far has a part of the texts before it."""
-    steps = stored.steps
-    for by_step in stored.texts.values():
-        *_, before, last = [None, *(by_step[step] for step in sorted(by_step))]
-        if before and len(last.order) < len(before.order) and {*last.prompts} <= {*before.prompts}:
-            steps = [each for each in steps if each.step < last.step]
-    return replace(stored, steps=steps)
-
-
-def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:
-    step, metrics = each.validation.step, each.validation.metrics
-    if as_json:
-        chosen = {"step": step, "best": each.best, "stopped": each.stopped,
-                  "alarm": bool(each.alarm and each.alarm.alarm)}  # fmt: skip
-        print(json.dumps(chosen), flush=True)
-        return
-    keys = [key for key in selection.rules.monitored if key in metrics]
-    values = ", ".join(f"{key} {metrics[key]:.4g}" for key in keys)
-    note = _note(selection, each)
-    console.print(f"step {step}: {values}{f' ({note})' if note else ''}", soft_wrap=True)
-
-
-# Removal
-
-
-def _prune(selection: Selection, options: Any) -> None:
-    if selection.best is None:
-        print(
-            f"{selection.run.folder}: no checkpoint is selected, nothing removed", file=sys.stderr
-        )
-        return
-    # An error if a better one is missing: the user may have passed the wrong folder.
-    paths = removable(selection.run, replace(selection, saved=()).kept)
-    if not paths:
-        print(f"{selection.run.folder}: nothing to remove", file=sys.stderr)
-        return
-    total = sum(map(size_of, paths))
-    for path in paths:
-        print(printable(f"  {path}"), file=sys.stderr)
-    question = f"remove these {len(paths)} ({total / 1e6:.1f} MB)? [y/N] "
-    if not options.yes:
-        if not sys.stdin.isatty():
-            raise ValueError("--prune asks for confirmation. Add --yes if nobody can answer.")
-        print(question, end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("nothing removed", file=sys.stderr)
-            return
-    for path in paths:
-        remove(path)
-    print(f"removed {len(paths)} ({total / 1e6:.1f} MB)", file=sys.stderr)

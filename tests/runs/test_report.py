@@ -6,12 +6,7 @@ import json
 import os
 import re
 import shutil
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +176,6 @@ def test_the_rules_are_those_of_the_runs_configuration(call: Any, tmp_path: Path
     # Options replace them.
     _, _, _, html = call(run, "--maximise", "score/accuracy")
     assert "By rules of the command line" in html
-
-
-def test_a_port_that_can_not_be_served_is_named(call: Any, tmp_path: Path) -> None:
-    run = honest_run(tmp_path / "run")
-    status, _, error, _ = call(run, "--serve", "--port", 80000)
-    assert (status, error) == (2, "error: port must be 0 to 65535, got 80000\n")
 
 
 def test_the_front_is_of_a_metric_that_changes(tmp_path: Path) -> None:
@@ -463,11 +452,6 @@ def test_reasons_are_shown_on_focus_and_by_keyboard(visit: Any, tmp_path: Path) 
     page.locator("[data-front] circle[role=button]").first.focus()
     page.keyboard.press("Enter")
     assert page.locator("[data-texts]").locator("select[name=At]").input_value() == "0"
-    page.locator("figure summary").first.click()
-    # The table is made when the browser says that it has opened, a moment after the click.
-    rows = page.locator("figure table").first.locator("tbody tr")
-    rows.first.wait_for()
-    assert rows.count() == 4
 
 
 def test_hostile_texts_are_only_text(visit: Any, tmp_path: Path) -> None:
@@ -510,49 +494,3 @@ def test_an_explanation_is_shown_on_click(visit: Any, tmp_path: Path) -> None:
     assert explained.locator(".a1").inner_text() == "The"
     explained.locator(".a1").hover()
     assert page.locator("#tip").inner_text() == "alignment 0.25"
-
-
-def test_a_blind_comparison_is_saved_as_preferences(visit: Any, tmp_path: Path) -> None:
-    page = visit(gamed_run(tmp_path / "run"))
-    blind = page.locator("#blind")
-    blind.get_by_role("button", name="Start").click()
-    for key in ("1", "2", "0"):
-        page.keyboard.press(key)
-    assert "step" not in blind.locator(".versions").inner_text()
-    with page.expect_download() as download:
-        blind.get_by_role("button", name="Save").click()
-    rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
-    assert [row["tie"] for row in rows] == [False, False, True]
-    for row in rows:
-        assert {row["chosen_from"], row["rejected_from"]} == {"score, step 10", "score, step 40"}
-        assert row["chosen"].startswith(row["prompt"])
-        assert set(row["chosen_scores"]) == {"sentiment", "accuracy", "words"}
-
-
-def test_a_served_report_follows_the_run(browser: Any, tmp_path: Path) -> None:
-    run = gamed_run(tmp_path / "run")
-    options = report._parser().parse_args([str(run)])
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(report._Handler, report._Followed(options))
-    )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}/"
-        request = urllib.request.Request(address, headers={"Host": "attacker.example:80"})
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(request)
-        page = browser.new_page()
-        page.goto(address)
-        assert page.locator(".validations tbody tr").count() == 4
-        page.locator("[data-texts]").get_by_label("Search").fill("coat")
-        with open(run / "metrics.jsonl", "a") as log:
-            log.write(json.dumps({"step": 50, "reward/total": 1.2, "score/sentiment": 1.0,
-                                  "score/accuracy": 0.3}) + "\n")  # fmt: skip
-        page.locator(".validations tbody tr").nth(4).wait_for()
-        assert page.locator("[data-texts]").get_by_label("Search").input_value() == "coat"
-        page.close()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

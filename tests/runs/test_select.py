@@ -1,12 +1,10 @@
-"""`ctrlreward select`: selection, stop and alarm from a log; checkpoints that are removed."""
+"""`ctrlreward select`: selection, stop and alarm from a log."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
-from warm_python import WarmProcess
 
 from ctrlreward.selection import AlarmRule, BestRule
 
@@ -77,12 +73,11 @@ def test_american_spelling_and_the_smallest(folder: Path, select: Any) -> None:
 
 
 def test_nothing_meets_the_constraints(folder: Path, select: Any) -> None:
-    status, out, _ = select(folder, *MAXIMISE, "--subject_to", "acc>=0.9", "reward<=1", "--prune")
+    status, out, _ = select(folder, *MAXIMISE, "--subject_to", "acc>=0.9", "reward<=1")
     assert status == 1
     assert "no checkpoint: no candidate among 5 validations" in out
     assert "acc: met at 0 of 5 validations" in out
     assert "reward: met at 5 of 5 validations" in out
-    assert len(list((folder / "checkpoints").iterdir())) == 11
 
 
 def test_json_and_the_file_for_scripts(folder: Path, select: Any, tmp_path: Path) -> None:
@@ -196,7 +191,6 @@ def test_samples_give_intervals_and_the_alarm_of_the_rules(select: Any, tmp_path
         (("--pareto", "reward:up,acc:max"), "direction of 'reward' must be one of"),
         ((*MAXIMISE, "--ties_by", "acc:up"), "direction of 'acc' must be one of"),
         ((*MAXIMISE, "--output=a.csv"), "--output must end in .json, got a.csv"),
-        ((*MAXIMISE, "--watch", "--prune"), "--prune removes from finished runs"),
         ((*MAXIMISE, "--maximum", "3"), "unrecognized arguments"),
     ],
 )
@@ -230,149 +224,3 @@ def test_a_guard_takes_the_direction_of_the_report(select: Any, tmp_path: Path) 
         out = select(tmp_path, *again)[1]
         assert "guard: reward (better when higher) against score/pp (better when lower)" in out
         assert "alarm at step 8" in out
-
-
-# Removal
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "checkpoints").iterdir()}
-
-
-def test_prune_keeps_the_selected_and_the_last(folder: Path, select: Any) -> None:
-    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
-    assert status == 0
-    assert "removed 6" in err
-    assert names(folder) == {"last.ckpt", "step=000030.ckpt", "step=000030-adapter",
-                             "step=000050.ckpt", "step=000050-adapter"}  # fmt: skip
-    assert "nothing to remove" in select(folder, *CONSTRAINED, "--prune", "--yes")[2]
-
-
-def test_prune_asks(folder: Path, select: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = names(folder)
-    status, _, err = select(folder, *CONSTRAINED, "--prune")
-    assert status == 2
-    assert "Add --yes if nobody can answer" in err
-    assert names(folder) == before
-
-    class Terminal:
-        def isatty(self) -> bool:
-            return True
-
-        def readline(self) -> str:
-            return "\n"
-
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    assert "nothing removed" in select(folder, *CONSTRAINED, "--prune")[2]
-    assert names(folder) == before
-
-
-def test_prune_leaves_links_and_what_they_point_to(
-    folder: Path, select: Any, tmp_path: Path
-) -> None:
-    outside = tmp_path / "step=000010.ckpt"
-    outside.write_text("of another run")
-    checkpoints = folder / "checkpoints"
-    (checkpoints / "step=000010.ckpt").unlink()
-    (checkpoints / "step=000010.ckpt").symlink_to(outside)
-    (checkpoints / "last.ckpt").unlink()
-    (checkpoints / "last.ckpt").symlink_to("step=000040.ckpt")
-    (checkpoints / "step=000020-adapter" / "base").symlink_to(tmp_path)
-    (folder / "step=000015").symlink_to(tmp_path)
-    (folder / "circle").symlink_to("circle")
-    (folder / "latest").mkdir()  # a folder, not the pointer of a trainer
-    (folder / "latest" / "latest").write_bytes(bytes(8))  # after a loss of power
-    select(folder, *CONSTRAINED, "--prune", "--yes")
-    assert outside.read_text() == "of another run"
-    assert names(folder) == {
-        "last.ckpt", "step=000010.ckpt", "step=000030.ckpt", "step=000030-adapter",
-        "step=000040.ckpt", "step=000040-adapter", "step=000050.ckpt", "step=000050-adapter",
-    }  # fmt: skip
-
-
-def test_prune_leaves_another_run_in_the_folder(folder: Path, select: Any) -> None:
-    """Whether it has a log, or only checkpoints."""
-    earlier, before = folder / "earlier" / "checkpoint-5", names(folder)
-    earlier.mkdir(parents=True)
-    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
-    assert status == 2
-    assert "checkpoints are in 2 folders, so nothing is removed" in err
-    assert names(folder) == before
-    (folder / "earlier" / "metrics.jsonl").write_text('{"step": 5, "reward": 0.1}\n')
-    assert "removed 6" in select(folder, *CONSTRAINED, "--prune", "--yes")[2]
-    assert earlier.is_dir()
-
-
-def test_prune_refuses_a_run_in_progress_and_an_absent_checkpoint(
-    folder: Path, select: Any
-) -> None:
-    before = names(folder)
-    with FileLock(folder / ".ctrlreward.lock"):
-        status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
-        assert status == 2
-        assert "is in use by" in err
-    assert names(folder) == before
-    for path in (folder / "checkpoints").glob("step=000030*"):
-        path.rename(folder / path.name.replace("step", "kept"))
-    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
-    assert status == 2
-    assert "the checkpoint of step 30 is not in" in err
-    assert len(names(folder)) == len(before) - 2
-
-
-# A running job
-
-
-class Watching(WarmProcess):
-    """`ctrlreward select --watch` of a folder."""
-
-    def __init__(self, folder: Path, tmp_path: Path) -> None:
-        self.out, self.err = tmp_path / "out", tmp_path / "err"
-        command = ["-m", "ctrlreward", "select", folder, *CONSTRAINED,
-                   "--stop", "patience=1", "--watch", "--interval", "0.05"]  # fmt: skip
-        super().__init__(command, self.out, self.err)
-
-    def wait_for(self, file: Path, text: str) -> None:
-        until = time.monotonic() + 60
-        while not file.exists() or text not in file.read_text():
-            assert time.monotonic() < until
-            assert self.wait(0.02) is None
-
-
-def test_watch_reads_what_is_added_until_a_rule_stops(folder: Path, tmp_path: Path) -> None:
-    log = folder / "metrics.jsonl"
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(lines[:2]))
-    job = Watching(folder, tmp_path)
-    job.wait_for(job.out, "step 20")
-    with open(log, "a") as file:
-        for line in (lines[2], lines[3], lines[4][:9], lines[4][9:]):
-            file.write(line)
-            file.flush()
-            time.sleep(0.1)
-    assert job.wait(60) == 0
-    read = job.out.read_text().splitlines()
-    steps = [line.split(":")[0] for line in read if line.startswith("step ")]
-    assert steps == ["step 10", "step 20", "step 30", "step 40", "step 50"]
-    assert any(line.startswith("stop at step 50") for line in read)
-
-
-def test_watch_waits_for_the_first_validation(folder: Path, tmp_path: Path) -> None:
-    log = folder / "metrics.jsonl"
-    text = log.read_text()
-    log.unlink()
-    job = Watching(folder, tmp_path)
-    job.wait_for(job.err, "has no log of a run")
-    log.write_text('{"step": 5, "loss": 1.0}\n')
-    job.wait_for(job.err, "has no key 'reward', only loss")
-    log.write_text(text)
-    assert job.wait(60) == 0
-    assert "stop at step 50" in job.out.read_text()
-
-
-@pytest.mark.parametrize("wrong", [("--stop", "patience=x"), ("--subject_to", "acc>1")])
-def test_watch_does_not_wait_for_mistakes(
-    folder: Path, select: Any, wrong: tuple[str, ...]
-) -> None:
-    assert select(folder, *MAXIMISE, *wrong, "--watch")[0] == 2
-    assert select(folder / "nowhere", *MAXIMISE, "--watch")[0] == 2

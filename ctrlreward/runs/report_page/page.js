@@ -26,11 +26,6 @@ const visible = (text) => text.replace(/[\0-\x08\x0b-\x1f]/g, (c) => String.from
 const select = (label, options, value, change) => h("label", {}, label + " ", h("select", { name: label, onchange: (e) => change(e.target.value) },
   ...options.map(([v, name]) => h("option", { value: v, selected: String(v) === String(value) }, name))));
 
-// What the user chose, kept when a served page reloads.
-let kept = {};
-try { kept = JSON.parse(sessionStorage.getItem("report") || "{}"); } catch { /* of a file: no store */ }
-const keep = () => { try { sessionStorage.setItem("report", JSON.stringify(kept)); } catch { /* the same */ } };
-
 // Tips, on hover and on focus
 function showTip(element, text) {
   const box = element.getBoundingClientRect();
@@ -126,15 +121,7 @@ function lineChart(title, series, marks = [], bounds = []) {
   f.svg.addEventListener("blur", leave);
   figure.append(f.svg);
   if (series.length > 1) figure.append(h("p", { class: "legend" }, ...series.map((each, i) => h("span", { class: `key c${i % 6}` }, each.name + " "))));
-  figure.append(table(["step", ...series.map((s) => s.name || "value"), ...(points.some(band) ? ["interval"] : [])],
-    () => steps.map((step) => { const row = series.map((s) => s.points.find((p) => p[0] === step)); return [step, ...row.map((p) => number(p && p[1])), ...(points.some(band) ? [row[0] && band(row[0]) ? `${number(row[0][2])} to ${number(row[0][3])}` : ""] : [])]; }), title));
   return figure;
-}
-function table(header, rows, title) { // behind a chart, made when it is opened
-  const details = h("details", { class: "behind" }, h("summary", {}, "Table", h("span", { class: "hidden" }, ` of ${title}`)));
-  details.addEventListener("toggle", () => details.append(h("table", {}, h("thead", {}, h("tr", {}, ...header.map((cell) => h("th", { scope: "col" }, cell)))),
-    h("tbody", {}, ...rows().map((row) => h("tr", {}, ...row.map((cell) => h("td", {}, String(cell)))))))), { once: true });
-  return details;
 }
 function scatter(title, xName, yName, points, label) {
   const figure = h("figure", {}, h("figcaption", {}, title));
@@ -149,7 +136,7 @@ function scatter(title, xName, yName, points, label) {
     const dot = h("circle", { cx: f.x(p.x), cy: f.y(p.y), r: 5, class: `dot ${p.best ? "chosen" : p.front ? "c0" : "faint"}`, tabindex: "0", role: "button", "aria-label": words, onclick: p.open, onkeydown: enter });
     f.svg.append(h("text", { x: f.x(p.x) + 7, y: f.y(p.y) - 6, class: "steptick" }, String(p.step)), withTip(dot, words));
   }
-  figure.append(f.svg, h("p", { class: "axes" }, `→ ${xName}, ↑ ${yName}`), table([xName, yName, "point"], () => shown.map((p) => [number(p.x), number(p.y), label(p)]), title));
+  figure.append(f.svg, h("p", { class: "axes" }, `→ ${xName}, ↑ ${yName}`));
   return figure;
 }
 
@@ -206,14 +193,14 @@ function explanation(stored) {
   }
   return box;
 }
-function textBrowser(root, run, r) {
+function textBrowser(root, run) {
   if (!run.texts.length) { root.append(h("p", { class: "note" }, "The run left no texts.")); return; }
-  const state = Object.assign({ set: 0, query: "", label: "", at: -1, sort: "stored", of: 0, while: null, low: "", high: "", all: false }, kept[r]);
+  const state = { set: 0, query: "", label: "", at: -1, sort: "stored", of: 0, while: null, low: "", high: "", all: false };
   const controls = h("form", { class: "controls", "aria-label": "Filter and sort texts" + (data.runs.length > 1 ? ` of ${run.name}` : ""), onsubmit: (e) => e.preventDefault() }), count = h("p", { class: "meta", role: "status" }), list = h("div", { class: "items" });
   root.append(controls, count, list);
   let limit = PAGE;
   const set = () => run.texts[state.set] || run.texts[0];
-  const change = (name) => (value) => { state[name] = value; limit = PAGE; kept[r] = { ...state }; keep(); if (name === "set") { Object.assign(state, { label: "", at: -1, of: set().proxy ?? 0, while: null }); build(); } else if (name === "sort") build(); draw(); };
+  const change = (name) => (value) => { state[name] = value; limit = PAGE; if (name === "set") { Object.assign(state, { label: "", at: -1, of: set().proxy ?? 0, while: null }); build(); } else if (name === "sort") build(); draw(); };
   function build() {
     const t = set(), components = t.components.map((name, i) => [i, name + arrow(t.modes[i])]);
     const labels = [...new Set(t.items.map((item) => item.l))].filter(Boolean);
@@ -271,58 +258,15 @@ function textBrowser(root, run, r) {
     if (list.firstChild && limit === PAGE) { list.firstChild.open = true; }
     if (items.length > limit) list.append(h("button", { type: "button", onclick: () => { limit += PAGE; draw(); } }, `Show ${Math.min(PAGE, items.length - limit)} more`));
   }
-  if (!kept[r]) { state.of = set().proxy ?? 0; if (run.marks.some((m) => m.kind === "alarm")) state.sort = "gamed"; }
+  state.of = set().proxy ?? 0;
+  if (run.marks.some((m) => m.kind === "alarm")) state.sort = "gamed";
   build();
   draw();
   root.at = (step) => { const t = set(), at = t.steps.indexOf(step); if (at >= 0) { change("at")(at); build(); } root.scrollIntoView(); };
 }
 
-// Blind comparison
-function blind(root) {
-  const sources = data.runs.flatMap((run) => run.texts.flatMap((t) => t.columns.map((name, c) => ({ t, c, name: `${data.runs.length > 1 ? run.name + ": " : ""}${t.name}, ${name}`, best: c === t.best }))));
-  if (sources.length < 2) { root.append(h("p", { class: "note" }, "There are no two texts of a prompt to compare.")); return; }
-  const store = "blind " + document.title;
-  let choices = [], a = 0, b = sources.findIndex((s, i) => i > 0 && s.best), pairs = [], at = 0;
-  try { choices = JSON.parse(localStorage.getItem(store) || "[]"); } catch { /* of a file: no store */ }
-  if (b < 1) b = sources[0].t.columns.length > 1 ? sources[0].t.columns.length - 1 : 1;
-  const controls = h("div", { class: "controls" }), stage = h("div", { tabindex: "-1" }), status = h("p", { class: "meta", role: "status" });
-  const save = () => { try { localStorage.setItem(store, JSON.stringify(choices)); } catch { /* the same */ } };
-  const said = () => { status.textContent = `${choices.length} preferences kept in this page`; };
-  function start() {
-    const key = (item) => JSON.stringify([item.p, item.l, item.i]), others = new Map(sources[b].t.items.map((item) => [key(item), item]));
-    pairs = sources[a].t.items.map((item) => [item, others.get(key(item))]).filter(([x, y]) => y && x.t[sources[a].c] !== y.t[sources[b].c]);
-    for (let i = pairs.length - 1; i > 0; i--) { const j = Math.floor(Math.random() * (i + 1)); [pairs[i], pairs[j]] = [pairs[j], pairs[i]]; }
-    at = 0;
-    show();
-  }
-  function show() {
-    if (at >= pairs.length) { stage.replaceChildren(h("p", { class: "note" }, pairs.length ? "All pairs are judged." : "No prompt has a different text in both.")); return; }
-    const [x, y] = pairs[at], sides = [{ item: x, s: sources[a] }, { item: y, s: sources[b] }];
-    if (Math.random() < 0.5) sides.reverse();
-    const choose = (won) => {
-      const [p, q] = won === 1 ? [sides[1], sides[0]] : sides;
-      const scores = ({ item, s }) => Object.fromEntries(s.t.components.map((name, k) => [name, item.s[s.c][k]]));
-      choices.push({ prompt: p.item.p, label: p.item.l, chosen: p.item.t[p.s.c], rejected: q.item.t[q.s.c], tie: won === 2, chosen_from: p.s.name, rejected_from: q.s.name, chosen_scores: scores(p), rejected_scores: scores(q) });
-      save(); said(); at++; show(); stage.focus();
-    };
-    const side = ({ item, s }, i) => h("section", {}, h("h4", {}, i ? "B" : "A"), textBox(item.t[s.c], null), h("button", { type: "button", onclick: () => choose(i) }, `${i ? "B" : "A"} is better (${i + 1})`));
-    stage.onkeydown = (event) => { const won = { 1: 0, 2: 1, 0: 2 }[event.key]; if (won != null) choose(won); };
-    stage.replaceChildren(h("p", { class: "meta" }, `pair ${at + 1} of ${pairs.length}; keys 1, 2 and 0`), h("p", { class: "prompt", dir: "auto" }, visible(x.p + (x.l ? `  [${x.l}]` : ""))),
-      h("div", { class: "versions" }, ...sides.map(side)), h("button", { type: "button", onclick: () => choose(2) }, "No difference (0)"));
-  }
-  const options = sources.map((s, i) => [i, s.name]);
-  const names = h("details", {}, h("summary", {}, "What is compared"), h("div", { class: "controls" }, select("One side", options, a, (v) => { a = +v; }), select("Other side", options, b, (v) => { b = +v; })));
-  const tally = () => { const wins = {}; for (const c of choices) { const name = c.tie ? "no difference" : `${c.chosen_from} over ${c.rejected_from}`; wins[name] = (wins[name] || 0) + 1; } stage.replaceChildren(h("ul", {}, ...Object.entries(wins).map(([name, n]) => h("li", {}, `${name}: ${n}`)))); };
-  controls.append(h("button", { type: "button", onclick: () => { start(); stage.focus(); } }, "Start"),
-    h("button", { type: "button", onclick: tally }, "Reveal"),
-    h("button", { type: "button", onclick: () => { const link = h("a", { href: URL.createObjectURL(new Blob([choices.map((c) => JSON.stringify(c) + "\n").join("")], { type: "application/jsonl" })), download: "preferences.jsonl" }); link.click(); } }, "Save preferences.jsonl"),
-    h("button", { type: "button", onclick: () => { choices = []; save(); said(); } }, "Forget"));
-  said();
-  root.append(h("p", {}, "Two texts of a prompt in random order, without names: which is better?"), names, controls, status, stage);
-}
-
 // The page
-const browsers = data.runs.map((run, r) => { const root = document.querySelector(`[data-texts="${r}"]`); textBrowser(root, run, r); return root; });
+const browsers = data.runs.map((run, r) => { const root = document.querySelector(`[data-texts="${r}"]`); textBrowser(root, run); return root; });
 for (const root of document.querySelectorAll("[data-charts]")) {
   const run = data.runs[root.dataset.charts], groups = root.dataset.groups.split(" ");
   const charts = run.charts.filter((c) => groups.includes(c.group));
@@ -343,6 +287,4 @@ for (const root of document.querySelectorAll("[data-overlay]")) {
   root.append(...keys.map((c) => lineChart(c.key + arrow(c.mode), data.runs.map((run) => ({ name: run.name, points: run.charts.find((o) => o.key === c.key).points.map((p) => p.slice(0, 2)) })))));
 }
 for (const link of document.querySelectorAll("[data-step]")) link.addEventListener("click", (event) => { const root = browsers[link.dataset.run]; if (root.at) { event.preventDefault(); root.at(+link.dataset.step); } });
-blind(document.querySelector("[data-blind]"));
 addEventListener("beforeprint", () => { for (const each of document.querySelectorAll(".items > details:not([open])")) each.open = true; });
-if (data.live) setInterval(async () => { try { if ((await (await fetch("version")).text()) !== data.live) location.reload(); } catch { /* the server has ended */ } }, 3000);
