@@ -37,7 +37,7 @@ PURPOSES = {
     "parquet": "Parquet files, and the built-in word vectors",
     "plots": "figures",
     "quantization": "frozen models in 4 or 8 bits",
-    "ray": "corpora and served rewards on several machines",
+    "ray": "data sets and served rewards on several machines",
     "sentences": "sentence splitters of NLTK and sentencex",
     "serve": "a reward over HTTP",
     "tensorboard": "event files of TensorBoard as logs of runs",

@@ -1,4 +1,4 @@
-"""Ray: the resources of actors and replicas, and the connection to a cluster."""
+"""Ray: the resources of replicas, and the connection to a cluster."""
 
 from __future__ import annotations
 
@@ -12,34 +12,11 @@ from urllib.parse import urlsplit
 from ctrlreward.arguments import not_negative, positive
 from ctrlreward.extras import import_extra
 
-_OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: shards and requests are small
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray that we start: requests are small
 
 
 @dataclass(frozen=True)
-class RayOptions:
-    """Address of the cluster, and resources of each actor.
-
-    Args:
-        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the cluster of the
-            variable RAY_ADDRESS, which `ray job submit` sets; without it, Ray is started on this
-            machine, for this run.
-        num_cpus: CPUs of an actor.
-        num_gpus: GPUs of an actor, such as 1 or 0.5; above 0, its models are on `cuda`.
-    """
-
-    address: str | None = None
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("num_cpus", "num_gpus"):
-            not_negative(f"ray.{name}", getattr(self, name))
-        if not (self.num_cpus or self.num_gpus):
-            raise ValueError("ray.num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
-
-
-@dataclass(frozen=True)
-class RayServeOptions(RayOptions):
+class RayServeOptions:
     """Cluster, resources and load of the replicas under Ray Serve.
 
     Args:
@@ -58,13 +35,19 @@ class RayServeOptions(RayOptions):
             for no limit.
     """
 
+    address: str | None = None
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
     max_replicas: int | None = None
     target_ongoing_requests: float = 64.0
     max_ongoing_requests: int = 512
     max_queued_requests: int = 16_384
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name in ("num_cpus", "num_gpus"):
+            not_negative(f"ray.{name}", getattr(self, name))
+        if not (self.num_cpus or self.num_gpus):
+            raise ValueError("ray.num_cpus and num_gpus are both 0, must have CPUs, GPUs or both")
         for name in ("target_ongoing_requests", "max_ongoing_requests"):
             positive(f"ray.{name}", getattr(self, name))
         queued, must = self.max_queued_requests, "must be positive, or -1 for no limit"

@@ -1,4 +1,4 @@
-"""Scorers without models for tests of workers, which child processes can import."""
+"""Scorers without models for tests of files, which other processes can import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import letter_scorers
 import numpy as np
-import torch
 
 from ctrlreward import Samples
 from ctrlreward.scorers import Scorer, ScoreSpec
@@ -20,28 +19,12 @@ from ctrlreward.scorers.base import Scores
 UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
 
 
-class TwoParts(Exception):
-    """An error whose pickle can't be loaded."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"{what}: {why}")
-
-
-class Raises(Scorer):
-    """Raises an error that can't be read in another process."""
-
-    specs: ClassVar = {"none": UP}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        raise TwoParts("soup", "cold")
-
-
 class Length(Scorer):
     """Length of a text and its share of "e"; an empty text fails.
 
     Args:
-        folder: Folder for what the workers do: each call leaves a file with its first text, named
-            by process; a text "kill" kills its worker as often as the folder lets it.
+        folder: Folder in which each call leaves a file with its first text, named by process; a
+            text "kill" kills its process as often as the folder lets it.
         seconds: Seconds of each call.
     """
 
@@ -98,15 +81,6 @@ class Interrupted(Scorer):
             os.kill(os.getpid(), signal.SIGKILL)
         Interrupted.calls.append(len(samples))
         return {"length": np.array([len(text) for text in samples.texts], dtype=np.float64)}
-
-
-class Threads(Scorer):
-    """Threads of PyTorch in the process that scores."""
-
-    specs: ClassVar = {"threads": UP}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        return {"threads": np.full(len(samples), float(torch.get_num_threads()))}
 
 
 class Odd(Scorer):

@@ -249,7 +249,7 @@ MISSING = {
         "ctrlreward serve needs fastapi",
     ),
     "ray": (
-        command("score a.jsonl b.csv --scorers Distinct --engine ray", "a.jsonl", '{"text": "a"}'),
+        "from ctrlreward.ray_cluster import connect_ray; connect_ray(None, {})",
         "--engine ray needs ray",
     ),
 }

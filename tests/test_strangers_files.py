@@ -24,7 +24,7 @@ from ctrlreward import Distinct, Perplexity, RemoteReward, Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
-from ctrlreward.corpus.shard_store import ShardStore
+from ctrlreward.corpus import score as score_command
 from ctrlreward.data import local_file
 from ctrlreward.evaluation.measure import to_csv
 from ctrlreward.evaluation.texts import read_prefixes
@@ -217,22 +217,21 @@ def test_readers_of_python_name_it(read: Callable[[str], object], name: str, val
 
 
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("name", ["manifest.json", "[!m]*"], ids=["manifest", "shard"])
-def test_the_files_of_an_unfinished_run(
-    name: str, value: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+def test_the_log_of_an_unfinished_run(
+    value: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = f"{SCORE} --chunk 2".split()
+    command = SCORE.replace("Distinct", "Repetition").split()
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(ShardStore, "read", killed)
+        patched.setattr(score_command, "write_whole", killed)
         with pytest.raises(SystemExit) as ended:
             main(command)
     assert ended.value.code == 130
-    place = spoil(min(Path("scored.jsonl.partial").glob(name)), VALUES[value])
-    assert place.rpartition(":")[0] in failure(command, capsys)
+    place = spoil(Path("scored.jsonl.partial.jsonl"), VALUES[value])
+    assert place in failure(command, capsys)
 
 
 LAUGHS = "a: &a [ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(

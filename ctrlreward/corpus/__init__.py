@@ -1,1 +1,1 @@
-"""Files of texts: scored row by row, in shards, on several workers."""
+"""Files of texts: scored row by row, in parts that a killed run keeps."""

@@ -13,7 +13,7 @@ import numpy as np
 from ctrlreward.arguments import one_of
 from ctrlreward.command_line.terminal import number_table, plain_console
 from ctrlreward.command_line.typed_options import pairs
-from ctrlreward.corpus.shard_store import in_chunks, score_parts
+from ctrlreward.corpus.parts import consecutive, score_parts
 from ctrlreward.evaluation.texts import EvaluatedPrompt
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, finite_or_none, json_text, write_whole
@@ -95,7 +95,7 @@ class Measures:
         identity = {"texts": digest_of([*read.columns().values()]), "scorers": settings}
         score_log = JsonLog(folder / "scores.jsonl", identity)
         # The completions of a prompt are scored together: `Distinct` needs complete groups.
-        parts = list(in_chunks(range(len(read)), _PROMPTS_PER_RECORD * self.completions))
+        parts = consecutive(len(read), _PROMPTS_PER_RECORD * self.completions)
         for scorer in self.scorers.values():  # a model may be missing
             scorer.load()
         scores = score_parts(score_log, parts, lambda rows: score(components, read[rows]))

@@ -11,7 +11,7 @@ import numpy as np
 from ctrlreward.command_line.parser import command_parser
 from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.command_line.terminal import user_errors
-from ctrlreward.corpus.shard_store import score_parts
+from ctrlreward.corpus.parts import score_parts
 from ctrlreward.files import JsonLog, json_line, whole_file
 from ctrlreward.items import ItemPlaces, counted, items_named
 from ctrlreward.preferences.candidates import PreferencePairs, preference_pairs, rows_by_prompt

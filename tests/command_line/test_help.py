@@ -16,8 +16,6 @@ from tiny_models import save_bert, use_weights
 from transformers import BertModel
 
 from ctrlreward.cli import COMMANDS, main
-from ctrlreward.corpus import scoring_job
-from ctrlreward.corpus.workers import in_process
 from ctrlreward.jobs.training_job import build
 from ctrlreward.policy.model import LoRA, load_policy
 from ctrlreward.samples import as_samples
@@ -69,10 +67,6 @@ def files(
     samples = [{"text": t, "prefix": "Tea is", "label": "positive"} for t in texts]
     write_jsonl("texts.jsonl", [row | {"topic": "science"} for row in samples])
     write_csv("texts.csv", [{"output": text} for text in texts])
-    Path("corpus").mkdir()
-    write_jsonl("corpus/part-0.jsonl", samples)
-    # Other processes would look for the weights behind the short names.
-    monkeypatch.setattr(scoring_job, "ProcessWorkers", lambda _, threads: in_process(threads))
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("corpus.txt").write_text("\n".join(texts))

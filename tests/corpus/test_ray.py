@@ -1,4 +1,4 @@
-"""Ray: workers of `score` and replicas of `serve` on one local cluster, whatever dies."""
+"""Ray: data sets with scores, and replicas of `serve`, on one local cluster, whatever dies."""
 
 from __future__ import annotations
 
@@ -13,27 +13,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
-from corpus.test_workers import TEXTS, collect, same, shards
 from letter_scorers import letters_reward
-from shard_scorers import Length, Threads
+from shard_scorers import Length, Rank
 from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
-from ctrlreward.corpus.ray_workers import RayWorkers
-from ctrlreward.corpus.workers import ScoreShards, Shard, in_process
-from ctrlreward.ray_cluster import RayOptions, RayServeOptions, connect_ray
-from ctrlreward.scorers.base import Scores
+from ctrlreward.corpus.ray_data import score_dataset
+from ctrlreward.ray_cluster import RayServeOptions, connect_ray
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.limits import ServeOptions
 from ctrlreward.serving.ray_serve import RewardReplica, _check_resources
+from ctrlreward.tables.table_columns import Columns
 
 # Ray reads them when it is imported. The second one makes all of its processes listen on the
 # loopback address only; the third one gives workers the priority of other tests, as they would wait
@@ -66,43 +62,65 @@ def ray_cluster() -> Iterator[Any]:
             cluster.shutdown()
 
 
-# Workers
+# Data sets
 
 
-@pytest.fixture(scope="module")
-def two(ray_cluster: Any) -> Iterator[ScoreShards]:
+@pytest.fixture
+def rows() -> list[dict[str, Any]]:
+    """Rows of which one has no score; each batch is at least one of them."""
+    texts = [f"text {i}" + "e" * (i % 5) for i in range(40)]
+    return [{"id": i, "output": "" if i == 7 else text} for i, text in enumerate(texts)]
+
+
+def test_actors_of_ray_data_score_as_this_process(
+    ray_cluster: Any, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    import ray
+
+    scorer = Length(str(tmp_path), seconds=0.2)
     # The rest of the CPUs is left for other tests.
-    with RayWorkers(2, RayOptions(num_cpus=0.1), threads=2) as workers:
-        yield workers
+    options = {"concurrency": 2, "num_cpus": 0.1, "batch_size": 4}
+    columns = Columns(text="output")
+    dataset = ray.data.from_items(rows, override_num_blocks=10)
+    scored = score_dataset(dataset, [scorer], columns=columns, names=["a"], **options)
+    found = sorted(scored.take_all(), key=lambda row: row["id"])
+    expected = Length().score([row["output"] for row in rows])
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    for name, values in expected.items():
+        scores = [np.nan if row[f"a.{name}"] is None else row[f"a.{name}"] for row in found]
+        np.testing.assert_array_equal(scores, values)
+    processes = {call.name.partition("-")[0] for call in tmp_path.iterdir()}
+    assert processes
+    assert str(os.getpid()) not in processes
 
 
-def expected(texts: list[str]) -> dict[int, list[Scores]]:
-    with in_process() as here:
-        return collect(here, Length(), shards(texts))
+@pytest.mark.soak  # starting another one takes ten seconds
+def test_an_actor_that_dies_takes_no_row_along(
+    ray_cluster: Any, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    import ray
+
+    rows[13]["output"] = "kill"
+    (tmp_path / "kill").touch()
+    dataset = ray.data.from_items(rows, override_num_blocks=10)
+    columns = Columns(text="output")
+    scored = score_dataset(dataset, [Length(str(tmp_path))], columns=columns, num_cpus=0.1)
+    found = {row["id"]: row["length"] for row in scored.take_all()}
+    assert found == {row["id"]: float(len(row["output"])) or None for row in rows}
 
 
-def until_both(folder: Path, texts: list[str], then: Callable[[], object]) -> Iterator[Shard]:
-    """Yield shards, however long actors take to start, and four more when both have scored one.
-
-    Args:
-        folder: Where actors leave a file for each shard, named by process.
-        texts: List to which their texts are appended.
-        then: Called when both have scored one.
-    """
-    left = None
-    for number in count():
-        if left is None and len(processes(folder)) == 2:
-            then()
-            left = 4
-        if left == 0:
-            return
-        left = left and left - 1
-        texts.extend((f"text {number}", "e" * number))
-        yield replace(next(shards(texts[-2:])), number=number)
+def test_scores_that_compare_texts_need_one_machine() -> None:
+    with pytest.raises(ValueError, match="Rank"):
+        score_dataset(None, [Rank()])
 
 
-def processes(folder: Path) -> set[str]:
-    return {call.name.partition("-")[0] for call in folder.iterdir()}
+@pytest.mark.parametrize("bad", [{"num_cpus": -1}, {"num_gpus": -1}, {"num_cpus": 0}])
+def test_bad_options(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="num_"):
+        RayServeOptions(**bad)  # type: ignore[arg-type]
+
+
+# Replicas
 
 
 def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
@@ -112,100 +130,6 @@ def test_a_node_that_lacks_the_reward_says_what_to_install() -> None:
     with pytest.raises(RuntimeError, match=r"can't be built on this node \(.*absent.*Install"):
         RewardReplica(build, 1).__serve_build_asgi_app__()
 
-
-def test_actors_score_every_shard_once(two: ScoreShards, tmp_path: Path) -> None:
-    texts: list[str] = []
-    given = until_both(tmp_path, texts, lambda: None)
-    found = collect(two, Length(str(tmp_path), seconds=0.1), given)
-    same(found, expected(texts))
-    assert str(os.getpid()) not in processes(tmp_path)
-    assert collect(two, Threads(), shards(TEXTS[:2]))[0][0].tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (1, 1), (3, 3)])
-def test_an_actor_has_as_many_threads_as_cpus(cpus: float, threads: int) -> None:
-    assert RayWorkers(1, RayOptions(num_cpus=cpus)).threads == threads
-
-
-def test_errors_of_scorers_name_the_rows(two: ScoreShards) -> None:
-    texts = [*TEXTS[:7], "bad", *TEXTS[8:]]
-    with pytest.raises(ValueError, match=r"^in\.jsonl:8: text = 'bad': give a good one$") as raised:
-        collect(two, Length(), shards(texts))
-    assert type(raised.value) is ValueError
-
-
-def test_what_can_not_be_read_in_another_process(two: ScoreShards) -> None:
-    class TwoParts(Exception):  # of a local class, by value; its pickle can't be loaded
-        def __init__(self, what: str, why: str) -> None:
-            super().__init__(f"{what}: {why}")
-
-    class Raises(Length):
-        def score_samples(self, samples: Samples) -> dict[str, Scores]:
-            raise TwoParts("soup", "cold")
-
-    class Unread(Length):
-        def __setstate__(self, state: object) -> None:
-            raise ModuleNotFoundError("No module named 'kitchen'")
-
-    class Locked(Length):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lock = Lock()
-
-    for scorer, kind, message in (
-        (Raises(), RuntimeError, "TwoParts: soup: cold"),
-        (Unread(), ModuleNotFoundError, "No module named 'kitchen'"),
-        (Locked(), ValueError, "Locked can't be sent to other processes .*lock"),
-    ):
-        with pytest.raises(kind, match=message) as raised:
-            collect(two, scorer, shards(TEXTS))
-        assert type(raised.value) is kind
-    same(collect(two, Length(), shards(TEXTS)), expected(TEXTS))  # the actors live on
-
-
-@pytest.mark.soak  # starting another one takes ten seconds
-def test_an_actor_that_dies_is_replaced(
-    two: ScoreShards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = [*TEXTS[:7], "kill", *TEXTS[8:]]
-    (tmp_path / "kill").touch()
-    same(collect(two, Length(str(tmp_path)), shards(texts)), expected(texts))
-    assert capsys.readouterr().err.count("in.jsonl:7 to in.jsonl:8 are scored again") == 1
-
-
-def test_a_cluster_that_is_too_small(
-    ray_cluster: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with RayWorkers(5, RayOptions()) as workers:
-        assert collect(workers, Length(), iter([])) == {}
-    assert "the Ray cluster can hold 2 of 5 actors" in capsys.readouterr().err
-    message = r"has 1 CPUs and 1 GPUs for an actor: they have 2 CPUs, 0"
-    with (
-        pytest.raises(ValueError, match=message),
-        RayWorkers(1, RayOptions(num_cpus=1, num_gpus=1)),
-    ):
-        pass
-
-
-@pytest.mark.soak  # its actor dies
-def test_a_node_that_dies_takes_no_row_along(ray_cluster: Any, tmp_path: Path) -> None:
-    node = ray_cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE)
-    texts: list[str] = []
-    remove = partial(ray_cluster.remove_node, node, allow_graceful=False)
-    with RayWorkers(2, RayOptions(num_cpus=1)) as workers:  # one fits on the first node
-        unit = Length(str(tmp_path), seconds=0.3)
-        found = collect(workers, unit, until_both(tmp_path, texts, remove))
-    same(found, expected(texts))
-
-
-@pytest.mark.parametrize("bad", [{"num_cpus": -1}, {"num_gpus": -1}, {"num_cpus": 0}])
-def test_bad_options(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="num_"):
-        RayOptions(**bad)  # type: ignore[arg-type]
-
-
-# Replicas
 
 REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
 START = 240  # seconds until Ray and the replicas run

@@ -1,11 +1,9 @@
-"""`ctrlreward score` on rows that are wrong, empty, corrected, mapped and piped."""
+"""`ctrlreward score` on rows that are wrong, empty, edited and mapped."""
 
 from __future__ import annotations
 
 import inspect
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,20 +12,20 @@ import numpy as np
 import pytest
 from corpus.conftest import write_jsonl
 from shard_scorers import Rank
-from warm_python import run_warm
 
 from ctrlreward import Samples, scorers
 from ctrlreward.cli import main
-from ctrlreward.corpus import score as command
-from ctrlreward.corpus.scoring_job import score_file
-from ctrlreward.corpus.shard_store import ShardStore
+from ctrlreward.command_line.typed_options import SCORERS
+from ctrlreward.corpus import score
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.tables.row_streams import read_rows
 
-LENGTH = ["--scorers", "shard_scorers.Length", "--chunk=4"]
-
-
 pytestmark = pytest.mark.usefixtures("at_home")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score, "PART", 4)
 
 
 def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
@@ -42,17 +40,14 @@ def write(records: list[dict[str, Any]], name: str = "in.jsonl") -> None:
     write_jsonl(name, records)
 
 
-@pytest.mark.parametrize(
-    ("output", "workers"),
-    [("out.jsonl", "1"), ("out.csv", "1"), ("out.parquet", "1"), ("out.jsonl", "2")],
-)
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
 def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
-    output: str, workers: str, capfd: pytest.CaptureFixture[str]
+    output: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = "soup \ud800 cold"
     write(rows(row_9={"text": bad}))
     scorers = ["--scorers", "shard_scorers.Length", "shard_scorers.Odd", "shard_scorers.Rank"]
-    main(["score", "in.jsonl", output, *scorers, "--chunk=4", "--workers", workers])
+    main(["score", "in.jsonl", output, *scorers])
     warnings = [line[9:] for line in capfd.readouterr().err.splitlines() if "in.jsonl" in line]
     assert warnings == ["in.jsonl:10: text is not valid Unicode: its scores are NaN"]
     found = read_rows(Path(output))
@@ -69,7 +64,7 @@ def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
 WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "label": (
         [{"text": "good soup", "mood": "positive"}] * 9 + [{"text": "a", "mood": "happy"}],
-        "LexiconSentiment --columns.labels mood",
+        "LexiconSentiment --columns.label mood",
         "in.jsonl:10: mood = 'happy' is not a label of the lexicon, which has negative, positive. "
         "Use one of them, or pass --label-map happy=LABEL",
     ),
@@ -126,98 +121,59 @@ def test_a_wrong_row_is_named_before_anything_is_scored(
         Path(folder, "model.safetensors").unlink()  # no weights are needed
     records, scorers, message = WRONG[case]
     write(records)
-    monkeypatch.setattr(ShardStore, "start", lambda *_: pytest.fail("scoring was started"))
-    options = ["--scorers", *scorers.split(), "--chunk=4"]
+    monkeypatch.setattr(score, "score", lambda *_: pytest.fail("scoring was started"))
+    options = ["--scorers", *scorers.split()]
     assert f"error: {message}" in refused("in.jsonl", "out.jsonl", *options)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_what_a_scorer_says_names_the_row_of_the_user(
-    workers: str, capfd: pytest.CaptureFixture[str]
+def test_what_a_scorer_says_names_the_row_of_the_user(caplog: pytest.LogCaptureFixture) -> None:
+    write(rows(7, row_6={"text": "odd"}))
+    with caplog.at_level("WARNING"):
+        main(["score", "in.jsonl", "out.jsonl", "--scorers=shard_scorers.Odd"])
+    assert any(line.startswith("in.jsonl:7: text is odd") for line in caplog.messages)
+
+
+def test_an_error_of_a_scorer_names_the_row(refused: Callable[..., str]) -> None:
+    write(rows(7, row_6={"text": "bad"}))
+    error = refused("in.jsonl", "out.csv", "--scorers=shard_scorers.Length")
+    assert error.endswith(" error: in.jsonl:7: text = 'bad': give a good one")
+
+
+def test_an_input_that_was_edited_between_two_runs_is_refused(
+    tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    write(rows(6), "in/a.jsonl")
-    write([{"text": "x"}, *rows(6, row_3={"text": "odd"})], "in/b.jsonl")
-    command = ["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers]
-    lines = [
-        "from ctrlreward.cli import main",
-        "if __name__ == '__main__':",
-        f"    main({command})",
-    ]
-    Path("command.py").write_text("\n".join(lines))
-    # In a new process: the workers of this one would write to the stderr that it started with.
-    printed = run_warm(Path("command.py").resolve(), timeout=120).stderr
-    assert "in/b.jsonl:5: text is odd" in printed
-    write([{"text": "x"}, *rows(6, row_3={"text": "bad"})], "in/b.jsonl")
-    with pytest.raises(SystemExit):
-        main(["score", "in", "out.csv", "--scorers=shard_scorers.Length", "--workers", workers])
-    assert "error: in/b.jsonl:5: text = 'bad': give a good one" in capfd.readouterr().err
-
-
-def scored_texts(folder: Path) -> list[str]:
-    """First text of each call of `shard_scorers.Length`."""
-    return sorted(file.read_text() for file in folder.iterdir() if "-" in file.name)
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
-    killed: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    """Also in a column that no scorer reads: the output would have rows of both."""
     calls = tmp_path / "calls"
     calls.mkdir()
-    scorers = ["--scorers", "shard_scorers.Rank", "shard_scorers.Length"]
-    command = ["in.jsonl", "out.jsonl", *scorers, f"--scorers.folder={calls}", "--chunk=4"]
-    write(rows(22, row_17={"text": "bad"}))
-    assert "in.jsonl:18: text = 'bad'" in refused(*command)
-    assert scored_texts(calls) == ["text 1", "text 12", "text 4", "text 8"]
-    write(corrected := rows(23, row_5={"text": "a longer text"}, row_17={"text": "good"}))
-    if killed:  # after the old scores are gone, before the manifest is new
-        with monkeypatch.context() as patch:
-            patch.setattr(ShardStore, "start", lambda *_: sys.exit(9))
-            with pytest.raises(SystemExit, match="9"):
-                main(["score", *command])
-    for call in calls.iterdir():
-        call.unlink()
+    scorers = ["--scorers", "shard_scorers.Length", f"--scorers.folder={calls}"]
+    command = ["in.jsonl", "out.jsonl", *scorers]
+    write(rows(12, row_9={"text": "bad"}))
+    assert "in.jsonl:10: text = 'bad'" in refused(*command)
+    assert len(list(calls.iterdir())) == 2
+    for edited in (
+        rows(12, row_9={"text": "good"}),
+        rows(11),
+        rows(12, row_9={"text": "bad", "id": 1}),
+    ):
+        write(edited)
+        assert "sha256 of the rows" in refused(*command)
+    assert len(list(calls.iterdir())) == 2
+    Path("out.jsonl.partial.jsonl").unlink()
+    write(rows(12))
     main(["score", *command])
-    assert "in.jsonl has changed: 3 of 6 shards are kept, except rank" in capsys.readouterr().err
-    assert scored_texts(calls) == ["text 16", "text 20", "text 4"]
-    write(corrected, "whole.jsonl")
-    main(["score", "whole.jsonl", "fresh.jsonl", *scorers, "--chunk=4"])
-    assert Path("out.jsonl").read_bytes() == Path("fresh.jsonl").read_bytes()
-
-
-def test_pipes(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    write(rows())
-    main(["score", "in.jsonl", "out.jsonl", *LENGTH])
-    capfdbinary.readouterr()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("in.jsonl").read_bytes())))
-    before = sorted(Path().iterdir())
-    main(["score", "-", "-", *LENGTH])
-    out, err = capfdbinary.readouterr()
-    assert out == Path("out.jsonl").read_bytes()
-    assert b"can't be resumed" in err
-    assert b"length" in err  # the summary
-    assert sorted(Path().iterdir()) == before
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "a"}\n{"text": 1}\n')))
-    with pytest.raises(SystemExit):
-        main(["score", "-", "-", *LENGTH])
-    out, err = capfdbinary.readouterr()
-    assert (out, b"error: stdin:2: text must be a string, got 1" in err) == (b"", True)
+    assert len(read_rows(Path("out.jsonl"))) == 12
 
 
 def test_labels_of_the_file_are_mapped() -> None:
     texts = ("Lovely soup.", "Awful soup.")
     write([{"text": text, "mood": mood} for text, mood in zip(texts, (1, 0), strict=True)])
-    options = ["--columns.labels", "mood", "--scorers=LexiconSentiment"]
+    options = ["--columns.label", "mood", "--scorers=LexiconSentiment"]
     main(["score", "in.jsonl", "out.jsonl", *options, "--label-map", "0=negative", "1=positive"])
     found = read_rows(Path("out.jsonl"))
     assert [(row["mood"], row["accuracy"]) for row in found] == [(1, 1.0), (0, 1.0)]
 
 
-def test_what_is_known_without_pytorch() -> None:
+def test_every_scorer_has_a_short_name() -> None:
     members = {name: getattr(scorers, name) for name in scorers.__all__}
     known = [
         name
@@ -226,9 +182,7 @@ def test_what_is_known_without_pytorch() -> None:
         and issubclass(member, scorers.Scorer)
         and not inspect.isabstract(member)
     ]
-    assert list(command.SCORERS) == known
-    options = set(inspect.signature(score_file).parameters) - {"input", "output", "identity"}
-    assert set(command.OPTIONS) == options
+    assert list(SCORERS) == known
 
 
 @pytest.mark.parametrize("source", ["in.csv", "in.jsonl"])

@@ -31,7 +31,6 @@ from packaging.requirements import Requirement
 
 from ctrlreward.cli import main
 from ctrlreward.command_line.reward_file import build_reward
-from ctrlreward.corpus import score
 from ctrlreward.jobs.training_job import TrainCLI, build
 from ctrlreward.scorers import Rubric, Task
 
@@ -161,7 +160,6 @@ def parse_only(arguments: list[str]) -> None:
         else:
             for parser in (ArgumentParser, argparse.ArgumentParser):
                 patch.setattr(parser, "parse_args", stopped(parser.parse_args))
-            patch.setattr(score, "open_rows", lambda *_: None)  # there are no such files
             with pytest.raises(Parsed):
                 main(arguments)
 

@@ -26,7 +26,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "full disk, damaged file": (
         "tests/test_files.py -k disk or cut_anywhere",
         "tests/callbacks/test_faults.py -k disk or cut_off",
-        "tests/corpus/test_score.py -k full_disk or cut_off or another_version",
+        "tests/corpus/test_score.py -k full_disk or cut_off",
     ),
     "a rank dies, or its scorer raises": (
         "tests/callbacks/test_faults.py -k rank_ends",

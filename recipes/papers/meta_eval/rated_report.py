@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import check_ending, one_of
-from ctrlreward.corpus.corpus_scoring import score_in_memory
-from ctrlreward.corpus.workers import Shard, in_process
 from ctrlreward.files import check_writable, write_whole
+from ctrlreward.items import ItemPlaces, items_named
+from ctrlreward.progress import track
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,
     print_correlations,
@@ -21,7 +21,7 @@ from ctrlreward.recipes.papers.meta_eval.correlations import (
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.samples import JSON_KEYS
-from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.tables.row_streams import Row, check_suffix
 from ctrlreward.tables.table_writing import encode_rows
 
@@ -83,9 +83,9 @@ def score_rated(
             row = int(np.flatnonzero(np.isinf(ratings))[0])
             raise ValueError(f"{rated.file}: {name}[{row}] must be finite, got inf")
     places = [f"sample {i}" for i in range(len(rated.samples))]
-    with in_process() as score_shards:
-        shard = Shard(0, rated.samples, places)
-        scores = score_in_memory(components, shard, score_shards)
+    with track("scoring", len(places)) as advance, items_named(ItemPlaces(places, {})):
+        scores = score(components, rated.samples)
+        advance(len(places))
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}
