@@ -34,8 +34,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores, check_samples, score
 from ctrlreward.scorers.components import name_components
-from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import Row, RowStream, check_suffix, parse_rows, read_rows
+from ctrlreward.tables.row_streams import Row, check_suffix, parse_rows, placed_rows, read_rows
 from ctrlreward.tables.table_columns import Columns, explained_columns, read_columns, to_samples
 from ctrlreward.tables.table_writing import encode_rows
 
@@ -95,7 +94,8 @@ def score_file(
     """Score the texts of a file and print a summary.
 
     Args:
-        input: The texts: a .jsonl, .csv or .parquet file.
+        input: The texts: a .jsonl, .csv or .parquet file, by path or by URL
+            (`s3://bucket/texts.jsonl`).
         output: File for the input's columns and the scores, .jsonl, .csv or .parquet. It appears
             when it is complete; until then, the scores so far are in OUTPUT.partial.jsonl.
         scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
@@ -199,19 +199,18 @@ def _log_path(output: str) -> Path:
 
 def _read(input: str, shard: str | None) -> tuple[list[Row], list[str]]:
     """Return the rows of a file, or of its shard `i/n`, and the place of each."""
-    table = RowStream(Location(input))
-    placed = table.placed()
+    placed = placed_rows(input)
     if shard is not None:
         match = re.fullmatch(r"(\d+)/(\d+)", shard)
         i, n = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= i <= n:
             raise ValueError(f"shard must be from 1/n to n/n, such as 2/4, got {shard!r}")
-        count = sum(1 for _ in table)
+        count = sum(1 for _ in placed_rows(input))
         if count < n:
             raise ValueError(f"{input} has {count} rows, must have as many as shards, {n}, or more")
         placed = islice(placed, count * (i - 1) // n, count * i // n)
-    found = list(placed)
-    return [row.cells for row in found], [row.place for row in found]
+    places, rows = zip(*placed, strict=True)
+    return list(rows), list(places)
 
 
 def _check_output(suffix: str, rows: Sequence[Row], places: Sequence[str]) -> None:

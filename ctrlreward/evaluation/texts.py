@@ -23,9 +23,8 @@ from ctrlreward.policy.rollouts import Generation, add_end_tokens, sample
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.serving.fingerprint import weights_identity
-from ctrlreward.tables.locations import Location
 from ctrlreward.tables.parsing import decode_utf8
-from ctrlreward.tables.row_streams import SUFFIXES, RowStream
+from ctrlreward.tables.row_streams import SUFFIXES, read_rows
 from ctrlreward.text.sentences import without_unfinished
 from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.loading import load_config, load_tokenizer
@@ -80,7 +79,7 @@ def read_prefixes(given: str) -> list[str]:
     """
     path = local_file("pplm/prompts35.csv" if given == PPLM else given)
     if path.suffix in SUFFIXES:
-        rows = list(RowStream(Location(str(path))))
+        rows = read_rows(path)
         column = next((name for name in _COLUMNS if name in rows[0]), None)
         if column is None:
             raise ValueError(

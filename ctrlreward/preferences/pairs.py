@@ -20,8 +20,7 @@ from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.serving.description import reward_id
 from ctrlreward.serving.fingerprint import digest_of
-from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import open_rows
+from ctrlreward.tables.row_streams import read_placed
 from ctrlreward.tables.table_columns import (
     Columns,
     explained_columns,
@@ -94,17 +93,17 @@ def write_pairs(
     """
     if (reward is None) == (score is None):
         raise ValueError("the rewards must come from --reward or from --score, one of them")
-    source, target = Location(input), Location(output)
-    if target.path is None or target.suffix != ".jsonl":
-        raise ValueError(f"{output} must be a .jsonl file of this machine")
+    target = Path(output)
+    if target.suffix != ".jsonl":
+        raise ValueError(f"{output} must be a .jsonl file")
     if target.exists():
         raise ValueError(f"{output} exists. Delete it, or use another file.")
-    cells, places = open_rows(source, target).read()
+    cells, places = read_placed(input)
     samples = to_samples(cells, columns, places)
     prompts = _prompts(samples, places)
     if score is None:
         assert reward is not None
-        log = target.path.with_name(f"{target.name}.partial.jsonl")
+        log = target.with_name(f"{target.name}.partial.jsonl")
         names = read_columns(columns, list(cells[0]))
         with explained_columns(list(cells[0])), items_named(ItemPlaces(places, names)):
             totals = _rewards(load_reward(reward, device), samples, prompts, log)
@@ -115,7 +114,7 @@ def write_pairs(
     # An empty completion is not an answer, whatever its reward.
     totals = np.where([bool(text.strip()) for text in texts], totals, np.nan)
     pairs = preference_pairs(prompts, texts, totals, per_prompt, margin)
-    with whole_file(target.path) as file:
+    with whole_file(target) as file:
         for best, worst in zip(pairs.chosen, pairs.rejected, strict=True):
             row = _pair(prompts[best], texts[best], texts[worst], chat)
             row |= {

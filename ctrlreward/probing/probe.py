@@ -28,8 +28,7 @@ from ctrlreward.probing.examination import (
 from ctrlreward.reward import AnyReward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import RowStream
+from ctrlreward.tables.row_streams import placed_rows
 from ctrlreward.tables.table_columns import Columns, to_samples
 from ctrlreward.text.passages import passages
 
@@ -82,8 +81,8 @@ def read_texts(
     if path is not None:
         if labels:
             raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
-        rows = list(itertools.islice(RowStream(Location(path)).placed(), count))
-        return to_samples([row.cells for row in rows], columns, [row.place for row in rows])
+        places, rows = zip(*itertools.islice(placed_rows(path), count), strict=True)
+        return to_samples(rows, columns, places)
     # Ten of each of four topics, in turn.
     each = passages()
     chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]

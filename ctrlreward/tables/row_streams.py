@@ -1,4 +1,4 @@
-"""Rows of a JSONL, CSV or Parquet file, or of a folder of such files, one by one."""
+"""Rows of a JSONL, CSV or Parquet file, one by one."""
 
 from __future__ import annotations
 
@@ -6,108 +6,62 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
+
+import fsspec
 
 from ctrlreward.extras import import_extra
 from ctrlreward.files import parse_json
-from ctrlreward.tables.locations import Location
-from ctrlreward.tables.parsing import decode_utf8, read_csv
+from ctrlreward.tables.parsing import decode_utf8, no_such_file, read_csv
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
-
-
-class PlacedRow(NamedTuple):
-    """A row, the number of its file, and its place: `reviews.jsonl:417`, or a Parquet row."""
-
-    file: int
-    place: str
-    cells: Row
 
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
-class RowStream:
-    """Rows of a table, read again by each iteration; memory does not grow with their number.
+def placed_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
+    """Yield place and cells of each row of a table, by path or by a URL that fsspec opens.
 
-    A folder has files of one format, whose rows are read in the order of the names.
+    A place is `reviews.jsonl:417`, or the number of a Parquet row; the values of a CSV file are
+    strings.
     """
-
-    def __init__(self, source: Location) -> None:
-        self.source = source
-        self.files = _tables_in(source) if source.is_folder() else [source]
-        self.suffix = self.files[0].suffix
-        check_suffix(self.files[0])
-        if not source.exists():
-            raise source.missing()
-
-    def __str__(self) -> str:
-        return str(self.source)
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield all rows; the values of a CSV file are strings."""
-        for row in self.placed():
-            yield row.cells
-
-    def read(self) -> tuple[list[Row], list[str]]:
-        """Return all rows, and the place of each."""
-        placed = list(self.placed())
-        return [row.cells for row in placed], [row.place for row in placed]
-
-    def placed(self) -> Iterator[PlacedRow]:
-        """Yield all rows with their places; see `__iter__`."""
-        columns: list[str] = []
-        for number, location in enumerate(self.files):
-            name = str(location)
-            with location.open() as file:
-                for i, (line, row) in enumerate(read_table(file, name, self.suffix)):
-                    if i == 0 and self.suffix != ".jsonl":  # rows of JSONL may differ
-                        columns = columns or list(row)
-                        if set(row) != set(columns):
-                            raise ValueError(
-                                f"{name} has the columns {', '.join(row)}, but "
-                                f"{self.files[0]} has {', '.join(columns)}. All files must have "
-                                "the same columns."
-                            )
-                    yield PlacedRow(number, f"{name}:{line}", row)
+    check_suffix(Path(source))
+    with _opened(str(source)) as file:
+        for line, row in read_table(file, str(source), Path(source).suffix):
+            yield f"{source}:{line}", row
 
 
-def open_rows(source: Location, target: Location) -> RowStream:
-    """Return the rows of an input whose scores go to another file or folder."""
-    if not source.exists():
-        if not target.exists() or target.is_folder():
-            raise source.missing()
-        raise ValueError(
-            f"No such file: {source}. The texts come first, then the output, as in `ctrlreward "
-            f"score {target} {source}`."
-        )
-    if target.is_folder() and not source.is_folder():
-        raise ValueError(f"{target} is a folder, but the scores of a file go to a file")
-    if target.exists() and source.is_same(target):
-        raise ValueError(f"{target} is the input. Choose another file for the scores.")
-    if target.suffix or not source.is_folder():
-        check_suffix(target)
-    return RowStream(source)
+def _opened(source: str) -> BinaryIO:
+    if "://" in source:
+        return cast(BinaryIO, fsspec.open(source, "rb").open())
+    path = Path(source)
+    if path.is_dir():
+        raise ValueError(f"{source} is a folder, must be a file")
+    if not path.exists():
+        raise no_such_file(path)
+    return path.open("rb")
 
 
-def check_suffix(path: Path | Location) -> None:
+def check_suffix(path: Path) -> None:
     """Raise if a file's format is unknown or its package is missing."""
     if path.suffix not in SUFFIXES:
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, must be a file")
         raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, got {path.suffix!r}")
     if path.suffix == ".parquet":
         import_extra("pyarrow", str(path))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read a whole table; see `RowStream`."""
-    return read_placed(path)[0]
+def read_rows(source: str | Path) -> list[Row]:
+    """Read a whole table; see `placed_rows`."""
+    return [row for _, row in placed_rows(source)]
 
 
-def read_placed(path: Path) -> tuple[list[Row], list[str]]:
+def read_placed(source: str | Path) -> tuple[list[Row], list[str]]:
     """Read a whole table: its rows, and the place of each."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, must be a file")
-    return RowStream(Location(path)).read()
+    places, rows = zip(*placed_rows(source), strict=True)
+    return list(rows), list(places)
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:
@@ -192,16 +146,3 @@ def parquet_rows(file: BinaryIO, path: str) -> Iterator[Row]:
             yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} can't be read as Parquet: {error}") from None
-
-
-def _tables_in(folder: Location) -> list[Location]:
-    """Return the tables of a folder by name; hidden files and other formats are left out."""
-    names = [name for name in folder.names() if not name.startswith((".", "_"))]
-    tables = [file for name in names if (file := folder.child(name)).suffix in SUFFIXES]
-    formats = sorted({file.suffix for file in tables})
-    if len(formats) != 1:
-        has = f"has files of several formats ({', '.join(formats)})" if formats else "has no tables"
-        raise ValueError(
-            f"{folder} is a folder and {has}, must be a file, or a folder of one format"
-        )
-    return tables

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from corpus.conftest import write_jsonl
@@ -162,6 +163,12 @@ def test_an_input_that_was_edited_between_two_runs_is_refused(
     write(rows(12))
     main(["score", *command])
     assert len(read_rows(Path("out.jsonl"))) == 12
+
+
+def test_an_input_by_a_url() -> None:
+    fsspec.filesystem("memory").pipe("/corpus/in.csv", b"text\na\n\nbb\n")
+    main(["score", "memory://corpus/in.csv", "out.csv", "--scorers=shard_scorers.Length"])
+    assert [row["length"] for row in read_rows(Path("out.csv"))] == ["1.0", "", "2.0"]
 
 
 def test_labels_of_the_file_are_mapped() -> None:
