@@ -1,4 +1,4 @@
-"""Tables of texts and scores, encoded in parts: JSONL, CSV and Parquet."""
+"""Tables of texts and scores as JSONL, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, Self
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,114 +18,47 @@ from ctrlreward.tables.row_streams import Row
 
 Scores = npt.NDArray[np.float64]
 
-_ROW_GROUP = 8192  # rows of a row group of Parquet, which are kept in memory
-
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-class TableShape:
-    """Columns, and types for Parquet, of a table to be written in parts, from all of its rows."""
-
-    def __init__(self, suffix: str) -> None:
-        self.suffix = suffix
-        self.names: dict[str, None] = {}
-        self.types: dict[str, Any] = {}
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add the next rows."""
-        for row in rows:
-            if row.keys() != self.names.keys():
-                self.names.update(dict.fromkeys(row))
-            if self.suffix == ".jsonl":
-                _json_line(row)
-            elif self.suffix == ".csv":
-                for name, value in row.items():
-                    _cell(value, name)
-        if self.suffix == ".parquet":
-            self._add_types(rows)
-
-    def _add_types(self, rows: Sequence[Row]) -> None:
-        pyarrow = import_extra("pyarrow", "a Parquet file")
-        for name in self.names:
-            try:
-                found = _array([row.get(name) for row in rows]).type
-                known = self.types.get(name, pyarrow.null())
-                both = [pyarrow.schema([(name, kind)]) for kind in (known, found)]
-                unified = pyarrow.unify_schemas(both, promote_options="permissive")
-            except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
-                raise ValueError(
-                    f"the column {name!r} can't be stored in Parquet ({error}). Write .jsonl "
-                    "instead."
-                ) from None
-            self.types[name] = unified.field(name).type
-
-
-class TableWriter:
-    r"""Table that is written in parts: all columns of the rows, then the scores.
+def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) -> bytes:
+    r"""Encode a table: all columns of n rows, then the scores, arrays of shape (n,) by name.
 
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON in
     the cells of a CSV file, and formulas get an apostrophe there (`formula_free`). An unpaired
     surrogate, which UTF-8 can't encode, becomes its escape: `\ud800`.
+
+    Raises:
+        ValueError: The format can't hold a value; names its column.
     """
-
-    def __init__(self, file: BinaryIO, shape: TableShape, scores: Sequence[str]) -> None:
-        self._file, self._shape, self._scores = file, shape, list(scores)
-        self._names = list(dict.fromkeys([*shape.names, *scores]))
-        self._held: list[Row] = []  # rows of the next row group
-        self._parquet: Any = None
-        if shape.suffix == ".parquet":
-            pyarrow = import_extra("pyarrow", "a Parquet file")
-            parquet = import_extra("pyarrow.parquet", "a Parquet file")
-            fields = {**shape.types, **dict.fromkeys(scores, pyarrow.float64())}
-            self._parquet = parquet.ParquetWriter(file, pyarrow.schema(list(fields.items())))
-        elif shape.suffix == ".csv":
-            file.write(_utf8(csv_header([formula_free(name) for name in self._names])))
-
-    def write(self, rows: Sequence[Row], scores: Mapping[str, Scores]) -> None:
-        """Write the next rows with their scores, arrays of shape (rows,) by name."""
-        scored = [dict(row) for row in rows]
-        for name in self._scores:
-            values = np.asarray(scores[name], np.float64).tolist()
-            for row, value in zip(scored, values, strict=True):
-                row[name] = None if math.isnan(value) else value
-        if self._parquet is not None:
-            self._held += scored
-            while len(self._held) >= _ROW_GROUP:
-                self._write_group()
-        elif self._shape.suffix == ".jsonl":
-            self._file.write(_utf8("".join(map(_json_line, scored))))
-        else:
-            cells = ([_cell(row.get(name), name) for name in self._names] for row in scored)
-            self._file.write(_utf8(_csv(cells)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write pending rows, unless there was an error; the file stays open."""
-        if self._parquet is not None and kind is None:
-            if self._held:
-                self._write_group()
-            self._parquet.close()
-
-    def _write_group(self) -> None:
-        pyarrow = import_extra("pyarrow", "a Parquet file")
-        group, self._held = self._held[:_ROW_GROUP], self._held[_ROW_GROUP:]
-        schema = self._parquet.schema
-        arrays = [_array([row.get(field.name) for row in group], field.type) for field in schema]
-        self._parquet.write_table(pyarrow.table(arrays, schema=schema))
+    scored = [dict(row) for row in rows]
+    for name, values in scores.items():
+        for row, value in zip(scored, np.asarray(values, np.float64).tolist(), strict=True):
+            row[name] = None if math.isnan(value) else value
+    if suffix == ".jsonl":
+        return _utf8("".join(map(_json_line, scored)))
+    names = list(dict.fromkeys([*(name for row in rows for name in row), *scores]))
+    if suffix == ".parquet":
+        return _parquet(names, scored, scores)
+    header = csv_header([formula_free(name) for name in names])
+    return _utf8(header + _csv([_cell(row.get(name), name) for name in names] for row in scored))
 
 
-def encode_rows(
-    suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores], shape: TableShape | None = None
-) -> bytes:
-    """Encode n rows and scores of shape (n,) in memory; `shape` is of a larger table."""
-    if shape is None:
-        shape = TableShape(suffix)
-        shape.add(rows)
+def _parquet(names: Sequence[str], rows: Sequence[Row], scores: Collection[str]) -> bytes:
+    pyarrow = import_extra("pyarrow", "a Parquet file")
+    parquet = import_extra("pyarrow.parquet", "a Parquet file")
+    fields, arrays = [], []
+    for name in names:
+        try:
+            kind = pyarrow.float64() if name in scores else None
+            arrays.append(_array([row.get(name) for row in rows], kind))
+            fields.append(pyarrow.field(name, arrays[-1].type))
+        except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
+            raise ValueError(
+                f"the column {name!r} can't be stored in Parquet ({error}). Write .jsonl instead."
+            ) from None
     file = io.BytesIO()
-    with TableWriter(file, shape, list(scores)) as writer:
-        writer.write(rows, scores)
+    parquet.write_table(pyarrow.table(arrays, schema=pyarrow.schema(fields)), file)
     return file.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Tables read and written in parts: the same as whole."""
+"""Tables read as other programs read them, and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.tables.parsing import parse_csv, read_csv
 from ctrlreward.tables.row_streams import read_table
-from ctrlreward.tables.table_writing import TableShape, TableWriter, encode_rows
+from ctrlreward.tables.table_writing import encode_rows
 
 CELLS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
     ['"', "a,b", "\r\n", "\ufeff"]
@@ -62,29 +62,9 @@ def test_csv_is_read_as_it_was_written(rows: list[dict[str, str]], bom: bool, en
     assert [row for _, row in read_table(io.BytesIO(content), "f", ".csv")] == rows
 
 
-@given(rows=LOOSE, size=st.integers(1, 4), suffix=st.sampled_from([".jsonl", ".csv"]))
-def test_a_table_written_in_parts_is_the_whole_one(
-    rows: list[dict[str, Any]], size: int, suffix: str
-) -> None:
-    scores = {"s": np.arange(len(rows)) / 3}
-    scores["s"][0] = np.nan
-    assert in_parts(suffix, rows, scores, size) == encode_rows(suffix, rows, scores)
-
-
-def in_parts(suffix: str, rows: list[dict[str, Any]], scores: Any, size: int) -> bytes:
-    shape, file = TableShape(suffix), io.BytesIO()
-    starts = range(0, len(rows), size)
-    for i in starts:
-        shape.add(rows[i : i + size])
-    with TableWriter(file, shape, list(scores)) as writer:
-        for i in starts:
-            writer.write(rows[i : i + size], {n: s[i : i + size] for n, s in scores.items()})
-    return file.getvalue()
-
-
 def test_parquet_types_come_from_all_rows() -> None:
     rows: list[dict[str, Any]] = [{"a": None}, {"a": 1, "b": "x"}, {"a": 2.5, "c": [1]}]
-    content = in_parts(".parquet", rows, {"s": np.array([1.0, np.nan, 3.0])}, 1)
+    content = encode_rows(".parquet", rows, {"s": np.array([1.0, np.nan, 3.0])})
     table = pyarrow.parquet.read_table(io.BytesIO(content))
     assert [str(field.type) for field in table.schema] == [
         *("double", "string", "list<element: int64>", "double"),
@@ -93,7 +73,7 @@ def test_parquet_types_come_from_all_rows() -> None:
     assert table["s"].to_pylist() == [1.0, None, 3.0]
     for unfit in ([{"a": 1}, {"a": "x"}], [{"a": 2**70}], [{"a\ud800": 1}]):
         with pytest.raises(ValueError, match=r"the column 'a.*' can't be stored in Parquet"):
-            in_parts(".parquet", unfit, {}, 1)
+            encode_rows(".parquet", unfit, {})
 
 
 @pytest.mark.parametrize(
