@@ -406,7 +406,7 @@ WRONG = [
     ("in.jsonl o.csv --scorers os.path.join", "os.path.join"),
     ("in.jsonl o.csv --scorers Accuracy", "Accuracy needs the column 'label'"),
     ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=consistency", "column 'prefix'"),
-    ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=relevance", "scorers.aspects"),
+    ("in.jsonl o.csv --scorers CTRLEval --scorers.aspects=relevance", "'attribute_relevance'"),
     ("in.jsonl o.csv --scorers FunctionScorer", "function"),
     ("in.jsonl o.csv --config none.yaml", "none.yaml"),
     (f"in.jsonl o.csv {BY_LETTERS} --scorers.letter=ab", "letter = 'ab': give one"),
