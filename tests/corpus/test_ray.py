@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
 import signal
 import socket
@@ -18,13 +19,14 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import pyarrow
 import pytest
 from letter_scorers import letters_reward
 from shard_scorers import Length, Rank
 from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
-from ctrlreward.corpus.ray_data import score_dataset
+from ctrlreward.corpus.ray_data import BatchScorer, score_dataset
 from ctrlreward.ray_cluster import RayServeOptions, connect_ray
 from ctrlreward.serving.application import served_app
 from ctrlreward.serving.limits import ServeOptions
@@ -107,6 +109,13 @@ def test_an_actor_that_dies_takes_no_row_along(
     scored = score_dataset(dataset, [Length(str(tmp_path))], columns=columns, num_cpus=0.1)
     found = {row["id"]: row["length"] for row in scored.take_all()}
     assert found == {row["id"]: float(len(row["output"])) or None for row in rows}
+
+
+def test_a_batch_has_the_scores_of_its_rows(rows: list[dict[str, Any]]) -> None:
+    scorer = pickle.loads(pickle.dumps(BatchScorer([Length()], None, Columns("output"), {}, None)))
+    table = scorer(pyarrow.Table.from_pylist(rows))
+    assert table.column_names == ["id", "output", "length", "e"]
+    assert table["length"].to_pylist() == [float(len(row["output"])) or None for row in rows]
 
 
 def test_scores_that_compare_texts_need_one_machine() -> None:
