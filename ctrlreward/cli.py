@@ -28,11 +28,6 @@ COMMANDS = {
     "compare": ("runs.compare", "measure how well two runs agree (QRA++)"),
     "select": ("runs.select", "select the checkpoint of a run, from any trainer's logs"),
     "report": ("runs.report", "write what happened in a run as an HTML page"),
-    "trajectories": (
-        "recipes.style_transfer.trajectories",
-        "show style transfer over training, run by run",
-    ),
-    "iwf": ("recipes.scoring_models.iwf", "compute inverse word frequencies from a corpus"),
     "meta-eval": (
         "recipes.papers.meta_eval.command",
         "measure how well scores agree with human ratings",

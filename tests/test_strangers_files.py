@@ -38,7 +38,6 @@ from ctrlreward.tables.table_writing import encode_rows
 from ctrlreward.weights.wheels import extract
 
 SCORE = "score rows.jsonl scored.jsonl --scorers Distinct"
-METRICS = " ".join(f"--metrics.{n}=worth" for n in ("accuracy", "similarity", "perplexity"))
 REWARD = f"{__name__}:brevity"
 Captured = pytest.CaptureFixture[str]
 
@@ -120,7 +119,6 @@ def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
         ("train --config reward.yaml", "reward.yaml"),
         ("compare table.json table.json", "table.json"),
         ("compare first second", "second/metrics.jsonl"),
-        (f"trajectories first {METRICS}", "first/metrics.jsonl"),
     ],
 )
 def test_what_no_parser_takes_is_named(

@@ -69,7 +69,6 @@ def files(
     write_csv("texts.csv", [{"output": text} for text in texts])
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
-    Path("corpus.txt").write_text("\n".join(texts))
     Path("prefixes.txt").write_text("Tea is\nThe soup\n")
     load_policy(llama, LoRA(4), "cpu").save_pretrained("runs/tuned/adapter")
     for seed in (0, 1):
@@ -163,12 +162,12 @@ def test_the_examples_run(
     lines = list(examples(text))
     assert lines
     for arguments in lines:
-        for other in ("scored.csv", "topic.jsonl", "iwf.txt"):  # of the examples before it
+        for other in ("scored.csv", "topic.jsonl"):  # of the examples before it
             if other in arguments[2:3]:
                 Path(other).unlink(missing_ok=True)
         with suppress(SystemExit) if arguments[0] == "probe" else nullcontext():
             main(arguments)  # a probe that finds a weakness exits with 1
-        written = [name for name in arguments[2:3] if arguments[0] in ("score", "iwf")]
+        written = [name for name in arguments[2:3] if arguments[0] == "score"]
         files_written = [f for name in written for f in (Path(name), *Path(name).glob("*"))]
         assert all(file.stat().st_size > 0 for file in files_written)
         assert capsys.readouterr().out
