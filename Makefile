@@ -29,7 +29,7 @@ MODELS ?= m0 m1 m2 m3 m4 m5 m6 m7
 transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_transfer
 	for model in $(MODELS); do WANDB_MODE=offline $(BIN)/ctrlreward train \
 		--config $(TRANSFER)/$$model.yaml --config $(TRANSFER)/small.yaml $(ARGS) || exit; done
-	$(BIN)/ctrlreward papers transfer-table \
+	$(BIN)/python -m ctrlreward.recipes.papers.textual_transfer.transfer_table \
 		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
 # Tiny models gain nothing from threads. A process more than two cores uses the time in which tests

@@ -33,7 +33,6 @@ COMMANDS = {
         "measure how well scores agree with human ratings",
     ),
     "doctor": ("command_line.doctor", "print versions, devices and missing extras"),
-    "papers": ("recipes.papers", "reproduce tables and data of papers"),
 }
 
 EXAMPLES = (

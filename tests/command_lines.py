@@ -11,11 +11,11 @@ from ctrlreward.cli import main
 
 @pytest.fixture
 def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs a command that fails, and returns what it says."""
+    """Return a function that runs a command, or a script's `main`, that fails: what it says."""
 
-    def run(*arguments: object, code: int = 2) -> str:
+    def run(*arguments: object, code: int = 2, program: Callable[..., None] = main) -> str:
         with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
+            program([str(argument) for argument in arguments])
         assert ended.value.code == code
         return capsys.readouterr().err
 

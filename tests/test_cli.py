@@ -33,7 +33,6 @@ from ctrlreward.cli import USAGE, main
 from ctrlreward.files import JsonLog
 from ctrlreward.jobs.training_job import build
 from ctrlreward.plots.curves import curve
-from ctrlreward.recipes.papers import PROGRAMS
 from ctrlreward.selection import StopRule
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -207,23 +206,6 @@ def test_a_pipe_that_is_read_no_further_is_no_error() -> None:
     program.stdout.close()
     assert program.communicate()[1] == b""
     assert program.returncode == 141
-
-
-def test_papers_lists_its_programs_and_runs_them(
-    fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["papers", "--help"])
-    listed = capsys.readouterr().out
-    for name in PROGRAMS:
-        assert f"  {name} " in listed
-        with pytest.raises(SystemExit, match="0"):
-            main(["papers", name, "--help"])
-        assert capsys.readouterr().out.startswith(f"usage: ctrlreward papers {name} ")
-    for arguments, message in (
-        ([], ""),
-        (["literatur"], "error: No such program: 'literatur' (did you mean literature?)"),
-    ):
-        assert fails("papers", *arguments).removeprefix(listed.rstrip()).strip() == message
 
 
 @pytest.mark.parametrize(

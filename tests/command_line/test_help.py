@@ -26,7 +26,7 @@ LETTERS = " abcdefghijklmnopqrstuvwxyzT.,"
 KINDS = ("ctrleval", "ctc", "li2018", "rated")
 HELPS = [
     [],
-    *([command] for command in COMMANDS if command not in ("train", "serve", "papers")),
+    *([command] for command in COMMANDS if command not in ("train", "serve")),
     *(["meta-eval", kind] for kind in KINDS),
 ]
 

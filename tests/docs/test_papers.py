@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
@@ -103,15 +102,3 @@ def test_every_number_that_the_data_state_has_a_row(section: str, papers_dir: Pa
     assert not found - mentioned(section), "numbers without a row"
     known = found | numbered(BESIDES.get(section, ""))
     assert not mentioned(section) - known, "rows of numbers that no source states"
-
-
-@pytest.mark.parametrize(
-    ("paper", "section"),
-    zip(("ctrleval", "transfer", "ctc", "reproduction"), SECTIONS, strict=True),
-)
-def test_every_table_and_figure_is_listed_with_its_command(paper: str, section: str) -> None:
-    """By `ctrlreward papers`, also one that is not done; no other one is."""
-    content = yaml.safe_load((ROOT / "recipes/papers/overview.yaml").read_text("utf-8"))
-    listed = numbered("; ".join(entry["item"] for entry in content[paper]["entries"]))
-    expected = mentioned(section)
-    assert {each for each in listed ^ expected if each[0] != "eq"} == set()

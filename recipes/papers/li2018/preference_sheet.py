@@ -1,8 +1,8 @@
 """Blinded sheets on which people compare outputs of style transfer systems in pairs.
 
-Table 4 of Pang & Gimpel (2019). `ctrlreward papers preference-sheet --system m0=FILE
+Table 4 of Pang & Gimpel (2019). `python -m …preference_sheet --system m0=FILE
 --system m2=FILE --output FOLDER` writes `sheet.csv` for the judges and `key.csv`, which they don't
-see; `ctrlreward papers win-rates` reads filled sheets.
+see; `win_rates` reads filled sheets.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import sys
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -107,7 +108,6 @@ def write_preference_sheet(
 def main(arguments: Sequence[str]) -> None:
     """Write a sheet and its key, and print their paths and the questions."""
     parser = ArgumentParser(
-        prog="ctrlreward papers preference-sheet",
         description=(__doc__ or "").splitlines()[0],
     )
     several: dict[str, Any] = {"action": "append", "default": []}
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{folder}/sheet.csv: answer each question with A, B or tie")
     for column, question in QUESTIONS.items():
         print(f"  {column:<10}{question}")
-    print(f"{folder}/key.csv is for ctrlreward papers win-rates. Do not show it to the judges.")
+    print(f"{folder}/key.csv is for win_rates. Do not show it to the judges.")
 
 
 def _read(file: Path) -> _Outputs:
@@ -165,3 +165,7 @@ def _items(
         names, texts = pair[::step], (first[key][1], second[key][1])[::step]
         rows.append(_Item(pair, (names[0], names[1]), source, label or "", (texts[0], texts[1])))
     return rows
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,13 +1,14 @@
 """Win rates of style transfer systems from filled preference sheets.
 
-Table 4 of Pang & Gimpel (2019). `ctrlreward papers win-rates SHEET... --key FILE --output FOLDER`
-reads sheets of `ctrlreward papers preference-sheet` and writes `win_rates.md` and `win_rates.json`.
+Table 4 of Pang & Gimpel (2019). `python -m …win_rates SHEET... --key FILE --output FOLDER`
+reads sheets of `preference_sheet` and writes `win_rates.md` and `win_rates.json`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -100,7 +101,7 @@ def win_rates(
 def main(arguments: Sequence[str]) -> None:
     """Read the sheets, write both files, and print the table."""
     parser = ArgumentParser(
-        prog="ctrlreward papers win-rates", description=(__doc__ or "").splitlines()[0]
+        description=(__doc__ or "").splitlines()[0],
     )
     parser.add_argument("sheets", metavar="SHEET", nargs="+", help="filled sheet, one per person")
     parser.add_argument("--key", metavar="FILE", required=True, help="key.csv of the sheet")
@@ -213,3 +214,7 @@ def _plain(rates: WinRates) -> dict[str, object]:
         else value
         for name, value in rates._asdict().items()
     }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,4 +1,7 @@
-"""Tables 3 and 4 of the reproduction study, recomputed from the scores of its Tables 1 and 2."""
+"""Tables 3 and 4 of the reproduction study, recomputed from the scores of its Tables 1 and 2.
+
+`python -m ctrlreward.recipes.papers.reproduction.tables` prints them.
+"""
 
 from __future__ import annotations
 
@@ -80,3 +83,7 @@ def _beside(value: float, published: float, digits: int) -> str:
 
 def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
+if __name__ == "__main__":
+    print(report())

@@ -1,6 +1,6 @@
 """Corpora of two literary styles, from books and articles: the Literature data of the paper.
 
-`ctrlreward papers literature --help` lists the options.
+`python -m …literature --help` lists the options.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -173,7 +174,6 @@ def main(arguments: Sequence[str]) -> None:
         SystemExit: With status 2 after a wrong option or a file that cannot be read.
     """
     parser = ArgumentParser(
-        prog="ctrlreward papers literature",
         description="Sentences of two literary styles out of books and articles.",
     )
     parser.add_argument("--config", action="config", help="YAML file of options")
@@ -185,3 +185,7 @@ def main(arguments: Sequence[str]) -> None:
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
     print(json.dumps(report["styles"], indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Tables 2 and 3 of Pang & Gimpel (2019) from the folders of several runs.
 
-`ctrlreward papers transfer-table RUN... --output FOLDER` reads runs of
+`python -m …transfer_table RUN... --output FOLDER` reads runs of
 `configs/textual_transfer/` and writes `table.md`, `table.json` and `trajectories.png`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +35,7 @@ _SELECTED = {"best_gm": "selected by GM", "best_accuracy": "selected by Acc", "l
 def main(arguments: Sequence[str]) -> None:
     """Read the runs, write the three files, and print the table."""
     parser = argparse.ArgumentParser(
-        prog="ctrlreward papers transfer-table", description=(__doc__ or "").splitlines()[0]
+        description=(__doc__ or "").splitlines()[0],
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, named like m2")
     parser.add_argument("--output", metavar="FOLDER", required=True)
@@ -149,3 +150,7 @@ def _sentences(runs: Sequence[TransferRun]) -> list[str]:
 
 def _signed(value: float | None) -> str:
     return "undefined" if value is None else f"{value:+.2f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctrlreward.cli import main
-from ctrlreward.recipes.papers.li2018.win_rates import win_rates
+from ctrlreward.recipes.papers.li2018 import preference_sheet
+from ctrlreward.recipes.papers.li2018.win_rates import main, win_rates
 from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 
 QUESTIONS = ("transfer", "semantics", "fluency")
@@ -38,7 +38,7 @@ def systems(tmp_path: Path) -> dict[str, str]:
 
 def write(systems: dict[str, str], folder: Path, *options: str) -> None:
     named = [part for name, file in systems.items() for part in ("--system", f"{name}={file}")]
-    main(["papers", "preference-sheet", *named, "--output", str(folder), "--count", "4", *options])
+    preference_sheet.main([*named, "--output", str(folder), "--count", "4", *options])
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -161,7 +161,7 @@ def test_the_command_prints_rates_beside_the_papers(
     capsys.readouterr()
     out = tmp_path / "out"
     files = [str(tmp_path / name) for name in ("filled.csv", "key.csv")]
-    main(["papers", "win-rates", files[0], "--key", files[1], "--output", str(out)])
+    main([files[0], "--key", files[1], "--output", str(out)])
     text = capsys.readouterr().out
     assert text == (out / "win_rates.md").read_text()
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]

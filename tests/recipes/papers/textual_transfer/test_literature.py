@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ctrlreward.cli import main
 from ctrlreward.data import local_file
+from ctrlreward.recipes.papers.textual_transfer import literature
 from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
@@ -88,11 +88,11 @@ def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: 
 
 def test_command(files, tmp_path: Path, fails: Callable[..., str], capsys) -> None:
     options = ["--files", json.dumps(files), "--dev=2", "--test=2", "--folder"]
-    main(["papers", "literature", *options, str(tmp_path / "rule")])
+    literature.main([*options, str(tmp_path / "rule")])
     printed = json.loads(capsys.readouterr().out)
     assert printed["new"]["train"] == 6
     options += [str(tmp_path / "missing"), "--files.old=[nowhere.txt]"]
-    assert "nowhere.txt" in fails("papers", "literature", *options)
+    assert "nowhere.txt" in fails(*options, program=literature.main)
 
 
 def configuration(name: str) -> Any:

@@ -12,9 +12,9 @@ import pytest
 from scipy import stats
 
 from ctrlreward import Samples
-from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import SentenceScores
+from ctrlreward.recipes.papers.textual_transfer import transfer_table
 from ctrlreward.recipes.papers.textual_transfer.published_tables import PUBLISHED
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import corpus_transfer
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import trend
@@ -87,7 +87,7 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
     write_run(tmp_path / "m2", BETTER, seed=1)
     write_report(tmp_path / "m2")
     folders = [str(tmp_path / name) for name in ("m0", "m2", "out")]
-    main(["papers", "transfer-table", *folders[:2], "--output", folders[2]])
+    transfer_table.main([*folders[:2], "--output", folders[2]])
     text = (tmp_path / "out" / "table.md").read_text()
     assert capsys.readouterr().out == text
     assert "of which the package lacks the six rows of earlier models" in text
