@@ -20,7 +20,6 @@ COMMANDS = {
     "recipes": ("jobs.recipes", "list, print and copy the training recipes"),
     "score": ("corpus.score", "score the texts of a JSONL, CSV or Parquet file"),
     "data": ("jobs.data", "list and download the data sets of the recipes"),
-    "evaluate": ("evaluation.evaluate", "measure a controlled generator under a fixed protocol"),
     "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("runs.rescoring_job", "score a run's stored texts with another reward"),
     "probe": ("probing.probe", "find out how a reward can be gamed, before training"),

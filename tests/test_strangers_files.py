@@ -26,8 +26,6 @@ from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.corpus import score as score_command
 from ctrlreward.data import local_file
-from ctrlreward.evaluation.measure import to_csv
-from ctrlreward.evaluation.texts import read_prefixes
 from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.functional.preferences import LearnedAggregate
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
@@ -200,7 +198,6 @@ def test_a_report_has_no_texts_of_other_folders(capsys: Captured) -> None:
     ("read", "name"),
     [
         (Samples.from_jsonl, "rows.jsonl"),
-        (read_prefixes, "rows.jsonl"),
         (lambda path: JsonLog(Path(path)).read(), "log.jsonl"),
         (LearnedAggregate.load, "description.json"),
         (lambda path: RemoteReward("http://127.0.0.1:1", expect=path), "description.json"),
@@ -386,7 +383,6 @@ def test_scores_of_a_scored_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_names_in_tables_are_cells() -> None:
-    assert b"combinations,'=cmd|x,accuracy,-0.5" in to_csv({"=cmd|x": {"accuracy": -0.5}})
     assert r"a\|b" in markdown_table(["run"], [["a|b"]])
 
 

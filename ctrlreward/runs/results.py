@@ -45,8 +45,8 @@ def read_run(
 ) -> Run:
     """Read a CSV or JSON file, or a folder.
 
-    The folder is of `ctrlreward evaluate` (`results.csv`), or of a run that `read_log` reads, with
-    the `summary.json` of `BeforeAfter` if it exists, or has the stored texts of a run alone.
+    The folder is of a run that `read_log` reads, with the `summary.json` of `BeforeAfter` if it
+    exists, or has the stored texts of a run alone.
 
     Args:
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
@@ -71,8 +71,6 @@ def read_run(
 
 
 def _read_folder(name: str, folder: Path) -> Run:
-    if (folder / "results.csv").is_file():
-        return replace(read_run(str(folder / "results.csv")), name=name)
     summary = folder / "files" / "wandb-summary.json"
     if summary.is_file() and not any(folder.glob("*.wandb")):
         return Run(name, {"": _single_system(numbers_of(_read_json_object(summary)))})

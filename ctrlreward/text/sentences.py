@@ -37,18 +37,6 @@ def split_sentences(text: str) -> list[str]:
     return _stripped(text[a:b] for a, b in pairwise([0, *starts, len(text)]))
 
 
-def without_unfinished(text: str, start: int = 0) -> str:
-    """Return a text without its last sentence if that does not end with a final mark.
-
-    A text without a sentence end after `start`, such as the end of a prompt, is returned whole.
-    """
-    words = list(_WORD.finditer(text))
-    if not words or _ends_sentence(words[-1].group(), ""):
-        return text
-    ends = [a.end() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]
-    return text[: ends[-1]] if ends and ends[-1] > start else text
-
-
 def _split_by(split: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
     return _stripped(split(*arguments))
 

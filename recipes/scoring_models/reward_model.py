@@ -23,13 +23,14 @@ from typing import Any
 from transformers import set_seed
 
 from ctrlreward.command_line.config_files import extended_files, merged
-from ctrlreward.evaluation.texts import TextLog, build_prompts, find_model, read_prefixes
+from ctrlreward.completion import generate
 from ctrlreward.extras import import_extra
 from ctrlreward.files import json_text, read_json, whole_folder, write_whole
 from ctrlreward.jobs.recipes import recipe_file
-from ctrlreward.policy.rollouts import Generation
+from ctrlreward.policy import Generation, PolicyTuner
 from ctrlreward.preferences.accuracy import preferences
 from ctrlreward.preferences.pairs import write_pairs
+from ctrlreward.recipes.controlled_generation import build_prompts
 from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
 from ctrlreward.scorers import LexiconSentiment, RewardModel
 from ctrlreward.scorers.records import write_scored_samples
@@ -102,22 +103,12 @@ def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) ->
     file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
     recipe = merged(extended_files(str(file)))
     policy, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
-    prefixes = data["prefixes"]
-    prefixes = read_prefixes(prefixes) if isinstance(prefixes, str) else prefixes
-    prefixes = prefixes[: 8 if ours.smoke else None][half::2]
-    log = TextLog(
-        path.with_name("generations.jsonl"),
-        build_prompts(prefixes, {"label": data["labels"]}, data["template"]),
-        4 if ours.smoke else ours.completions,
-        Generation(**{**policy["generation"], "eval_temperature": 1.0}),
-        *(seed, {}),
-        continues=True,
-        drop=False,
-    )
-    completions, ended = log.complete(find_model(policy["model"]), "cpu", None, 64)
-    samples = log.samples(completions, ended)
-    labels = [prompt.targets["label"] for prompt in log.prompts]
-    write_scored_samples(path, samples.replace(labels=labels), {})
+    prompts = build_prompts(data["prefixes"], data["labels"], data["template"])
+    rows = range(half, min(len(prompts), 8) if ours.smoke else len(prompts), 2)
+    generation = Generation(**{**policy["generation"], "eval_temperature": 1.0})
+    model = PolicyTuner(policy["model"], words, generation=generation)
+    samples = generate(model, prompts[list(rows)], 4 if ours.smoke else ours.completions, seed)
+    write_scored_samples(path, samples, {})
     return str(policy["model"])
 
 

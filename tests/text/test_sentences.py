@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.text.sentences import find_splitter, split_sentences, without_unfinished
+from ctrlreward.text.sentences import find_splitter, split_sentences
 
 # Arbitrary text, and text dense in the marks and abbreviations that the rules look for.
 fragments = st.lists(
@@ -78,30 +78,3 @@ def test_splitters_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         find_splitter("nltk")
     with pytest.raises(ValueError, match=r"must be .*'rules', 'sentencex', 'nltk', got 'punkt'"):
         find_splitter("punkt")
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "kept"),
-    [
-        ("The soup was hot. It came with", 0, "The soup was hot."),
-        ("The soup was hot. It came.", 0, "The soup was hot. It came."),
-        ("The soup came with", 0, "The soup came with"),
-        ("The year is 1910. It rains", 17, "The year is 1910. It rains"),
-        ("The year is 1910. It rains. Then", 17, "The year is 1910. It rains."),
-        ("He met Mr. Bell and", 0, "He met Mr. Bell and"),
-        ("“Stop!” He met Mr.", 0, "“Stop!”"),
-        ("", 0, ""),
-        ("汤很热。还有", 0, "汤很热。"),
-    ],
-)
-def test_an_unfinished_sentence_is_dropped(text: str, start: int, kept: str) -> None:
-    assert without_unfinished(text, start) == kept
-
-
-@given(texts)
-def test_what_is_kept_has_the_first_sentences(text: str) -> None:
-    kept = without_unfinished(text)
-    pieces, left = split_sentences(text), split_sentences(kept)
-    assert text.startswith(kept)
-    assert left in (pieces, pieces[:-1])
-    assert without_unfinished(kept) == kept

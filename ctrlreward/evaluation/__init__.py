@@ -1,1 +1,0 @@
-"""Command `evaluate`: a controlled generator, measured under a fixed protocol."""
