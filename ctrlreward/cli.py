@@ -23,7 +23,6 @@ COMMANDS = {
     "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("runs.rescoring_job", "score a run's stored texts with another reward"),
     "probe": ("probing.probe", "find out how a reward can be gamed, before training"),
-    "pairs": ("preferences.pairs", "write preference pairs for DPO, by a reward"),
     "compare": ("runs.compare", "measure how well two runs agree (QRA++)"),
     "select": ("runs.select", "select the checkpoint of a run, from any trainer's logs"),
     "report": ("runs.report", "write what happened in a run as an HTML page"),

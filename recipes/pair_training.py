@@ -15,7 +15,7 @@ from ctrlreward.weights.sources import resolve
 
 
 def read_pairs(path: Path) -> list[Row]:
-    """Return the prompt and both completions of each pair that `ctrlreward pairs` wrote."""
+    """Return the prompt and both completions of each pair that `write_pairs` wrote."""
     columns = ("prompt", "chosen", "rejected")
     return [{name: row[name] for name in columns} for row in read_rows(path)]
 

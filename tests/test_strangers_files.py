@@ -101,7 +101,6 @@ def failure(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str
     ("command", "name"),
     [
         (SCORE, "rows.jsonl"),
-        ("pairs rows.jsonl pairs.jsonl --score worth", "rows.jsonl"),
         (f"probe {REWARD} --texts rows.jsonl", "rows.jsonl"),
         ("select log.jsonl --maximise worth", "log.jsonl"),
         ("select first --maximise worth", "first/metrics.jsonl"),
@@ -326,7 +325,6 @@ def test_pickled_weights_do_not_run(tiny_llama: Callable[[str], str]) -> None:
         "rescore first tagged.yaml",
         "train --config tagged.yaml",
         f"{SCORE} --config tagged.yaml",
-        "pairs rows.jsonl pairs.jsonl --reward tagged.yaml",
     ],
 )
 def test_tags_of_python_in_yaml_do_not_run(command: str, capsys: Captured) -> None:
@@ -398,7 +396,6 @@ CONTROLS = "worth\x1b[2J\x9b2J\a\u202e"
         ["compare", "first", "second"],
         ["report", "first"],
         ["score", "rows.jsonl", "scored.jsonl", "--scorers", "Distinct", "--names", CONTROLS],
-        ["pairs", "rows.jsonl", "pairs.jsonl", "--score", "worthy"],
     ],
     ids=" ".join,
 )

@@ -69,7 +69,7 @@ def preferences(
 
     Args:
         data: The pairs: a .jsonl, .csv or .parquet file with the columns chosen and rejected, as
-            `ctrlreward pairs` writes, RewardBench and UltraFeedback have them.
+            `write_pairs` writes, RewardBench and UltraFeedback have them.
         reward: The reward: a YAML file, as for 'ctrlreward serve', FILE.py:FUNCTION or
             MODULE:FUNCTION.
         scorers: Scorers and their options, as in `ctrlreward score`; further columns of the file

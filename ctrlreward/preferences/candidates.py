@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, Unpack
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from ctrlreward.arguments import not_negative, positive
 from ctrlreward.completion import Generator, generate
+from ctrlreward.files import json_line, whole_file
 from ctrlreward.functional.preferences import Preferences
 from ctrlreward.reward import Components, Reward, RewardLike, as_reward
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import (
+    MissingColumn,
+    SampleKeywords,
+    Samples,
+    SamplesLike,
+    as_samples,
+    shortened,
+)
 from ctrlreward.scorers.base import Scores
 
 log = logging.getLogger(__name__)
@@ -151,6 +160,59 @@ def preference_pairs(
             else:
                 tied += 1
     return PreferencePairs(chosen, rejected, failed, repeated, tied, single)
+
+
+def write_pairs(
+    path: Path,
+    samples: Samples,
+    totals: Scores,
+    per_prompt: int = 1,
+    margin: float = 0.0,
+    chat: bool = False,
+) -> PreferencePairs:
+    """Write pairs as TRL's `DPOTrainer` and `RewardTrainer` read them, and return them.
+
+    A JSON object per line: `prompt`, `chosen`, `rejected`, and the rewards of both completions.
+
+    Args:
+        path: The file, which appears whole or not at all.
+        samples: n completions with `prompts` or `prefixes`.
+        totals: Reward of each, shape (n,); see `preference_pairs`. An empty completion has none.
+        per_prompt: Most pairs of a prompt, 1 or more.
+        margin: A pair whose rewards differ by no more than this is left out; 0 or more.
+        chat: Whether to write messages of user and assistant, not strings.
+
+    Raises:
+        ValueError: There are no prompts, or completions of one prompt have different labels: the
+            text chosen for one would be rejected for the other.
+    """
+    prompts = samples.prompts or samples.prefixes
+    if prompts is None:
+        raise MissingColumn("prompts", "write_pairs", samples.columns())
+    first: dict[str, str] = {}
+    for prompt, label in zip(prompts, samples.labels or (), strict=samples.labels is not None):
+        if first.setdefault(prompt, label) != label:
+            raise ValueError(
+                f"labels of the prompt {shortened(prompt)} must be equal, got {first[prompt]!r} "
+                f"and {label!r}: state the label in the prompt"
+            )
+    texts = samples.completions
+    totals = np.where([bool(text.strip()) for text in texts], totals, np.nan)
+    pairs = preference_pairs(prompts, texts, totals, per_prompt, margin)
+    with whole_file(path) as file:
+        for best, worst in zip(pairs.chosen, pairs.rejected, strict=True):
+            row: dict[str, Any] = {
+                "prompt": prompts[best],
+                "chosen": texts[best],
+                "rejected": texts[worst],
+            }
+            if chat:
+                for name, text in row.items():
+                    role = "user" if name == "prompt" else "assistant"
+                    row[name] = [{"role": role, "content": text.strip()}]
+            row |= {"chosen_reward": totals[best], "rejected_reward": totals[worst]}
+            file.write(json_line(row).encode())
+    return pairs
 
 
 def score_preferences(

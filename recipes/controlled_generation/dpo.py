@@ -1,4 +1,4 @@
-"""DPO with TRL on the pairs of `ctrlreward pairs`: a LoRA adapter and its held-out margin.
+"""DPO with TRL on the pairs of `write_pairs`: a LoRA adapter and its held-out margin.
 
     python -m ctrlreward.recipes.controlled_generation.dpo --pairs pairs.jsonl \
         --output_dir runs/dpo --max_steps 50

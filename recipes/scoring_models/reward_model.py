@@ -4,7 +4,7 @@
     ctrlreward train --config configs/controlled_generation/reward_model_smollm2.yaml
 
 Each has one half of the recipe's training prompts. The recipe's model completes them, the reward of
-a teacher chooses pairs as `ctrlreward pairs` does, and TRL trains a LoRA adapter, which
+a teacher chooses pairs as `write_pairs` does, and TRL trains a LoRA adapter, which
 `RewardModel(folder, template="plain")` loads. Each model then judges the pairs of the other half.
 `--config FILE` reads the options from a YAML file, as TRL's scripts do; every option of
 `trl.RewardConfig` is one, with the defaults of `DEFAULTS`. `--smoke` runs two steps. Copy this file
@@ -23,13 +23,14 @@ from typing import Any
 from transformers import set_seed
 
 from ctrlreward.command_line.config_files import extended_files, merged
+from ctrlreward.command_line.reward_file import load_reward
 from ctrlreward.completion import generate
 from ctrlreward.extras import import_extra
 from ctrlreward.files import json_text, read_json, whole_folder, write_whole
 from ctrlreward.jobs.recipes import recipe_file
 from ctrlreward.policy import Generation, PolicyTuner
 from ctrlreward.preferences.accuracy import preferences
-from ctrlreward.preferences.pairs import write_pairs
+from ctrlreward.preferences.candidates import write_pairs
 from ctrlreward.recipes.controlled_generation import build_prompts
 from ctrlreward.recipes.pair_training import adapter_trainer, read_pairs
 from ctrlreward.scorers import LexiconSentiment, RewardModel
@@ -64,7 +65,7 @@ class RewardModelArguments:
         recipe: YAML file or name of a recipe: its model is the generator and the base model, its
             data have `prefixes`, `labels` and `template`, and `generation` is as in training, at
             temperature 1.
-        teacher: The reward that chooses, as for `ctrlreward pairs`.
+        teacher: The reward that chooses, as for `ctrlreward serve`.
         completions: Completions of each prompt.
         pairs_per_prompt: Most pairs of each prompt.
         margin: Pairs whose rewards differ by at most this are left out.
@@ -98,8 +99,8 @@ def words(completions: Sequence[str]) -> list[int]:
     return [len(completion.split()) for completion in completions]
 
 
-def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) -> str:
-    """Write completions for `ctrlreward pairs` of every other prefix, return the base model."""
+def write_rated_pairs(folder: Path, ours: RewardModelArguments, half: int, seed: int) -> str:
+    """Write completions of every other prompt and the teacher's pairs, return the base model."""
     file = Path(ours.recipe) if Path(ours.recipe).is_file() else recipe_file(ours.recipe)
     recipe = merged(extended_files(str(file)))
     policy, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
@@ -108,7 +109,10 @@ def write_texts(path: Path, ours: RewardModelArguments, half: int, seed: int) ->
     generation = Generation(**{**policy["generation"], "eval_temperature": 1.0})
     model = PolicyTuner(policy["model"], words, generation=generation)
     samples = generate(model, prompts[list(rows)], 4 if ours.smoke else ours.completions, seed)
-    write_scored_samples(path, samples, {})
+    write_scored_samples(folder / "texts.jsonl", samples, {})
+    totals = load_reward(ours.teacher)(samples).total
+    pairs = folder / "pairs.jsonl"
+    write_pairs(pairs, samples, totals, per_prompt=ours.pairs_per_prompt, margin=ours.margin)
     return str(policy["model"])
 
 
@@ -124,17 +128,9 @@ def train_reward_model(
         ValueError: There are no pairs.
     """
     folder.mkdir()
-    texts, pairs = folder / "texts.jsonl", folder / "pairs.jsonl"
     seed = 2 * config.seed + half  # other completions, and another head
-    model = write_texts(texts, ours, half, seed)
-    said = write_pairs(
-        *(str(texts), str(pairs)),
-        reward=ours.teacher,
-        margin=ours.margin,
-        per_prompt=ours.pairs_per_prompt,
-    )
-    print(f"{folder.name}: {said.partition(': ')[2]}")
-    rows = read_pairs(pairs)
+    model = write_rated_pairs(folder, ours, half, seed)
+    rows = read_pairs(folder / "pairs.jsonl")
     config = copy.copy(config)
     config.seed, config.output_dir = seed, str(folder)
     if ours.smoke:

@@ -1,4 +1,4 @@
-"""DPO in TRL on pairs of `ctrlreward pairs`: the margin of the chosen completions rises."""
+"""DPO in TRL on pairs of `write_pairs`: the margin of the chosen completions rises."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ctrlreward.cli import main
+from ctrlreward import Samples
+from ctrlreward.preferences import write_pairs
 from ctrlreward.recipes.controlled_generation import dpo
 from ctrlreward.tables.row_streams import read_rows
 
@@ -27,13 +29,10 @@ def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)
     prompts = ["".join(draw.sample("bcdef", 3)) for _ in range(24)]
-    rows = [
-        {"prefix": prompt, "text": prompt + "".join(draw.choices("abcdef", k=5))}
-        for prompt in dict.fromkeys(prompts)
-        for _ in range(4)
-    ]
-    Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    main(["pairs", "texts.jsonl", "pairs.jsonl", "--reward", f"{__name__}:letters"])
+    prefixes = [prompt for prompt in dict.fromkeys(prompts) for _ in range(4)]
+    texts = [prefix + "".join(draw.choices("abcdef", k=5)) for prefix in prefixes]
+    samples = Samples(texts, prefixes=prefixes)
+    write_pairs(tmp_path / "pairs.jsonl", samples, np.array(letters(samples.completions)))
     return tmp_path / "pairs.jsonl"
 
 
