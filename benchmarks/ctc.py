@@ -25,9 +25,9 @@ import numpy as np
 from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_header
 
 from ctrlreward import Samples
-from ctrlreward.data import local_file
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import Alignment
 from ctrlreward.weights.sources import resolve
 

@@ -27,10 +27,10 @@ from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_h
 from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGeneration
 
 from ctrlreward import Samples
-from ctrlreward.data import local_file
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import TEXT_SLOT, Continuation, Patterns
 from ctrlreward.models.tokenization import read_strings, start_token
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.task import Task
 

@@ -16,8 +16,8 @@ from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_h
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 
 from ctrlreward import Samples
-from ctrlreward.data import local_file
 from ctrlreward.functional.diversity import distinct_n
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers import Distinct
 
 SUITE = "distinct"

@@ -16,8 +16,8 @@ import random
 import numpy as np
 
 from ctrlreward import CTRLEval
-from ctrlreward.data import local_file
 from ctrlreward.functional import auc
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.scorers.task import Task
 
 TOPICS = 4

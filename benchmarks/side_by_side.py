@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.data import data_folder, local_file
+from ctrlreward.recipes.data_sets import data_folder, local_file
 
 DATA = data_folder()
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)

@@ -19,7 +19,6 @@ COMMANDS = {
     "train": ("jobs.train", "run a training job from a YAML file"),
     "recipes": ("jobs.recipes", "list, print and copy the training recipes"),
     "score": ("corpus.score", "score the texts of a JSONL, CSV or Parquet file"),
-    "data": ("jobs.data", "list and download the data sets of the recipes"),
     "serve": ("serving.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("runs.rescoring_job", "score a run's stored texts with another reward"),
     "probe": ("probing.probe", "find out how a reward can be gamed, before training"),

@@ -15,6 +15,7 @@ EXTRA_OF = {
     "matplotlib": "plots",
     "nltk": "sentences",
     "pyarrow": "parquet",
+    "pooch": "data",
     "prometheus_client": "serve",
     "ray": "ray",
     "sacrebleu": "bleu",
@@ -31,6 +32,7 @@ EXTRA_OF = {
 PURPOSES = {
     "agreement": "agreement of several raters",
     "bleu": "BLEU and METEOR of transferred sentences",
+    "data": "downloads of the recipes' data sets",
     "gguf": "the built-in weights, and GGUF files",
     "lexicon": "sentiment by a word list",
     "lightning": "trainers of the package lightning",

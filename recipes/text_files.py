@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ctrlreward.data import local_file
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.text.words import split_words
 
 # Letters and digits, with apostrophes and hyphens inside; punctuation is not a word.
@@ -70,8 +70,7 @@ def read_lines(files: Iterable[str]) -> Iterator[str]:
     """Yield the lines of all files, in order, with their line ends.
 
     Args:
-        files: Paths, files of data sets such as `yelp-shen/sentiment.dev.0`, or
-            `hf://datasets/<owner>/<name>/<file>`; see `local_file`.
+        files: Paths, or files of data sets such as `yelp-shen/sentiment.dev.0`; see `local_file`.
     """
     for file in files:
         # Not `splitlines`, which also splits at characters that texts may contain.

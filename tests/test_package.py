@@ -220,6 +220,11 @@ MISSING = {
         "fleiss_kappa([['a', 'b']])",
         "Fleiss' κ needs statsmodels",
     ),
+    "data": (
+        "import os; os.environ['CTRLREWARD_DATA'] = 'none';"
+        "from ctrlreward.recipes.data_sets import local_file; local_file('wikitext2/test.txt')",
+        "the file test.txt needs pooch",
+    ),
     "parquet": (
         command("score a.parquet b.csv --scorers Distinct", "a.parquet"),
         "a.parquet needs pyarrow",

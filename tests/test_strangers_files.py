@@ -25,9 +25,9 @@ from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.cli import main
 from ctrlreward.command_line.config_files import read_config
 from ctrlreward.corpus import score as score_command
-from ctrlreward.data import local_file
 from ctrlreward.files import JsonLog, read_yaml
 from ctrlreward.functional.preferences import LearnedAggregate
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import markdown_table
 from ctrlreward.scorers.judge import Rubric
 from ctrlreward.scorers.task import Task

@@ -55,7 +55,7 @@ class _PlainParser(ArgumentParser):
 
 
 def plain_parser(command: str, description: str, examples: Sequence[str]) -> ArgumentParser:
-    """Return a parser of argparse for `"ctrlreward data"`; its help ends with examples."""
+    """Return a parser of argparse for `"ctrlreward recipes"`; its help ends with examples."""
     return _PlainParser(
         prog=command,
         description=description,

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.data import local_file
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 from ctrlreward.models.tokenization import read_strings
@@ -62,9 +61,9 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Read a file, also of a data set (`ctrleval/iwf_full.txt`): one weight a line."""
+        """Read a file of one weight a line, such as the published table."""
         weights = []
-        text = local_file(Path(path)).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(), 1):
             try:
                 weights.append(float(line))

@@ -123,7 +123,6 @@ def test_a_second_copy_replaces_nothing_that_was_changed(
         ("recipes show sentiment_smolm2", "sentiment_smollm2"),
         ("recipes copy sentiment_smolm2 folder", "sentiment_smollm2"),
         ("recipes copi sentiment_smollm2 folder", "copy"),
-        ("data ls", "list"),
     ],
 )
 def test_a_wrong_name_gets_the_right_one(wrong: str, right: str, fails: Callable[..., str]) -> None:

@@ -87,7 +87,7 @@ def test_ctrleval_with_pegasus_and_the_papers_table(pegasus: str) -> None:
     scorer = CTRLEval(pegasus, task="sentiment", iwf=table)  # an encoder-decoder's defaults
     aspects = ("coherence", "consistency", "attribute_relevance")
     expected = Reward({aspect: (scorer[aspect], 0.33) for aspect in aspects})
-    published = {"google/pegasus-large": pegasus, "ctrleval/iwf_full.txt": str(table)}
+    published = {"google/pegasus-large": pegasus, "iwf: iwf_full.txt": f"iwf: {table}"}
     same(with_models("ctrleval_as_published", **published), expected)
 
 

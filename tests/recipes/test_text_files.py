@@ -37,16 +37,3 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
 def test_columns_are_held_out_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "pairs").write_text("A  text\tits Reference\nanother\n")
     assert read_held_out([str(tmp_path / "pairs")]) == {"a text", "its reference", "another"}
-
-
-def test_a_file_of_the_hub_is_fetched_from_its_data_set(monkeypatch, tmp_path: Path) -> None:
-    (tmp_path / "fetched").write_text("from afar\n")
-    requests: list[tuple[str, str, str]] = []
-
-    def fetch(repository: str, name: str, repo_type: str) -> str:
-        requests.append((repository, name, repo_type))
-        return str(tmp_path / "fetched")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
-    assert list(read_lines(["hf://datasets/someone/yelp/data/train.0"])) == ["from afar\n"]
-    assert requests == [("someone/yelp", "data/train.0", "dataset")]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ctrlreward.arguments import positive
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.ctrleval import studies
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import RecordedCTRLEval
 from ctrlreward.recipes.papers.meta_eval.correlations import require_plot
@@ -81,9 +82,10 @@ def ctrleval(
     if by_system is not None and not systems:
         raise ValueError("--by-system needs --systems: the file names none")
     positive("draws", draws)
-    scorer = CTRLEval(model, task, iwf=iwf, **options)
+    table = None if iwf is None else local_file(iwf)
+    scorer = CTRLEval(model, task, iwf=table, **options)
     if ablation or evaluator_counts is not None:
-        scorer = recorded = RecordedCTRLEval(model, task, iwf=iwf, **options)
+        scorer = recorded = RecordedCTRLEval(model, task, iwf=table, **options)
     file = read_ctrleval(data, systems)
     if baselines:  # BARTScore needs a source: the prefix
         samples = file.samples.replace(sources=file.samples.prefixes)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.data import local_file
 from ctrlreward.files import parse_json
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.parsing import decode_utf8, parse_csv, read_bytes

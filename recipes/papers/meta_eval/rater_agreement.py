@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from ctrlreward.data import local_file
 from ctrlreward.extras import import_extra
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.meta_eval.rated_files import optional_cells
 from ctrlreward.tables.row_streams import read_placed
 from ctrlreward.tables.table_columns import number_column

@@ -14,8 +14,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctrlreward.data import local_file
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.made_data.pplm import SENTIMENT_PREFIXES, TOPIC_PREFIXES
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, Distinct, Perplexity

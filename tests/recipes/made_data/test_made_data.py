@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ctrlreward.data import DATA_SETS, local_file
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.made_data import rated_rows
 
 
@@ -19,16 +17,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CTRLREWARD_DATA", str(tmp_path / "data"))
     return tmp_path / "cache"
-
-
-def test_what_is_made_is_in_the_cache_and_checked(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert local_file("pplm/topic.txt") == cache / "data" / "pplm" / "topic.txt"
-    file = replace(DATA_SETS["pplm"].files["sentiment.txt"], sha256="0" * 64)
-    with pytest.raises(OSError, match=r"pplm/sentiment.txt, made by this package, has sha256"):
-        file.get()
-    assert not list(cache.rglob("*sentiment*.txt*[!k]"))
 
 
 def test_rated_rows_are_those_of_the_published_assignments(data_dir: Path, cache: Path) -> None:
@@ -57,16 +45,3 @@ def test_the_prefixes_are_those_of_the_reproduction(data_dir: Path) -> None:
     assert (
         local_file("pplm/prompts35.csv").read_bytes() == (data_dir / "prompts35.csv").read_bytes()
     )
-
-
-def test_every_file_has_a_checksum_and_a_place_of_its_own() -> None:
-    files = [file for data_set in DATA_SETS.values() for file in data_set.files.values()]
-    assert len({file.place for file in files}) == len(files)
-    for file in files:
-        assert re.fullmatch(r"[0-9a-f]{64}", file.sha256 or "") or (
-            file.sha256 is None and re.fullmatch(r"[0-9a-f]{40}", file.git_blob or "")
-        )
-        assert not Path(file.place).is_absolute()
-        assert ".." not in Path(file.place).parts
-        made = DATA_SETS[file.data_set].made_by is not None
-        assert file.address is not None or made

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ctrlreward.data import local_file
+from ctrlreward.recipes.data_sets import local_file
 from ctrlreward.recipes.papers.textual_transfer import literature
 from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
 
